@@ -21,6 +21,8 @@ DEMO_BINARY = target/$(subst dev,debug,$(DEMO_PROFILE))/farpool
 DATABASES_SCALE ?= 1
 # The newest that was tried with the workspace's rust-version.
 CARGO_DENY_VERSION := 0.20.2
+MDBOOK_VERSION := 0.5.4
+MUTANTS_VERSION := 27.1.0
 
 .PHONY: help
 help: ## list the targets
@@ -134,6 +136,31 @@ advisories: setup cargo-deny ## known vulnerabilities of dependencies; fetches a
 .PHONY: doc
 doc: setup ## the documentation of all crates, in target/doc
 	cargo doc --locked --workspace --no-deps
+
+.PHONY: docs
+docs: setup mdbook ## the book of docs/, in target/book
+	mdbook build docs
+	@echo "open target/book/index.html"
+
+.PHONY: cli-reference
+cli-reference: setup ## renew docs/src/cli.md from the command line's definitions
+	$(TEST_BUILD)
+	target/debug/farpool generate target/generated >/dev/null
+	cp target/generated/cli.md docs/src/cli.md
+
+.PHONY: mdbook
+mdbook: setup
+	@[[ "$$(mdbook --version 2>/dev/null)" == "mdbook v$(MDBOOK_VERSION)" ]] \
+	  || cargo install --locked --debug --no-default-features mdbook@$(MDBOOK_VERSION)
+
+.PHONY: mutants
+mutants: setup cargo-mutants ## change the protocols in small ways and see whether a test notices: hours; docs/src/simulation.md
+	testbed/mutants
+
+.PHONY: cargo-mutants
+cargo-mutants: setup
+	@[[ "$$(cargo mutants --version 2>/dev/null)" == "cargo-mutants $(MUTANTS_VERSION)" ]] \
+	  || cargo install --locked cargo-mutants@$(MUTANTS_VERSION)
 
 .PHONY: cargo-deny
 cargo-deny: setup

@@ -1,5 +1,5 @@
-//! Gives the shared library its name for the dynamic linker: programs ask for the interface they were built
-//! with.
+//! Sets the soname of the shared library, so that programs load the version of the interface that they were
+//! built with.
 
 fn main() {
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libfarpool.so.0");

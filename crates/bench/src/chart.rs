@@ -1,13 +1,14 @@
-//! Drawings: bars with their figures, one chart per question, and lines over time. SVG, without a library.
+//! Charts as SVG, without a library: bars labelled with their values, and lines over time.
 
 use std::fmt::Write;
 
+use crate::machine::Machine;
 use crate::spread::Spread;
 
-const WIDTH: f64 = 880.0;
-/// Where bars begin: names stand to the left.
-const LEFT: f64 = 250.0;
-/// Where the longest bar ends: figures stand to the right.
+const WIDTH: f64 = 920.0;
+/// Where bars begin; their names are to the left.
+const LEFT: f64 = 290.0;
+/// Where the longest bar ends; values are to the right.
 const RIGHT: f64 = WIDTH - 130.0;
 /// Length of the longest bar.
 #[cfg(test)]
@@ -15,63 +16,70 @@ pub const LONGEST: f64 = RIGHT - LEFT;
 const ROW: f64 = 26.0;
 const BAR: f64 = 16.0;
 const TITLE: f64 = 44.0;
+/// Height of an axis: its ticks and their values.
+const AXIS: f64 = 24.0;
+const TICK: f64 = 4.0;
+/// How many ticks an axis has at most, beside the one at zero.
+const MOST_TICKS: f64 = 6.0;
+const GRID: &str = "#e3e6ea";
+const CAPTION: f64 = 52.0;
 
-/// Colour of what is ours.
+/// Colour of Farpool.
 pub const OURS: &str = "#2563a8";
-/// Colour of what the machine can do at best.
+/// Colour of floors: the best that the machine can do.
 pub const FLOOR: &str = "#9aa5b1";
-/// Colour of what others do.
+/// Colour of peers.
 pub const PEER: &str = "#d08a2e";
 
 /// Bars that are compared with each other.
 pub struct Chart {
-    /// What the lengths mean.
+    /// What the bars' lengths mean.
     pub title: String,
-    /// Digits behind the point.
+    /// Digits after the decimal point.
     pub digits: usize,
-    /// A length that all are compared with, as 1 of ratios.
+    /// Where to draw a dashed reference line, in the bars' unit: 1 for ratios.
     pub mark: Option<f64>,
     /// From top to bottom.
     pub bars: Vec<Bar>,
 }
 
-/// A bar as long as the middle of a figure; a line on it reaches from the smallest to the largest round.
+/// A bar as long as the median of a figure. A line on it reaches from the smallest round to the largest.
 pub struct Bar {
-    /// Stands to its left.
+    /// The label to its left.
     pub name: String,
     /// [`OURS`], [`FLOOR`] or [`PEER`].
     pub colour: &'static str,
-    /// The figure.
+    /// The value and its range.
     pub spread: Spread,
 }
 
 /// Figures over time.
 pub struct Course {
-    /// What is shown, with its unit.
+    /// Title: what the lines show, with the unit.
     pub title: String,
-    /// Each with a colour of its own.
+    /// The lines; each gets a colour of its own, until the palette repeats.
     pub lines: Vec<Line>,
 }
 
 /// A figure over time.
 pub struct Line {
-    /// Stands in the legend.
+    /// The label in the legend.
     pub name: String,
-    /// Seconds, and the figure then.
+    /// Pairs of a time in seconds and the value then.
     pub points: Vec<(f64, f64)>,
 }
 
-/// Told apart by people who see few colours as well (Okabe and Ito).
+/// Colours that colour-blind readers can tell apart as well (Okabe and Ito).
 const LINE_COLOURS: [&str; 6] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"];
 const COURSE: f64 = 180.0;
 const LEGEND: f64 = 18.0;
-/// Where courses begin: figures stand to the left.
+/// Where courses begin; values are to the left.
 const COURSE_LEFT: f64 = 80.0;
 
-/// An SVG of bars, then of courses.
+/// Draws the bars, then the courses, as one SVG.
 pub fn draw_all(charts: &[Chart], courses: &[Course]) -> String {
     let bars: f64 = charts.iter().map(Chart::height).sum();
-    let height = bars + courses.iter().map(Course::height).sum::<f64>() + 20.0;
+    let height = bars + courses.iter().map(Course::height).sum::<f64>() + CAPTION;
     let mut svg = open(height);
     let mut top = 0.0;
     for chart in charts {
@@ -82,43 +90,59 @@ pub fn draw_all(charts: &[Chart], courses: &[Course]) -> String {
         course.draw(&mut svg, top);
         top += course.height();
     }
+    if !charts.is_empty() {
+        let legend = "Bar and figure: the median round. Thin line: from the smallest round to the largest.";
+        small(&mut svg, top + 24.0, legend);
+    }
+    small(&mut svg, top + 40.0, &format!("Measured on: {}", Machine::this()));
     svg + "</svg>\n"
 }
 
-/// An SVG of all charts, one below the other.
+/// Draws all charts, one below the other, as one SVG.
 pub fn draw(charts: &[Chart]) -> String {
     draw_all(charts, &[])
 }
 
 impl Chart {
     fn height(&self) -> f64 {
-        TITLE + ROW * self.bars.len() as f64
+        TITLE + ROW * self.bars.len() as f64 + AXIS
     }
 
     fn draw(&self, svg: &mut String, top: f64) {
         title(svg, top, &self.title);
-        let largest = self.bars.iter().map(|bar| bar.spread.most).fold(0.0, f64::max);
+        let largest = self.bars.iter().map(|bar| bar.spread.most).fold(f64::MIN_POSITIVE, f64::max);
+        let (first, ground) = (top + TITLE - ROW + BAR, top + self.height() - AXIS - ROW + BAR + 6.0);
+        // Writing to a string does not fail, here and below.
+        for (value, label) in ticks(largest) {
+            let x = LEFT + (RIGHT - LEFT) * value / largest;
+            let _ = writeln!(
+                svg,
+                "<path d=\"M{x:.1} {first:.1}V{ground:.1}\" stroke=\"{GRID}\"/>\n\
+                 <path d=\"M{x:.1} {ground:.1}v{TICK}\" stroke=\"black\"/>\n\
+                 <text x=\"{x:.1}\" y=\"{:.1}\" text-anchor=\"middle\" font-size=\"11\">{label}</text>",
+                ground + TICK + 12.0
+            );
+        }
+        let axes = format!("M{LEFT} {first:.1}V{ground:.1}H{RIGHT}");
+        let _ = writeln!(svg, "<path d=\"{axes}\" stroke=\"black\" fill=\"none\"/>");
         for (row, bar) in self.bars.iter().enumerate() {
             svg.push_str(&draw_bar(top + TITLE + ROW * row as f64, bar, largest, self.digits));
         }
         if let Some(mark) = self.mark.filter(|mark| *mark <= largest) {
-            let (x, from) = (LEFT + (RIGHT - LEFT) * mark / largest, top + TITLE - ROW + BAR);
-            let to = top + self.height() - ROW + BAR;
-            // Writing to a string does not fail.
-            let _ = writeln!(
-                svg,
-                "<path d=\"M{x:.1} {from:.1}V{to:.1}\" stroke=\"black\" stroke-dasharray=\"4 3\" fill=\"none\"/>"
-            );
+            let x = LEFT + (RIGHT - LEFT) * mark / largest;
+            let line = format!("M{x:.1} {first:.1}V{ground:.1}");
+            let _ =
+                writeln!(svg, "<path d=\"{line}\" stroke=\"black\" stroke-dasharray=\"4 3\" fill=\"none\"/>");
         }
     }
 }
 
 impl Course {
     fn height(&self) -> f64 {
-        TITLE + COURSE + LEGEND * (1.0 + self.lines.len() as f64)
+        TITLE + COURSE + AXIS + LEGEND * (1.0 + self.lines.len() as f64)
     }
 
-    /// All lines on one scale, which ends at the largest figure and the last second.
+    /// Draws all lines on one scale, which ends at the largest value and the last second.
     fn draw(&self, svg: &mut String, top: f64) {
         title(svg, top, &self.title);
         let points = || self.lines.iter().flat_map(|line| &line.points);
@@ -126,17 +150,27 @@ impl Course {
         let largest = points().map(|point| point.1).fold(f64::MIN_POSITIVE, f64::max);
         let (left, right, ground) = (COURSE_LEFT, RIGHT, top + TITLE + COURSE);
         // Writing to a string does not fail, here and below.
-        let _ = writeln!(
-            svg,
-            "<path d=\"M{left} {:.1}V{ground:.1}H{right}\" stroke=\"black\" fill=\"none\"/>\n\
-             <text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{largest:.0}</text>\n\
-             <text x=\"{}\" y=\"{:.1}\">{longest:.0} s</text>",
-            top + TITLE,
-            left - 6.0,
-            top + TITLE + 10.0,
-            right + 6.0,
-            ground
-        );
+        for (value, label) in ticks(largest) {
+            let y = ground - COURSE * value / largest;
+            let _ = writeln!(
+                svg,
+                "<path d=\"M{left} {y:.1}H{right}\" stroke=\"{GRID}\"/>\n\
+                 <text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\" font-size=\"11\">{label}</text>",
+                left - 6.0,
+                y + 4.0
+            );
+        }
+        for (value, label) in ticks(longest) {
+            let x = left + (right - left) * value / longest;
+            let _ = writeln!(
+                svg,
+                "<path d=\"M{x:.1} {ground:.1}v{TICK}\" stroke=\"black\"/>\n\
+                 <text x=\"{x:.1}\" y=\"{:.1}\" text-anchor=\"middle\" font-size=\"11\">{label} s</text>",
+                ground + TICK + 12.0
+            );
+        }
+        let axes = format!("M{left} {:.1}V{ground:.1}H{right}", top + TITLE);
+        let _ = writeln!(svg, "<path d=\"{axes}\" stroke=\"black\" fill=\"none\"/>");
         for (line, colour) in self.lines.iter().zip(LINE_COLOURS.into_iter().cycle()) {
             let place = |&(at, figure): &(f64, f64)| {
                 let (x, y) = (left + (right - left) * at / longest, ground - COURSE * figure / largest);
@@ -150,14 +184,14 @@ impl Course {
             );
         }
         for (row, (line, colour)) in self.lines.iter().zip(LINE_COLOURS.into_iter().cycle()).enumerate() {
-            let y = ground + LEGEND * (row as f64 + 1.0);
+            let y = ground + AXIS + LEGEND * (row as f64 + 1.0);
             let _ = writeln!(
                 svg,
                 "<path d=\"M{left} {:.1}h24\" stroke=\"{colour}\" stroke-width=\"3\"/>\n\
                  <text x=\"{}\" y=\"{y:.1}\">{}</text>",
                 y - 4.0,
                 left + 32.0,
-                line.name
+                escaped(&line.name)
             );
         }
     }
@@ -172,11 +206,35 @@ fn open(height: f64) -> String {
 
 fn title(svg: &mut String, top: f64, text: &str) {
     // Writing to a string does not fail.
+    let text = escaped(text);
     let _ = writeln!(svg, "<text x=\"16\" y=\"{}\" font-weight=\"bold\">{text}</text>", top + 30.0);
+}
+
+fn small(svg: &mut String, y: f64, text: &str) {
+    let text = escaped(text);
+    // Writing to a string does not fail.
+    let _ = writeln!(svg, "<text x=\"16\" y=\"{y}\" font-size=\"11\" fill=\"#555\">{text}</text>");
+}
+
+/// Text as XML has it.
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;")
+}
+
+/// Where an axis from zero to `largest` has ticks, and their labels: multiples of 1, 2 or 5 times a power of
+/// ten.
+fn ticks(largest: f64) -> Vec<(f64, String)> {
+    let power = 10f64.powf((largest / MOST_TICKS).log10().floor());
+    let steps = [1.0, 2.0, 5.0, 10.0].map(|factor| factor * power);
+    let step = steps.into_iter().find(|step| largest / step <= MOST_TICKS).unwrap_or(largest);
+    let digits = (-step.log10().floor()).max(0.0) as usize;
+    let label = |value: f64| (value, format!("{value:.digits$}"));
+    (0..=(largest / step + 1e-9).floor() as usize).map(|tick| label(tick as f64 * step)).collect()
 }
 
 fn draw_bar(top: f64, bar: &Bar, largest: f64, digits: usize) -> String {
     let Bar { name, colour, spread } = bar;
+    let name = escaped(name);
     let place = |value: f64| LEFT + (RIGHT - LEFT) * value / largest.max(f64::MIN_POSITIVE);
     let (middle, least, most) = (place(spread.middle), place(spread.least), place(spread.most));
     let (baseline, centre) = (top + 13.0, top + BAR / 2.0);
@@ -197,7 +255,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mark_stands_at_its_length_among_the_bars_and_one_beyond_them_nowhere() {
+    fn ticks_are_round_numbers_up_to_the_largest_value() {
+        let labels = |largest| ticks(largest).into_iter().map(|tick| tick.1).collect::<Vec<_>>().join(" ");
+        assert_eq!(labels(1.0), "0.0 0.2 0.4 0.6 0.8 1.0");
+        assert_eq!(labels(5_177.4), "0 1000 2000 3000 4000 5000");
+        assert_eq!(labels(0.031), "0.00 0.01 0.02 0.03");
+        assert_eq!(labels(600.0), "0 100 200 300 400 500 600");
+    }
+
+    #[test]
+    fn a_mark_is_drawn_at_its_value_and_omitted_beyond_the_longest_bar() {
         let spread = |middle| Spread { middle, least: middle, most: middle };
         let bar = |middle| Bar { name: "q".into(), colour: PEER, spread: spread(middle) };
         let chart = |mark| Chart { title: "ratios".into(), digits: 2, mark, bars: vec![bar(0.5), bar(2.0)] };

@@ -1,11 +1,11 @@
 //! Child processes that never outlive a measurement.
 //!
-//! C1. A [`Child`] is ended when it is dropped: politely, and after a deadline by SIGKILL; by the id that the
-//!     kernel gave us and holds until we reap it, never by name.
-//! C2. It has a process group of its own: Ctrl-C reaches the benchmark alone, which ends its children in
-//!     order.
-//! C3. One made from this very program ends with us, however we end (option `--end-with`); start it on the
-//!     main thread, since the kernel ties it to the thread.
+//! C1. Dropping a [`Child`] ends it: by SIGTERM, and by SIGKILL after a deadline. Signals go to the process
+//!     id, which the kernel does not reuse until we reap the child, never to a name.
+//! C2. Each child has a process group of its own. So Ctrl-C reaches only the benchmark, which ends its
+//!     children in order.
+//! C3. A child that runs this same program ends when we end, for whatever reason (option `--end-with`). Start
+//!     it on the main thread, since the kernel ties it to the thread that started it.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -19,23 +19,24 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// How often a wait looks again. Short against everything waited for, long against the cost of looking.
+/// How often a wait polls: short compared with every wait, long compared with the cost of a poll.
 const POLL: Duration = Duration::from_millis(10);
 /// A node touches all its memory before it is ready: about a second per gigabyte, more on a busy machine.
 const READY_DEADLINE: Duration = Duration::from_secs(100);
-/// From SIGTERM to SIGKILL: a node frees its memory.
+/// From SIGTERM to SIGKILL: a node needs this time to free its memory.
 const END_DEADLINE: Duration = Duration::from_secs(10);
-/// There is one for each child.
-const NO_THREAD: &str = "cannot start a thread that reads what a child says: raise the limits (ulimit -u, ulimit -v), or lower --threads";
-/// The word a process of this program says once it serves.
+/// Each child has one such thread.
+const NO_THREAD: &str = "cannot start a thread that reads a child's output: raise the limits (ulimit -u, \
+                         ulimit -v), or lower --threads";
+/// The word that a process of this program prints when it is ready to serve.
 const READY: &str = "ready";
 
-/// A command that dies with the thread that starts it, for programs that are not ours.
+/// A command that the kernel kills when the thread that started it ends, for programs that are not ours.
 pub fn tied(program: impl AsRef<OsStr>) -> Command {
     tied_by("KILL", program)
 }
 
-/// As [`tied`], for programs that have something to put in order first: those that mount.
+/// As [`tied`], but by SIGTERM, for programs that must clean up: those that mount.
 pub fn tied_politely(program: impl AsRef<OsStr>) -> Command {
     tied_by("TERM", program)
 }
@@ -46,7 +47,7 @@ fn tied_by(signal: &str, program: impl AsRef<OsStr>) -> Command {
     command
 }
 
-/// An error once somebody wants us to stop.
+/// Returns an error once `stop` is set.
 pub fn check_stop(stop: &AtomicBool) -> Result<()> {
     // Relaxed: the flag carries no data.
     if stop.load(Ordering::Relaxed) {
@@ -55,12 +56,12 @@ pub fn check_stop(stop: &AtomicBool) -> Result<()> {
     Ok(())
 }
 
-/// Prints a line on standard error. One that is closed or full does not end a measurement.
+/// Prints a line on standard error. A closed or full stream does not end the measurement.
 pub fn complain(line: &str) {
     let _ = std::io::stderr().lock().write_all(format!("{line}\n").as_bytes());
 }
 
-/// The ends of a child's standard input and output, line by line.
+/// Our ends of a child's standard input and output, used line by line.
 #[derive(Debug)]
 pub struct Talk {
     name: String,
@@ -75,7 +76,7 @@ impl Talk {
         told.with_context(|| format!("{} has ended", self.name))
     }
 
-    /// Waits for a line; an error once `stop` is raised.
+    /// Waits for a line; an error once `stop` is set.
     pub fn hear(&self, patience: Duration, stop: &AtomicBool) -> Result<String> {
         let (name, started) = (&self.name, Instant::now());
         loop {
@@ -89,7 +90,7 @@ impl Talk {
     }
 }
 
-/// A running child; see the rules at the head of this module.
+/// A running child; see the rules in this module's documentation.
 #[derive(Debug)]
 pub struct Child {
     name: String,
@@ -97,8 +98,8 @@ pub struct Child {
 }
 
 impl Child {
-    /// Starts `program ARGS` of ours, tied to this thread's life, and waits until it says `ready`. Returns
-    /// what it said with that. Its complaints go to the screen.
+    /// Starts our `program` with `args`, tied to this thread, and waits until it prints `ready`. Returns the
+    /// rest of that line. Its standard error goes to ours.
     pub fn of_this_program(
         program: &Path,
         name: impl Into<String>,
@@ -110,7 +111,7 @@ impl Child {
         Self::start_ready(name, command, READY_DEADLINE)
     }
 
-    /// Starts a command whose output is of no interest.
+    /// Starts a command without waiting for its output.
     pub fn start(name: impl Into<String>, mut command: Command) -> Result<Self> {
         let name = name.into();
         let process = command.process_group(0).spawn();
@@ -118,12 +119,12 @@ impl Child {
         Ok(Child { name, process })
     }
 
-    /// Starts a command that says `ready`, as ours do. Returns what it said with that.
+    /// Starts a command that prints `ready`, as ours do. Returns the rest of that line.
     pub fn ready(name: impl Into<String>, command: Command) -> Result<(Self, String)> {
         Self::start_ready(name, command, READY_DEADLINE)
     }
 
-    /// Starts a command that answers lines by lines, once it has said `ready`.
+    /// Starts a command that prints `ready` and then answers each line with a line.
     pub fn talking(name: impl Into<String>, mut command: Command) -> Result<(Self, Talk)> {
         command.stdin(Stdio::piped());
         let (mut child, _, said) = Self::start_heard(name, command, READY_DEADLINE)?;
@@ -145,10 +146,10 @@ impl Child {
         let mut child = Self::start(name, command)?;
         let (say, said) = channel();
         let pipe = child.process.stdout.take().context("a child without output")?;
-        // Reads to the end, since a full pipe would stop the child.
+        // Reads to the end of the output, since a full pipe would block the child.
         let hear = move || {
             let lines = BufReader::new(pipe).lines().map_while(Result::ok);
-            lines.for_each(|line| drop(say.send(line))); // nobody listens any more once it is ready
+            lines.for_each(|line| drop(say.send(line))); // fails once the receiver is dropped: after `ready`
         };
         std::thread::Builder::new().name("child-output".into()).spawn(hear).context(NO_THREAD)?;
         let until = Instant::now() + deadline;
@@ -169,8 +170,7 @@ impl Child {
         }
     }
 
-    /// Runs a command to its end and returns what it printed; an error when it fails, or `stop` is raised
-    /// meanwhile.
+    /// Runs a command to its end and returns its output; an error if it fails or `stop` is set meanwhile.
     pub fn output(name: &str, mut command: Command, stop: &AtomicBool) -> Result<String> {
         command.stdin(Stdio::null()).stdout(Stdio::piped());
         let mut child = Self::start(name, command)?;
@@ -188,12 +188,13 @@ impl Child {
             check_stop(stop)?;
             std::thread::sleep(POLL);
         };
-        let text = reading.join().map_err(|_| anyhow!("reading what {name} says panicked"))??;
+        let text =
+            reading.join().map_err(|_| anyhow!("the thread that read the output of {name} panicked"))??;
         ensure!(status.success(), "{name} failed ({status})");
         Ok(text)
     }
 
-    /// Waits until `is_ready` says so; an error when the child ends first or the deadline passes.
+    /// Polls until `is_ready` returns true; an error if the child ends first or the deadline passes.
     pub fn wait_until(&mut self, deadline: Duration, mut is_ready: impl FnMut() -> bool) -> Result<()> {
         let started = Instant::now();
         while !is_ready() {
@@ -208,7 +209,7 @@ impl Child {
         Ok(())
     }
 
-    /// Its process id.
+    /// The process id.
     pub fn id(&self) -> u32 {
         self.process.id()
     }

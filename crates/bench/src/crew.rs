@@ -1,4 +1,4 @@
-//! The threads of a measurement of transactions: services that run throughout, and workers that measure.
+//! The threads of a transaction measurement: services that run throughout, and workers that are measured.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::Builder;
@@ -10,40 +10,40 @@ use crate::meeting::{Meeting, Seat};
 use crate::service::Service;
 use crate::site::Site;
 
-/// Who takes part.
+/// The threads of a measurement, and what they share.
 pub struct Crew<'a> {
-    /// Their far memory.
+    /// The far memory.
     pub site: &'a Site,
-    /// Ends everything early.
+    /// Ends everything early once set.
     pub stop: &'a AtomicBool,
-    /// Run until all workers are done, and what they did is checked.
+    /// They run until all workers have ended and their work has been checked.
     pub services: Vec<Service>,
-    /// How many threads measure.
+    /// The number of threads that are measured.
     pub workers: usize,
 }
 
-/// What came of it.
+/// The results of a measurement.
 pub struct Done<T> {
-    /// Of each worker.
+    /// The result of each worker.
     pub workers: Vec<T>,
-    /// Of all services.
+    /// The far-memory traffic of all services together.
     pub service_traffic: Traffic,
 }
 
 impl Crew<'_> {
-    /// Runs services and workers, and checks what these have done before the services end.
+    /// Runs services and workers, and calls `check` on the workers' results before the services end.
     pub fn run<T: Send>(
         &self,
         worker: impl Fn(usize, &Seat<'_>) -> Result<T> + Sync,
         check: impl FnOnce(&[T]) -> Result<()>,
     ) -> Result<Done<T>> {
         let meeting = Meeting::new(self.stop);
-        let is_over = AtomicBool::new(false);
+        let is_finished = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let serve = |service: &Service| {
-                let (service, is_over) = (service.clone(), &is_over);
+                let (service, is_finished) = (service.clone(), &is_finished);
                 let named = Builder::new().name(format!("oracle {}", service.name()));
-                named.spawn_scoped(scope, move || service.run(self.site, is_over))
+                named.spawn_scoped(scope, move || service.run(self.site, is_finished))
             };
             let services: Result<Vec<_>, _> = self.services.iter().map(serve).collect();
             let seats: Vec<_> = (0..self.workers).map(|_| meeting.seat()).collect();
@@ -57,9 +57,10 @@ impl Crew<'_> {
                 .context("cannot start all threads: start fewer")
                 .and_then(|workers| joined(workers.into_iter().map(|thread| thread.join())));
             let checked = done.and_then(|done| check(&done).map(|()| done));
-            is_over.store(true, Ordering::Relaxed); // the flag carries no data
+            is_finished.store(true, Ordering::Relaxed); // the flag carries no data
             let services = services.context("cannot start the oracle's threads")?;
-            // Before what the workers say: they complain of a service that has failed.
+            // Services are checked before workers: if a service failed, the workers' errors are only a
+            // consequence.
             let traffic = joined(services.into_iter().map(|thread| thread.join()))?;
             let service_traffic = traffic.into_iter().fold(Traffic::default(), |sum, more| sum + more);
             Ok(Done { workers: checked?, service_traffic })
@@ -67,7 +68,7 @@ impl Crew<'_> {
     }
 }
 
-/// What threads came to, or the first trouble, once all have ended.
+/// Waits for all threads; returns their results, or the first error.
 fn joined<T>(threads: impl Iterator<Item = std::thread::Result<Result<T>>>) -> Result<Vec<T>> {
     let all: Vec<_> = threads.collect();
     let panicked = || anyhow!("a thread of the measurement panicked, see above");

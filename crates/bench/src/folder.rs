@@ -1,8 +1,8 @@
-//! The folder of a measurement's own pool: gone with the value, and if that was killed, with the next of this
-//! user.
+//! The folder of a measurement's own pool. Dropping the value removes it; if the process was killed, the same
+//! user's next run does.
 //!
-//! F1. A folder is locked (flock) while its run lives, whatever process ids mean in which container; only one
-//!     that is not, and is this user's, is removed as a leftover.
+//! F1. A run holds a lock (flock) on its folder as long as it lives; unlike process ids, this works across
+//!     containers. A folder is removed as a leftover only if it is not locked and belongs to this user.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -17,7 +17,7 @@ use tempfile::TempDir;
 use crate::child::complain;
 
 const PREFIX: &str = "farpool-bench-";
-/// How often another run may take a folder for a leftover between its making and its locking.
+/// How often making a folder is tried: another run may remove it between its creation and its locking.
 const ATTEMPTS: u32 = 16;
 
 /// A folder of our own. Dropping it removes it.
@@ -29,12 +29,13 @@ pub struct Folder {
 }
 
 impl Folder {
-    /// Makes one in the system's folder for such things, and clears that of what killed runs have left.
+    /// Makes a folder in the system's temporary directory, after removing the folders that killed runs left
+    /// there.
     pub fn make() -> Result<Self> {
         Self::make_in(&std::env::temp_dir())
     }
 
-    /// As [`make`](Self::make), in another folder.
+    /// As [`make`](Self::make), in `parent`.
     pub fn make_in(parent: &Path) -> Result<Self> {
         remove_leftovers(parent);
         for _ in 0..ATTEMPTS {
@@ -44,7 +45,10 @@ impl Folder {
                 return Ok(Folder { dir: Some(dir), _opened: opened });
             }
         }
-        bail!("folders in {} vanish as soon as they are made: set TMPDIR to another", parent.display())
+        bail!(
+            "new folders in {} vanish before they can be locked: set TMPDIR to another directory",
+            parent.display()
+        )
     }
 
     /// Where it is.
@@ -58,12 +62,12 @@ impl Drop for Folder {
         let Some(dir) = self.dir.take() else { return };
         let path = dir.path().to_owned();
         if let Err(error) = dir.close() {
-            complain(&format!("farpool bench: {} is left behind: {error}", path.display()));
+            complain(&format!("farpool bench: cannot remove {}: {error}", path.display()));
         }
     }
 }
 
-/// Opens a folder of this user that nobody has locked, and locks it.
+/// Opens and locks a folder; an error unless it is this user's and unlocked.
 fn open_locked(path: &Path) -> io::Result<File> {
     let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW;
     let folder = OpenOptions::new().read(true).custom_flags(flags.bits() as i32).open(path)?;
@@ -72,14 +76,14 @@ fn open_locked(path: &Path) -> io::Result<File> {
         return Err(io::ErrorKind::PermissionDenied.into());
     }
     folder.try_lock()?;
-    // Whoever held the lock before may have removed what we have just locked.
+    // The previous holder of the lock may have removed this folder after we opened it.
     if fs::symlink_metadata(path)?.ino() != found.ino() {
         return Err(io::ErrorKind::NotFound.into());
     }
     Ok(folder)
 }
 
-/// As far as that is possible: what is left of another run is no reason not to run.
+/// Removes leftovers as far as possible; a failure is no reason not to run.
 fn remove_leftovers(parent: &Path) {
     let entries = fs::read_dir(parent).into_iter().flatten().flatten();
     for entry in entries.filter(|entry| entry.file_name().as_encoded_bytes().starts_with(PREFIX.as_bytes())) {
@@ -94,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_killed_run_has_left_is_removed_by_the_next_and_what_is_in_use_or_foreign_is_not() {
+    fn leftovers_of_killed_runs_are_removed_and_folders_in_use_or_of_others_are_not() {
         let parent = tempfile::tempdir().unwrap();
         let living = Folder::make_in(parent.path()).unwrap();
         let (left, other) = (parent.path().join(format!("{PREFIX}left")), parent.path().join("other"));

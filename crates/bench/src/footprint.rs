@@ -1,4 +1,4 @@
-//! The far memory that is measured: whole regions, leased through the control plane and held until the end.
+//! The far memory that is measured: whole regions, leased through the broker and held until the end.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -11,19 +11,19 @@ use farpool_pool::{EXTENT_BYTES, Extent, LeasedRegion, NoSpace, Pool, PoolConfig
 
 use crate::child::check_stop;
 
-/// How long a full pool is asked again: what an earlier measurement has given back is made clean before it is
-/// lent, at some gigabytes per second.
+/// How long to retry when the pool is full: memory that an earlier measurement gave back is scrubbed before
+/// it is lent again, at some gigabytes per second.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How often.
+/// Time between two attempts.
 const ASK_EVERY: Duration = Duration::from_millis(100);
 
 /// Leased regions, all of one size. Dropping it gives them back.
 pub struct Footprint {
-    /// In the order of their nodes and numbers.
+    /// Sorted by node and number.
     pub regions: Vec<Arc<LeasedRegion>>,
     /// Size of each.
     pub region_bytes: u64,
-    // Held, so that the pool keeps the leases; dropped before it.
+    // Held so that the pool keeps the leases; dropped before the pool.
     _extents: Vec<Extent>,
     _pool: Pool,
 }
@@ -43,8 +43,8 @@ impl Footprint {
         let started = Instant::now();
         let mut extents: Vec<Extent> = Vec::new();
         let mut regions: Vec<Arc<LeasedRegion>> = Vec::new();
-        // The pool lends extents; who holds one of a region and has no other use for the pool has the whole
-        // region.
+        // The pool hands out extents. A holder of one extent has the whole region, as long as it uses the
+        // pool for nothing else.
         for place in 0..bytes.div_ceil(EXTENT_BYTES) {
             let extent = loop {
                 let taken = session.lock().block_on(pool.take_extent(place));
@@ -56,7 +56,7 @@ impl Footprint {
             };
             let extent = extent.with_context(|| {
                 let mib = bytes >> 20;
-                format!("the pool at {broker} has no {mib} MiB to lend: lower --footprint, or add nodes")
+                format!("the pool at {broker} cannot lend {mib} MiB: lower --footprint, or add nodes")
             })?;
             if !regions.iter().any(|region| region.id == extent.region().id) {
                 regions.push(extent.region().clone());
@@ -73,7 +73,7 @@ impl Footprint {
         self.regions.len() as u64 * self.region_bytes
     }
 
-    /// Whether all leases are still in force; what was measured on others means nothing.
+    /// Whether all leases are still valid; measurements on a lost lease are meaningless.
     pub fn is_whole(&self) -> bool {
         self.regions.iter().all(|region| !region.is_over())
     }

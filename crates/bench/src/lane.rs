@@ -1,7 +1,8 @@
-//! One doorbell in flight after the other: what a thread has as many of as its depth says.
+//! A thread has as many lanes as its depth says. Each keeps one doorbell in flight, one after the other.
 //!
 //! - Nothing is allocated per operation; the clock is read once per group of doorbells.
-//! - What is measured is checked: transfers from time to time, compare-and-swaps and calls each time.
+//! - The operations that are measured are also checked: transfers from time to time, compare-and-swaps and
+//!   calls each time.
 
 use std::cell::RefCell;
 use std::time::Instant;
@@ -15,7 +16,7 @@ use crate::places::{Place, Places, fill_written, initial_word, is_initial, is_wr
 use crate::reach::Reach;
 use crate::tally::Tally;
 
-/// Doorbells from one checked transfer to the next: checking 8 KiB takes as long as copying them.
+/// Doorbells between two checks of a transfer: checking 8 KiB takes as long as copying them.
 const CHECK_EVERY: usize = 1024;
 
 /// What a lane counted.
@@ -23,7 +24,7 @@ const CHECK_EVERY: usize = 1024;
 pub struct Counts {
     /// Operations that ended.
     pub operations: u64,
-    /// Transfers whose bytes were looked at.
+    /// Transfers whose bytes were checked.
     pub checked: u64,
 }
 
@@ -43,13 +44,13 @@ pub struct Lane<'a> {
     batch: usize,
     together: usize,
     places: Places,
-    /// Where the last doorbell's operations went.
+    /// Where the operations of the last doorbell went.
     picked: Vec<Place>,
     local: Local,
     until_check: usize,
 }
 
-/// Where transfers go to and come from; taken out while in flight.
+/// Source and destination of transfers; taken out while the doorbell is in flight.
 enum Local {
     Single(Option<ArenaBuf>),
     Batch(Option<Batch>),
@@ -96,7 +97,7 @@ impl<'a> Lane<'a> {
             if self.until_check <= self.together {
                 counts.checked += self.check().await?;
                 self.until_check = CHECK_EVERY;
-                started = Instant::now(); // what the check took is not the fabric's
+                started = Instant::now(); // the time of the check does not count
             }
             self.until_check -= self.together.min(self.until_check);
         }
@@ -131,7 +132,7 @@ impl<'a> Lane<'a> {
             }
             IoOp::Call => {
                 let answer = queue.call(buffer.take().expect(IN_FLIGHT), self.block_bytes).await?;
-                ensure!(answer.bytes == self.block_bytes, "an echo of another length");
+                ensure!(answer.bytes == self.block_bytes, "the echo has another length than the call");
                 *buffer = Some(answer.buffer);
             }
         }
@@ -172,17 +173,17 @@ impl<'a> Lane<'a> {
         Ok(())
     }
 
-    /// Looks whether the last doorbell did what it should; says how many transfers it looked at.
+    /// Checks that the last doorbell did what it should. Returns how many transfers it checked.
     async fn check(&mut self) -> Result<u64> {
         match self.op {
             IoOp::Read => self.check_read(),
             IoOp::Write => self.check_written().await,
             IoOp::Call => {
                 let Local::Single(Some(buffer)) = &self.local else { unreachable!("calls are not batched") };
-                ensure!(buffer.starts_with(CALL_ECHO), "an echo of something else");
+                ensure!(buffer.starts_with(CALL_ECHO), "the echo differs from the call");
                 Ok(1)
             }
-            // Each was looked at, or their sum will be.
+            // Compare-and-swaps are checked one by one, and fetch-and-adds by their sum in the end.
             IoOp::Cas | IoOp::Faa => Ok(0),
         }
     }
@@ -203,7 +204,7 @@ impl<'a> Lane<'a> {
         let (queue, at, epoch) = self.reach.find(place);
         let (buffer, result) = queue.read(at, epoch, self.reach.buffer(self.block_bytes)?).await;
         result.map_err(|error| anyhow!("cannot read back {at}: {error}"))?;
-        ensure!(is_written(&buffer), "other bytes than those written were read back from {at}");
+        ensure!(is_written(&buffer), "the bytes read back from {at} differ from those written");
         Ok(1)
     }
 }

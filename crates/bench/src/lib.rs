@@ -1,15 +1,15 @@
-//! How fast the fabric is, beside what the machine could do at best and beside what others do.
+//! How fast the fabric is, beside what the machine could do at best and beside peers.
 //!
-//! Question: how much of the hardware's speed is left when memory is reached by the fabric?
-//! Sketch: shm adds a look at an epoch word to a copy; tcp adds a header to a request and a response.
-//! Method: operation and floor in short slices by turns, ratios as medians over the pairs.
+//! Question: how much of the hardware's speed is left when memory is accessed through the fabric?
+//! Sketch: shm adds the check of an epoch word to a copy; tcp adds a header to a request and a response.
+//! Method: operation and floor in short slices in turn; ratios are medians over the pairs.
 //! Check: every atomic, and transfers from time to time; one wrong byte fails the measurement.
 //!
-//! [`run_io`] is one measurement, [`run_table`] all that are published, beside peers; [`run_oracle`] measures
-//! the oracle of transactions, [`run_kv`] transactions on records, [`run_txn_table`] all that is published of
-//! both. Not here: the command line.
+//! [`run_io`] is one measurement, [`run_table`] all that are published, beside peers. [`run_oracle`] measures
+//! the oracle of transactions, [`run_kv`] transactions on records, [`run_txn_table`] everything that is
+//! published about both. Not here: the command line.
 
-// They panic when the stream is closed or full; see `child::complain`.
+// These macros panic when the stream is closed or full; see `child::complain`.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod chart;

@@ -1,4 +1,4 @@
-//! A pool for one measurement: a broker and nodes of this program on loopback, gone with the value.
+//! A pool for one measurement: a broker and nodes of this program on loopback. Dropping the value ends it.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -10,19 +10,19 @@ use farpool_fabric::TransportChoice;
 use crate::child::Child;
 use crate::folder::Folder;
 
-/// Regions as large as a pool's usually are, unless the footprint is smaller.
+/// Region size of usual pools, taken unless the footprint is smaller.
 const REGION_BYTES: u64 = 64 << 20;
-/// Smallest region that a node lends.
+/// The smallest region that a node lends.
 const SMALLEST_REGION_BYTES: u64 = 1 << 20;
-/// Longest path of a Unix socket without its final zero (unix(7)).
+/// Longest path of a Unix socket, without its final zero (unix(7)).
 const SOCKET_PATH_MAX: usize = 107;
 
-/// What nodes lend.
+/// What the nodes lend.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Lend {
-    /// How many nodes there are.
+    /// Number of nodes.
     pub nodes: u32,
-    /// What each lends, rounded up to whole regions.
+    /// Bytes that each lends, rounded up to whole regions.
     pub bytes_each: u64,
     /// Size of a region: a power of two.
     pub region_bytes: u64,
@@ -40,7 +40,7 @@ pub struct LocalPool {
 
 impl LocalPool {
     /// Starts a broker and a node from `farpool`, this program's file. The node lends `footprint_bytes`,
-    /// rounded up to whole regions; over a network card as well where that is what is measured.
+    /// rounded up to whole regions; also over a network card, if `transport` is verbs.
     pub fn start(farpool: &Path, footprint_bytes: u64, transport: TransportChoice) -> Result<Self> {
         let lend =
             Lend { nodes: 1, bytes_each: footprint_bytes, region_bytes: region_bytes(footprint_bytes) };
@@ -49,7 +49,7 @@ impl LocalPool {
 
     /// As [`start`](Self::start), with several nodes.
     pub fn lending(farpool: &Path, lend: Lend, transport: TransportChoice) -> Result<Self> {
-        let dir = Folder::make().context("there is no place for the pool")?;
+        let dir = Folder::make().context("cannot make a folder for the pool")?;
         let store = dir.path().join("broker.redb").into_os_string();
         let args: [OsString; 5] =
             ["broker".into(), "--listen".into(), "127.0.0.1:0".into(), "--store".into(), store];
@@ -81,7 +81,7 @@ fn node_args(
     for (option, bytes) in [("--memory", memory), ("--region-size", region)] {
         args.extend([option.into(), bytes.to_string().into()]);
     }
-    // Prefaulted either way; locking would only ask for a higher limit.
+    // The memory is prefaulted in any case; locking it would only need a higher limit.
     args.extend(["--no-lock".into(), "--shm-socket".into(), socket_in(dir, number)?.into()]);
     if transport == TransportChoice::Verbs {
         args.extend(["--listen-rdma".into(), "auto".into()]);
@@ -89,20 +89,21 @@ fn node_args(
     Ok(args)
 }
 
-/// Where the node listens, in a folder whose place the environment chose.
+/// Path of the node's socket, in a folder that the environment chose: it may be too long.
 fn socket_in(dir: &Path, number: u32) -> Result<PathBuf> {
     let socket = dir.join(format!("node{number}.sock"));
     let bytes = socket.as_os_str().len();
     if bytes > SOCKET_PATH_MAX {
         let path = socket.display();
         bail!(
-            "{path} has {bytes} bytes, and a socket's path at most {SOCKET_PATH_MAX}: set TMPDIR to a shorter folder"
+            "{path} has {bytes} bytes, but a socket's path has at most {SOCKET_PATH_MAX}: set TMPDIR to a \
+             shorter path"
         );
     }
     Ok(socket)
 }
 
-/// The largest power of two that fits the footprint, within what a node lends.
+/// The largest power of two that is not larger than the footprint, within the sizes that a node lends.
 fn region_bytes(footprint_bytes: u64) -> u64 {
     let fitting = 1 << footprint_bytes.max(1).ilog2();
     u64::clamp(fitting, SMALLEST_REGION_BYTES, REGION_BYTES)

@@ -1,4 +1,4 @@
-//! The machine that a figure was measured on, in words.
+//! The machine that a figure was measured on.
 
 use std::fs;
 
@@ -7,18 +7,18 @@ use serde::{Deserialize, Serialize};
 /// What a figure depends on besides the program.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Machine {
-    /// The processor as it calls itself.
+    /// The processor's name for itself.
     pub processor: String,
     /// Processors this process may use.
     pub cores: usize,
-    /// Its memory.
+    /// Main memory.
     pub memory_gib: u64,
     /// The kernel's release.
     pub kernel: String,
 }
 
 impl Machine {
-    /// This one. What it does not tell is called unknown.
+    /// This machine; what it does not tell is `unknown`.
     pub fn this() -> Self {
         let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();

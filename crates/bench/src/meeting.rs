@@ -1,13 +1,14 @@
-//! Where the threads of a measurement meet before each slice, and learn that somebody has failed.
+//! A barrier where the threads of a measurement wait for each other before each slice, and learn that one of
+//! them has failed.
 //!
-//! M1. Nobody waits for somebody who will not come: who leaves, by a panic as well, gives up the seat.
+//! M1. No thread waits for one that will not come: a thread that leaves, also by a panic, gives up its seat.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context, Result};
 
-/// A meeting of some threads.
+/// A barrier for some threads.
 pub struct Meeting<'a> {
     table: Mutex<Table>,
     all_there: Condvar,
@@ -18,12 +19,12 @@ pub struct Meeting<'a> {
 struct Table {
     seats: usize,
     waiting: usize,
-    /// How often all were there.
+    /// How often the barrier was passed.
     round: u64,
 }
 
 impl Table {
-    /// Whether all are there who still come; then the next round begins.
+    /// Whether all threads that have a seat are waiting; if so, the next round begins.
     fn begin_next_if_complete(&mut self) -> bool {
         let complete = self.waiting >= self.seats;
         if complete {
@@ -35,20 +36,21 @@ impl Table {
 }
 
 impl<'a> Meeting<'a> {
-    /// A meeting without seats, which is over as soon as `stop` is raised.
+    /// A meeting without seats. Once `stop` is set, its threads do no more work.
     pub fn new(stop: &'a AtomicBool) -> Self {
         let table = Mutex::new(Table { seats: 0, waiting: 0, round: 0 });
         Meeting { table, all_there: Condvar::new(), failed: AtomicBool::new(false), stop }
     }
 
-    /// One more thread that comes each time. To be taken before the first of them waits.
+    /// A seat for one more thread, which then has to come in every round. Take all seats before any thread
+    /// waits.
     pub fn seat(&self) -> Seat<'_> {
         self.table().seats += 1;
         Seat { meeting: self }
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
-        // What a thread that panicked has left is whole: nothing here panics in between.
+        // A panic of another thread leaves the table consistent: nothing panics while it is locked.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -57,7 +59,7 @@ impl<'a> Meeting<'a> {
     }
 }
 
-/// One thread's place at a meeting.
+/// One thread's seat.
 pub struct Seat<'a> {
     meeting: &'a Meeting<'a>,
 }
@@ -76,7 +78,7 @@ impl Drop for Seat<'_> {
 }
 
 impl Seat<'_> {
-    /// Waits for all others.
+    /// Waits until all other threads with a seat wait as well.
     pub fn meet(&self) {
         let mut table = self.meeting.table();
         let round = table.round;
@@ -89,16 +91,16 @@ impl Seat<'_> {
         }
     }
 
-    /// Lets a worker work once, when all are there, if it is there itself.
+    /// Waits for all threads, then lets `work` run once, unless this worker or another one has failed.
     pub fn work<W, T>(&self, ready: Result<W>, work: impl FnOnce(&mut W) -> Result<T>) -> Result<T> {
         let mut ready = ready.map(Some);
         self.meet();
         let done = self.attempt(&mut ready, work);
         ready?;
-        done.context("stopped because another thread has failed, or as asked")
+        done.context("stopped, because another thread failed or a stop was requested")
     }
 
-    /// Notes a failure, so that the others need not go on.
+    /// Records a failure, so that the other threads stop.
     pub fn note<T>(&self, result: Result<T>) -> Result<T> {
         if result.is_err() {
             self.meeting.fail();
@@ -106,13 +108,14 @@ impl Seat<'_> {
         result
     }
 
-    /// Lets a worker work unless somebody has failed or asked to stop; a failure takes the worker's place.
+    /// Lets `work` run, unless a thread has failed or `stop` is set. If it fails, the error replaces the
+    /// worker.
     pub fn attempt<W, T>(
         &self,
         worker: &mut Result<Option<W>>,
         work: impl FnOnce(&mut W) -> Result<T>,
     ) -> Option<T> {
-        // Relaxed: flags without data.
+        // Relaxed: the flags carry no data.
         if self.meeting.failed.load(Ordering::Relaxed) || self.meeting.stop.load(Ordering::Relaxed) {
             return None;
         }
@@ -149,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_goes_on_before_all_are_there() {
+    fn no_thread_continues_before_all_have_come() {
         const THREADS: usize = 4;
         const ROUNDS: usize = 100;
         let (stop, came) = (AtomicBool::new(false), AtomicUsize::new(0));
@@ -170,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn those_who_leave_or_panic_are_not_waited_for() {
+    fn threads_that_leave_or_panic_are_not_waited_for() {
         let stop = AtomicBool::new(false);
         let meeting = Meeting::new(&stop);
         std::thread::scope(|scope| {

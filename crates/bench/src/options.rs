@@ -1,4 +1,5 @@
-//! What to measure, checked before anything starts. Complaints name the option that mends them.
+//! Options of a measurement of the fabric, checked before anything starts. Error messages name the option to
+//! change.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,13 +9,13 @@ use farpool_fabric::{MAX_BATCH, MAX_IN_FLIGHT, TransportChoice};
 use farpool_wire::{CALL_ECHO, MAX_CALL_BYTES, MAX_TRANSFER_BYTES};
 use serde::{Deserialize, Serialize};
 
-/// Threads of one run; more than any machine this is meant for has processors to spare.
+/// Most threads of one run: more than the spare processors of any machine that this is meant for.
 pub const THREADS_MAX: usize = 256;
-/// Words are what atomics work on.
+/// Atomics work on words of this size.
 pub const WORD_BYTES: usize = 8;
-/// What a call carries unless `--block` says otherwise: a cache line each way.
+/// Bytes of a call unless `--block` says otherwise: a cache line each way.
 const CALL_BLOCK_BYTES: usize = 64;
-/// What reads and writes move unless `--block` says otherwise: a database page.
+/// Bytes of a read or write unless `--block` says otherwise: a database page.
 const TRANSFER_BLOCK_BYTES: usize = 8 << 10;
 
 /// An operation of the fabric.
@@ -34,7 +35,7 @@ pub enum IoOp {
 }
 
 impl IoOp {
-    /// Whether it works on one word whatever the block.
+    /// Whether it works on one word, whatever the block size.
     pub fn is_atomic(self) -> bool {
         matches!(self, IoOp::Cas | IoOp::Faa)
     }
@@ -69,14 +70,14 @@ impl fmt::Display for IoOp {
     }
 }
 
-/// Where the next operation goes.
+/// Where operations go.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Pattern {
     /// Anywhere in the footprint.
     #[default]
     Random,
-    /// To the next block, and from the last to the first.
+    /// To the next block; after the last block to the first.
     Sequential,
 }
 
@@ -101,8 +102,7 @@ impl fmt::Display for Pattern {
     }
 }
 
-/// How the fabric is reached: the choices of [`TransportChoice`] but for `auto`, since a figure needs to say
-/// of what.
+/// The transport to measure: a [`TransportChoice`] other than `auto`, since a figure must say what it is of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct IoTransport(pub TransportChoice);
 
@@ -112,7 +112,7 @@ impl FromStr for IoTransport {
     fn from_str(name: &str) -> Result<Self, String> {
         match name.parse() {
             Ok(TransportChoice::Auto) | Err(_) => {
-                Err(format!("no transport '{name}' to measure in this build: choose shm, tcp or verbs"))
+                Err(format!("cannot measure transport '{name}' in this build: choose shm, tcp or verbs"))
             }
             Ok(choice) => Ok(IoTransport(choice)),
         }
@@ -133,11 +133,11 @@ impl fmt::Display for IoTransport {
 /// One measurement.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct IoOptions {
-    /// What carries it.
+    /// The transport.
     pub transport: IoTransport,
-    /// What is done.
+    /// The operation.
     pub op: IoOp,
-    /// Where.
+    /// Where operations go.
     pub pattern: Pattern,
     /// Bytes per operation; see [`IoOptions::default_block`].
     pub block_bytes: usize,
@@ -145,18 +145,18 @@ pub struct IoOptions {
     pub depth: usize,
     /// Operations per doorbell.
     pub batch: usize,
-    /// Endpoints, each on its own thread.
+    /// Number of threads, each with an endpoint.
     pub threads: usize,
-    /// Far memory over which places are spread.
+    /// Size of the far memory that operations are spread over.
     pub footprint_bytes: u64,
-    /// How long operations are measured in all, floors and warm-up not counted.
+    /// How long operations are measured in all, without floors and warm-up.
     pub duration: Duration,
-    /// Whether the floor is measured in between.
+    /// Whether to measure the floor in between.
     pub floor: bool,
 }
 
 impl IoOptions {
-    /// What an operation moves when nothing is said.
+    /// Default bytes per operation.
     pub fn default_block(op: IoOp) -> usize {
         match op {
             IoOp::Read | IoOp::Write => TRANSFER_BLOCK_BYTES,
@@ -165,7 +165,7 @@ impl IoOptions {
         }
     }
 
-    /// Says what cannot be measured.
+    /// Checks the options.
     pub fn check(&self) -> Result<(), String> {
         self.check_transport()?;
         self.check_block()?;
@@ -187,12 +187,12 @@ impl IoOptions {
             return Err("calls are not batched: leave --batch out, and raise --depth instead".into());
         }
         if self.duration.is_zero() {
-            return Err("nothing is measured in no time: give --seconds 1 or more".into());
+            return Err("the duration is zero: give --seconds 1 or more".into());
         }
         Ok(())
     }
 
-    /// Nothing bare to compare a network card with, which does all of the work.
+    /// A network card does all of the work, so there is no bare operation to compare it with.
     fn check_transport(&self) -> Result<(), String> {
         if self.transport.0 == TransportChoice::Verbs && self.floor {
             return Err("there is no floor for verbs: leave --floor out".into());
@@ -214,12 +214,13 @@ impl IoOptions {
         }
         debug_assert!(CALL_ECHO.len() <= WORD_BYTES, "the smallest call holds its name");
         if block as u64 > self.footprint_bytes {
-            return Err("the footprint holds no block: raise --footprint or lower --block".into());
+            return Err("a block is larger than the footprint: raise --footprint or lower --block".into());
         }
         Ok(())
     }
 
-    /// Operations that are timed together, so that reading the clock does not count: some twenty nanoseconds.
+    /// Doorbells that are timed together, so that reading the clock, some twenty nanoseconds, does not
+    /// matter.
     pub fn timed_together(&self) -> usize {
         const SMALL_BYTES: usize = 1024;
         let by_processor = self.transport.0 == TransportChoice::Shm;
@@ -253,7 +254,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn bad_options_name_the_option_that_mends_them() {
+    fn bad_options_are_refused_with_the_option_to_change() {
         let good = small(TransportChoice::Shm, IoOp::Read);
         good.check().unwrap();
         let bad = [

@@ -1,7 +1,7 @@
-//! Pages: of what size those of some mapping are, and memory of our own with the same.
+//! Page sizes: the page size of a given mapping, and memory of our own with the same page size.
 //!
-//! A random access to 4 KiB pages misses the translation cache as well as the data cache, so a floor on other
-//! pages than what it is compared with would compare nothing.
+//! A random access to 4 KiB pages misses the translation cache as well as the data cache. So a floor with
+//! other pages than the memory that it is compared with would be meaningless.
 
 use std::fmt;
 use std::fs;
@@ -12,12 +12,12 @@ use anyhow::{Context, Result, bail};
 use farpool_fabric::SharedMemory;
 use rustix::mm::Advice;
 
-/// How the kernel came to the pages of shared memory.
+/// The kind of pages behind shared memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Pages {
-    /// The machine's smallest.
+    /// The machine's smallest pages.
     Small,
-    /// Small ones that the kernel has put together.
+    /// Small pages that the kernel has merged into large ones.
     Transparent,
 }
 
@@ -50,15 +50,15 @@ impl Pages {
         if self == Pages::Small { SMALL_KIB } else { HUGE_KIB }
     }
 
-    /// Of the memory files with `name` (as given to memfd_create(2)) that process `id` maps; `None` when it
-    /// maps none.
+    /// The pages of the memory files with `name` (as given to memfd_create(2)) that process `id` maps; `None`
+    /// if it maps none.
     pub fn of_process(id: u32, name: &str) -> Result<Option<Self>> {
         let path = format!("/proc/{id}/smaps");
         let smaps = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
         Ok(Self::of_smaps(&smaps, &format!("/memfd:{name}")))
     }
 
-    /// The pages of most of what is mapped under the name.
+    /// The kind of more than half of the pages mapped under the name.
     fn of_smaps(smaps: &str, name: &str) -> Option<Self> {
         let (mut mapped, mut together) = (0, 0);
         let mut counts = false;
@@ -83,7 +83,7 @@ impl Pages {
     }
 }
 
-/// Zeroed memory of our own, allocated, that no other process has.
+/// Zeroed memory, allocated in advance, that no other process maps.
 #[derive(Debug)]
 pub struct SharedPages {
     memory: SharedMemory,
@@ -93,7 +93,7 @@ pub struct SharedPages {
 const FLOOR_NAME: &str = "farpool-floor";
 
 impl SharedPages {
-    /// Memory on such pages.
+    /// Allocates memory on such pages; an error if the kernel has none left.
     pub fn new(bytes: usize, pages: Pages) -> Result<Self> {
         let mapped = if pages == Pages::Small { bytes } else { bytes.next_multiple_of(HUGE_BYTES) };
         let memory = Self::allocate(mapped, pages).with_context(|| {
@@ -102,7 +102,9 @@ impl SharedPages {
         if pages == Pages::Transparent
             && Pages::of_process(std::process::id(), FLOOR_NAME)? != Some(Pages::Transparent)
         {
-            bail!("the kernel has no large pages left for the floor: lower --footprint, or end something");
+            bail!(
+                "the kernel has no large pages left for the floor: lower --footprint, or end other programs"
+            );
         }
         Ok(SharedPages { memory })
     }
@@ -112,7 +114,7 @@ impl SharedPages {
         let mapping = memory.mapping();
         match pages {
             Pages::Transparent => drop(mapping.prefault()?),
-            // SAFETY: the range is the mapping's; populating it changes no contents.
+            // SAFETY: the range is exactly the mapping's; populating it changes no contents.
             Pages::Small => unsafe {
                 rustix::mm::madvise(mapping.base().cast(), bytes, Advice::LinuxPopulateWrite)?;
             },
@@ -120,7 +122,7 @@ impl SharedPages {
         Ok(memory)
     }
 
-    /// First byte.
+    /// The address of the first byte.
     pub fn base(&self) -> *mut u8 {
         self.memory.mapping().base()
     }
@@ -144,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_are_told_by_what_the_kernel_says_of_the_mapping() {
+    fn kind_of_pages_is_read_from_the_kernels_account_of_the_mapping() {
         assert_eq!(Pages::of_smaps(&smaps(0), "/memfd:far"), Some(Pages::Small));
         assert_eq!(Pages::of_smaps(&smaps(65536), "/memfd:far"), Some(Pages::Transparent));
         assert_eq!(Pages::of_smaps(&smaps(0), "/memfd:near"), None);

@@ -1,13 +1,14 @@
-//! Which block comes next, and what must be in it.
+//! Which block an operation goes to, and what the block must hold.
 //!
-//! Picking a place costs a few multiplications and no memory access, and floors pick theirs by the same code.
+//! Picking a place costs a few multiplications and no memory access. Floors pick their places with the same
+//! code.
 
 use crate::options::Pattern;
 
 /// A block within a footprint of equal regions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Place {
-    /// Counts the footprint's regions.
+    /// The region's index in the footprint.
     pub region: usize,
     /// Bytes from the region's start.
     pub offset: u64,
@@ -26,11 +27,11 @@ pub struct Places {
 }
 
 impl Places {
-    /// Blocks of `block_bytes` in `regions` regions of `region_bytes`. Each seed gives another series;
-    /// sequential ones start at another place each.
+    /// Blocks of `block_bytes` in `regions` regions of `region_bytes`. Each seed gives another series; a
+    /// sequential series also starts at another place.
     ///
     /// # Panics
-    /// When a region holds no block.
+    /// If a region is smaller than a block.
     pub fn new(pattern: Pattern, regions: usize, region_bytes: u64, block_bytes: usize, seed: u64) -> Self {
         let blocks = region_bytes / block_bytes as u64;
         assert!(regions > 0 && blocks > 0, "no place for a block of {block_bytes} bytes");
@@ -52,12 +53,12 @@ impl Places {
         self.region_bytes
     }
 
-    /// The next one.
+    /// The next place.
     #[inline]
     pub fn pick(&mut self) -> Place {
         match self.pattern {
             Pattern::Random => {
-                // Two independent halves of one number, so that there is no division.
+                // Uses two independent halves of one random number, so that there is no division.
                 let bits = self.random.bits();
                 let region = ((bits >> 32) * self.regions) >> 32;
                 let block = ((bits & u64::from(u32::MAX)) * self.blocks) >> 32;
@@ -75,7 +76,7 @@ impl Places {
     }
 }
 
-/// xorshift64*: good enough to spread places, and two nanoseconds.
+/// xorshift64*: good enough to spread places, and fast: two nanoseconds.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
@@ -85,7 +86,7 @@ impl Random {
         Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
     }
 
-    /// 64 of them.
+    /// 64 random bits.
     #[inline]
     pub fn bits(&mut self) -> u64 {
         self.0 ^= self.0 >> 12;
@@ -99,44 +100,44 @@ impl Random {
         ((u128::from(self.bits()) * u128::from(limit)) >> 64) as u64
     }
 
-    /// From 0 on, below 1.
+    /// A number from 0 to 1, without 1.
     pub fn fraction(&mut self) -> f64 {
         (self.bits() >> 11) as f64 / (1_u64 << 53) as f64
     }
 }
 
-/// The word that lies at `offset` of a region before anybody writes there: different at every place.
+/// The word at `offset` of a region before anything else is written there; different at every place.
 #[inline]
 pub fn initial_word(region: usize, offset: u64) -> u64 {
     ((region as u64 + 1) << 40 | offset).wrapping_mul(0x9E37_79B9_7F4A_7C15)
 }
 
-/// What all words of a footprint add up to before anybody writes there, wrapping.
+/// The wrapping sum of all words of a footprint that holds only initial words.
 pub fn initial_sum(regions: usize, region_bytes: u64) -> u64 {
     let words = (0..regions).flat_map(|region| (0..region_bytes).step_by(8).map(move |at| (region, at)));
     words.fold(0, |sum, (region, at)| sum.wrapping_add(initial_word(region, at)))
 }
 
-/// The `index`-th word of every block that is written: the same for all writers, so that they may meet.
+/// The `index`-th word of every block that is written. All writers write the same, so they may overlap.
 pub fn written_word(index: usize) -> u64 {
     !initial_word(usize::MAX >> 24, index as u64 * 8)
 }
 
-/// Fills a buffer with what lies at a place before anybody writes there.
+/// Fills a buffer with the initial words of a place.
 pub fn fill_initial(buffer: &mut [u8], at: Place) {
     for (index, word) in buffer.chunks_exact_mut(8).enumerate() {
         word.copy_from_slice(&initial_word(at.region, at.offset + index as u64 * 8).to_le_bytes());
     }
 }
 
-/// Fills a buffer with what writers write.
+/// Fills a buffer with what all writers write.
 pub fn fill_written(buffer: &mut [u8]) {
     for (index, word) in buffer.chunks_exact_mut(8).enumerate() {
         word.copy_from_slice(&written_word(index).to_le_bytes());
     }
 }
 
-/// Whether a buffer holds what lies at a place before anybody writes there.
+/// Whether a buffer holds the initial words of a place.
 pub fn is_initial(buffer: &[u8], at: Place) -> bool {
     buffer
         .chunks_exact(8)
@@ -144,7 +145,7 @@ pub fn is_initial(buffer: &[u8], at: Place) -> bool {
         .all(|(index, word)| word == initial_word(at.region, at.offset + index as u64 * 8).to_le_bytes())
 }
 
-/// Whether a buffer holds what writers write.
+/// Whether a buffer holds what all writers write.
 pub fn is_written(buffer: &[u8]) -> bool {
     buffer.chunks_exact(8).enumerate().all(|(index, word)| word == written_word(index).to_le_bytes())
 }
@@ -176,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_of_another_place_or_with_one_wrong_byte_is_noticed() {
+    fn a_block_of_another_place_or_with_one_wrong_byte_is_detected() {
         let (here, there) = (Place { region: 1, offset: 64 }, Place { region: 2, offset: 64 });
         let mut buffer = [0; 64];
         fill_initial(&mut buffer, here);

@@ -1,4 +1,4 @@
-//! How far a long measurement is.
+//! Shows the progress of a long measurement.
 
 use std::io::IsTerminal;
 
@@ -6,13 +6,13 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::child::complain;
 
-/// A moving bar on a terminal, lines elsewhere.
+/// A progress bar on a terminal, plain lines elsewhere.
 pub struct Progress {
     bar: Option<ProgressBar>,
 }
 
 impl Progress {
-    /// Of so many steps.
+    /// Starts with this many steps to do.
     pub fn start(steps: usize) -> Self {
         let bar = std::io::stderr().is_terminal().then(|| ProgressBar::new(steps as u64));
         if let Some(bar) = &bar {
@@ -22,7 +22,7 @@ impl Progress {
         Progress { bar }
     }
 
-    /// What is being done now.
+    /// Says what is being done now.
     pub fn step(&mut self, text: &str) {
         match &self.bar {
             Some(bar) => bar.set_message(text.to_owned()),
@@ -30,7 +30,7 @@ impl Progress {
         }
     }
 
-    /// A step is done.
+    /// Marks a step as done.
     pub fn done(&self) {
         if let Some(bar) = &self.bar {
             bar.inc(1);

@@ -1,4 +1,4 @@
-//! A thread's way to the footprint: an endpoint, a queue per node, and every region attached.
+//! A thread's access to the footprint: an endpoint, a queue per node, and every region attached.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -12,15 +12,15 @@ use farpool_wire::{Epoch, RegionId, RemoteAddr, SessionId};
 use crate::footprint::Footprint;
 use crate::places::{Place, fill_initial};
 
-/// From posting to *unknown*: a measurement that waits longer has failed.
+/// Time from posting until an operation's outcome is *unknown*: a measurement that waits longer has failed.
 const DEADLINE: Duration = Duration::from_secs(10);
-/// The footprint is filled by writes of this size.
+/// Size of the writes that fill the footprint.
 const FILL_BYTES: usize = 256 << 10;
 
-/// A thread's end of the fabric.
+/// Opens a thread's endpoint of the fabric.
 ///
 /// # Errors
-/// When there is no memory for its transfers.
+/// If there is no memory for its transfers.
 pub fn open_endpoint(transports: Transports, arena_bytes: usize) -> std::io::Result<Endpoint> {
     Endpoint::try_new(EndpointConfig {
         transport: Rc::new(Negotiated::new(transports, DEADLINE)),
@@ -31,9 +31,9 @@ pub fn open_endpoint(transports: Transports, arena_bytes: usize) -> std::io::Res
     })
 }
 
-/// Owned by one thread.
+/// A thread's access to the footprint.
 pub struct Reach {
-    /// Its end of the fabric.
+    /// The thread's endpoint.
     pub endpoint: Endpoint,
     queues: Vec<Queue>,
     regions: Vec<Spot>,
@@ -72,7 +72,7 @@ impl Reach {
         Ok(reach)
     }
 
-    /// The queue to a place's node, and how the fabric calls the place.
+    /// The queue to a place's node, and the place's address in the fabric.
     #[inline]
     pub fn find(&self, place: Place) -> (&Queue, RemoteAddr, Epoch) {
         let spot = &self.regions[place.region];
@@ -80,7 +80,7 @@ impl Reach {
         (&self.queues[spot.queue], at, spot.epoch)
     }
 
-    /// Moves a place to a region of the same node as `like`'s, since a batch goes to one node.
+    /// Moves a place to the region of `like` if they are on different nodes, since a batch goes to one node.
     #[inline]
     pub fn beside(&self, like: Place, mut place: Place) -> Place {
         if self.queues.len() > 1 && self.regions[place.region].queue != self.regions[like.region].queue {
@@ -89,12 +89,13 @@ impl Reach {
         place
     }
 
-    /// A buffer of the arena.
+    /// Takes a buffer from the arena.
     pub fn buffer(&self, bytes: usize) -> Result<ArenaBuf> {
-        self.endpoint.arena().take(bytes).context("the arena was made too small")
+        self.endpoint.arena().take(bytes).context("the arena is too small")
     }
 
-    /// Writes every `threads`-th region, starting with number `thread`, full with what readers expect.
+    /// Fills every `threads`-th region, starting with number `thread`, with the initial words that readers
+    /// expect.
     pub fn fill(&self, thread: usize, threads: usize) -> Result<()> {
         self.walk(thread, threads, async |queue, at, epoch, place, mut buffer| {
             fill_initial(&mut buffer, place);
@@ -102,7 +103,7 @@ impl Reach {
         })
     }
 
-    /// Adds up all words of the footprint, wrapping.
+    /// The wrapping sum of all words of the footprint.
     pub fn sum(&self) -> Result<u64> {
         let mut sum = 0u64;
         self.walk(0, 1, async |queue, at, epoch, _, buffer| {
@@ -131,7 +132,10 @@ impl Reach {
         let mut buffer = self.buffer(FILL_BYTES)?;
         for region in (first..self.regions.len()).step_by(step) {
             for offset in (0..self.region_bytes).step_by(FILL_BYTES) {
-                ensure!(offset + piece <= self.region_bytes, "regions are no multiple of {piece} bytes");
+                ensure!(
+                    offset + piece <= self.region_bytes,
+                    "the region size is not a multiple of {piece} bytes"
+                );
                 let place = Place { region, offset };
                 let (queue, at, epoch) = self.find(place);
                 let (returned, result) = block_on(&self.endpoint, visit(queue, at, epoch, place, buffer));

@@ -1,4 +1,4 @@
-//! What a measurement says: as JSON for programs, as lines for people.
+//! The results of a measurement: as JSON for programs, as lines for people.
 
 use std::fmt::Write;
 
@@ -11,35 +11,35 @@ use crate::pages::Pages;
 use crate::run::Slice;
 use crate::tally::{Tally, median};
 
-/// Facts of a measurement. Names and meanings of the fields are stable; new ones may join.
+/// The results of a measurement. Names and meanings of the fields are stable; more fields may be added.
 ///
-/// A latency is that of a doorbell: of an operation, or of a batch where there are batches. What is short is
-/// timed `timed_together` doorbells at a time, and then a latency is their mean.
+/// A latency is that of a doorbell: of one operation, or of one batch. Short doorbells are timed
+/// `timed_together` at a time; a latency is then their mean.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct IoReport {
     /// Operations per second of all threads; the median over the slices.
     pub iops: f64,
     /// Bytes moved per second, likewise.
     pub mib_s: f64,
-    /// Half of the doorbells took no longer.
+    /// Median latency.
     pub p50_us: f64,
-    /// 99 % took no longer.
+    /// 99th percentile of the latency.
     pub p99_us: f64,
-    /// 99.9 % took no longer.
+    /// 99.9th percentile of the latency.
     pub p999_us: f64,
-    /// Of the region memory; `null` where it is another host's or user's.
+    /// Page size of the region memory; `null` if it belongs to another host or user.
     pub page_size_kib: Option<u64>,
-    /// The floor in the same run.
+    /// The floor, measured in the same run.
     pub floor: Option<FloorReport>,
-    /// `p50_us` by that of the floor; the median over pairs of slices.
+    /// Ratio of `p50_us` to that of the floor; the median over pairs of slices.
     pub ratio_p50: Option<f64>,
-    /// `iops` by that of the floor, likewise.
+    /// Ratio of `iops` to that of the floor, likewise.
     pub ratio_iops: Option<f64>,
-    /// What carried it.
+    /// The transport.
     pub transport: String,
-    /// What was done.
+    /// The operation.
     pub op: IoOp,
-    /// Where.
+    /// Where operations went.
     pub pattern: Pattern,
     /// Bytes per operation.
     pub block_bytes: usize,
@@ -49,38 +49,38 @@ pub struct IoReport {
     pub batch: usize,
     /// Threads, each with an endpoint.
     pub threads: usize,
-    /// Far memory over which places were spread.
+    /// Size of the far memory that operations were spread over.
     pub footprint_bytes: u64,
     /// How long operations were measured.
     pub seconds: f64,
-    /// Slices into which that was cut.
+    /// Number of slices of operations.
     pub slices: usize,
-    /// Doorbells per look at the clock.
+    /// Doorbells between two readings of the clock.
     pub timed_together: usize,
     /// Smallest and largest of the ratios of `p50_us`.
     pub ratio_p50_range: Option<(f64, f64)>,
     /// Smallest and largest of the ratios of `iops`.
     pub ratio_iops_range: Option<(f64, f64)>,
-    /// Operations whose effect was looked at; one wrong byte and there is no report.
+    /// Operations whose effect was checked; one wrong byte and there is no report.
     pub checked: u64,
     /// The machine.
     pub machine: Machine,
-    /// The commit this was built from, if the build was told.
+    /// The commit this was built from, if the build knew it.
     pub commit: Option<String>,
 }
 
-/// What the floor did.
+/// The results of the floor.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct FloorReport {
-    /// What it is.
+    /// What kind of floor it is.
     pub kind: String,
-    /// Half of its doorbells took no longer.
+    /// Median latency of its doorbells.
     pub p50_us: f64,
     /// Its operations per second; the median over the slices.
     pub iops: f64,
 }
 
-/// All slices of a measurement, threads joined.
+/// All slices of a measurement, with the threads' results joined.
 pub struct Measured {
     all: Tally,
     floor: Option<Tally>,
@@ -127,7 +127,7 @@ impl Measured {
 }
 
 impl IoReport {
-    /// Puts everything together.
+    /// Computes the report.
     pub fn new(
         options: &IoOptions,
         measured: &Measured,
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_say_which_is_which_on_what_pages_and_where() {
+    fn lines_name_the_measurement_the_pages_and_the_machine() {
         let lines = report(true).lines().unwrap();
         for part in ["tcp read, random, 8192 B", "4 KiB pages", "floor", "a floor", "Linux", "2.00"] {
             assert!(lines.contains(part), "no `{part}` in {lines}");

@@ -1,7 +1,7 @@
-//! Whether a measurement fits the limit on its address space (`ulimit -v`).
+//! Checks whether a measurement fits the limit on this process's address space (`ulimit -v`).
 //!
-//! Small allocations end the process when they fail, and children and folders would be left behind by that;
-//! so what a measurement takes is added up before it starts.
+//! A small allocation that fails aborts the process, which would leave child processes and folders behind. So
+//! the memory that a measurement needs is added up before it starts.
 
 use std::fs;
 
@@ -11,18 +11,18 @@ use rustix::process::{Resource, getrlimit};
 use crate::options::IoOptions;
 use crate::run::{Plan, arena_bytes};
 
-/// A thread's stack and small things: the standard library's 2 MiB, and as much again.
+/// A thread's stack and small allocations: the standard library's 2 MiB, and as much again.
 const THREAD_BYTES: u64 = 4 << 20;
-/// Threads beside those that measure: the pool's keeper and watch, and readers of the children's output.
+/// Threads beside those that measure: those of the pool's client, and those that read the children's output.
 const OTHER_THREADS: u64 = 8;
-/// What the allocator sets aside for a thread's allocations, and for how many of them per processor
+/// Address space that the allocator reserves for one of its heaps, and the number of heaps per processor
 /// (mallopt(3)).
 const HEAP_BYTES: u64 = 64 << 20;
 const HEAPS_PER_PROCESSOR: u64 = 8;
 /// A [`Tally`](crate::tally::Tally): one histogram.
 const TALLY_BYTES: u64 = 320 << 10;
 
-/// Says what to lower when there is no room.
+/// Checks the options; the error says what to lower.
 pub fn check(options: &IoOptions) -> Result<(), String> {
     let Some(limit) = getrlimit(Resource::As).current else { return Ok(()) };
     let (wanted, room) = (wanted_bytes(options, processors()), limit.saturating_sub(used_bytes()));
@@ -31,16 +31,16 @@ pub fn check(options: &IoOptions) -> Result<(), String> {
     }
     let (wanted, room) = (wanted >> 20, room >> 20);
     Err(format!(
-        "this takes up to {wanted} MiB of address space and {room} MiB are left: raise the limit (ulimit -v), or lower \
-         --threads, --footprint, --depth or --block"
+        "this takes up to {wanted} MiB of address space, but {room} MiB are left: raise the limit (ulimit \
+         -v), or lower --threads, --footprint, --depth or --block"
     ))
 }
 
-/// An upper bound, but for what the allocator wastes.
+/// An upper bound, apart from what the allocator wastes.
 fn wanted_bytes(options: &IoOptions, processors: u64) -> u64 {
     let threads = options.threads as u64;
     let mapped = if options.transport.0 == TransportChoice::Shm { options.footprint_bytes } else { 0 };
-    // A floor of bare accesses has the footprint as well, one over TCP what is in flight.
+    // A floor of direct accesses has the footprint once more, one over TCP what is in flight.
     let floors = u64::from(options.floor);
     let in_flight = (options.depth * options.batch * options.block_bytes) as u64;
     let tallies = u64::from(Plan::of(options).pairs) * TALLY_BYTES * (1 + floors);
@@ -55,7 +55,7 @@ fn processors() -> u64 {
     std::thread::available_parallelism().map_or(1, |number| number.get() as u64)
 }
 
-/// Address space that this process has taken; proc(5): in pages.
+/// Address space that this process uses; statm counts in pages (proc(5)).
 fn used_bytes() -> u64 {
     let statm = fs::read_to_string("/proc/self/statm").unwrap_or_default();
     let pages = statm.split(' ').next().and_then(|pages| pages.parse::<u64>().ok()).unwrap_or(0);
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn this_process_has_taken_some_address_space() {
+    fn this_process_uses_some_address_space() {
         assert!(used_bytes() > 1 << 20);
     }
 }

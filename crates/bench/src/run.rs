@@ -1,10 +1,10 @@
-//! A measurement: threads, slices, and what comes of them.
+//! A measurement: its threads, its slices, and their results.
 //!
-//! R1. Operation and floor take turns in short slices of one process, so that both see the same machine;
-//!     ratios are medians over the pairs.
-//! R2. All threads are in the same slice at the same time. A thread that fails goes on meeting the others,
-//!     and one that ends gives up its seat, so that none waits for it for ever.
-//! R3. What was measured was checked: a wrong byte, a wrong word or a lost lease fails the measurement.
+//! R1. Operation and floor are measured in turn, in short slices of one process, so that both see the same
+//!     machine; ratios are medians over the pairs.
+//! R2. All threads are in the same slice at the same time. A thread that fails still meets the others before
+//!     each slice, and one that ends gives up its seat, so that no thread waits for another for ever.
+//! R3. Measured operations are checked: a wrong byte, a wrong word or a lost lease fails the measurement.
 
 use std::cell::RefCell;
 use std::future::ready;
@@ -33,30 +33,31 @@ use crate::reach::Reach;
 use crate::report::{IoReport, Measured};
 use crate::tally::Tally;
 
-/// Length of a slice: long against waking up whoever sleeps, short against what else happens on a machine.
+/// Length of a slice: long compared with waking a sleeping process, short compared with other events on a
+/// machine.
 const SLICE: Duration = Duration::from_millis(100);
 /// Fewest pairs of slices: with fewer, a median is no better than its worst neighbour.
 const PAIRS_MIN: u32 = 5;
-/// Before each slice, not counted: caches, spin budgets and the other side's processor settle.
+/// Time before each slice, not counted: caches, spin budgets and the other side's processor settle.
 const SETTLE: Duration = Duration::from_millis(10);
-/// Before the first slice, not counted.
+/// Time before the first slice, not counted.
 const WARM_UP: Duration = Duration::from_millis(300);
-/// Beside what is in flight, for the block that is read back.
+/// Buffers for blocks that are read back, beside those in flight.
 const SPARE_BUFFERS: usize = 2;
 /// Name of the nodes' region memory, in `/proc/PID/maps`.
 const REGION_MEMORY: &str = "farpool-region";
 
 /// Where the far memory comes from.
 pub enum Source<'a> {
-    /// A broker and a node of this program, started for the occasion.
+    /// A broker and a node of this program, started for this measurement.
     Own,
-    /// The pool of this broker.
+    /// The pool of the broker at this address.
     Broker(&'a str, Option<Tls>),
 }
 
 /// Measures; over network cards if `card` brings their transport. `farpool` is this program's file, for child
-/// processes; call it on the main thread, to which they are tied. Once `stop` is raised it ends soon, with an
-/// error.
+/// processes. Call it on the main thread, since they are tied to the thread that starts them. Once `stop` is
+/// set it ends soon, with an error.
 pub fn run_io(
     options: &IoOptions,
     card: Option<CardTransport>,
@@ -76,8 +77,8 @@ pub fn run_io(
     let transports = Transports { choice: options.transport.0, card };
     let footprint = Footprint::lease(&broker, tls, transports, options.footprint_bytes, stop)?;
     let options = &IoOptions { footprint_bytes: footprint.bytes(), ..*options };
-    let first = Reach::open(&footprint, transports, 0)?; // kept: the pages are told by its mapping,
-    first.sum()?; // where it was touched
+    let first = Reach::open(&footprint, transports, 0)?; // kept, as its mapping tells the page size
+    first.sum()?; // touches the whole mapping
     let pages = pages(options, own.as_ref())?;
     let ground = options.floor.then(|| Ground::prepare(options, pages.unwrap_or(Pages::Small), farpool));
     let ground = ground.transpose()?;
@@ -86,21 +87,21 @@ pub fn run_io(
     let threads = run.threads()?;
     check_stop(stop)?;
     let checked = check_sum(&first, options, &footprint, &threads)?;
-    ensure!(footprint.is_whole(), "a lease was lost meanwhile: what was measured means nothing");
+    ensure!(footprint.is_whole(), "a lease was lost during the measurement, so its results are meaningless");
     let measured = Measured::of(threads.iter().map(|thread| thread.slices.as_slice()), ground.is_some())?;
     let kind = ground.as_ref().map(|ground| ground.kind(options));
     Ok(IoReport::new(options, &measured, kind, pages, checked))
 }
 
-/// Of the region memory: as mapped here, or by our own node. Another node's cannot be seen.
+/// The pages of the region memory, as mapped here or by our own node; those of another node are unknown.
 fn pages(options: &IoOptions, own: Option<&LocalPool>) -> Result<Option<Pages>> {
     let here = options.transport.0 == TransportChoice::Shm;
     let process = if here { Some(std::process::id()) } else { own.map(LocalPool::node_id) };
     process.map_or(Ok(None), |id| Pages::of_process(id, REGION_MEMORY))
 }
 
-/// After fetch-and-adds the footprint's sum has grown by their number. Returns how many operations were
-/// checked.
+/// Checks that the footprint's sum has grown by the number of fetch-and-adds. Returns how many operations
+/// were checked.
 fn check_sum(reach: &Reach, options: &IoOptions, footprint: &Footprint, threads: &[Thread]) -> Result<u64> {
     let operations: u64 = threads.iter().map(|thread| thread.counts.operations).sum();
     match options.op {
@@ -122,10 +123,10 @@ pub fn arena_bytes(options: &IoOptions) -> usize {
     depth * buffer(batch * block_bytes) + SPARE_BUFFERS * depth * buffer(block_bytes)
 }
 
-/// How the time is divided.
+/// How the measurement's time is divided.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Plan {
-    /// Slices of operations, and as many of the floor.
+    /// Number of slices of operations, and of slices of the floor.
     pub pairs: u32,
     slice: Duration,
     settle: Duration,
@@ -133,7 +134,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// For the time that was asked for.
+    /// Divides the duration that was asked for.
     pub fn of(options: &IoOptions) -> Self {
         let wanted = options.duration.as_secs_f64() / SLICE.as_secs_f64();
         let pairs = (wanted as u32).max(PAIRS_MIN);
@@ -142,15 +143,15 @@ impl Plan {
     }
 }
 
-/// What one thread measured in a slice.
+/// The results of one thread in a slice.
 pub struct Slice {
-    /// The fabric.
+    /// The operations.
     pub operation: Tally,
-    /// Its floor.
+    /// The floor.
     pub floor: Option<Tally>,
 }
 
-/// What one thread measured.
+/// The results of one thread.
 struct Thread {
     slices: Vec<Slice>,
     counts: Counts,
@@ -173,7 +174,7 @@ impl Run<'_> {
                 let (go, gone) = channel::<()>();
                 let seat = meeting.seat();
                 let work = move || {
-                    // Nobody begins before all are there: they wait for each other by their number.
+                    // No thread starts before all exist: each meets all the others before every slice.
                     gone.recv().context("not all threads could be started: lower --threads")?;
                     self.thread(number, &seat)
                 };
@@ -185,7 +186,7 @@ impl Run<'_> {
             for (go, _) in &started {
                 let _ = go.send(()); // fails only for a thread that has panicked
             }
-            // All of them: one that panicked and was not joined would make the scope panic.
+            // Join all of them first: the scope panics if a thread that panicked was not joined.
             let ended: Vec<_> = started.into_iter().map(|(_, thread)| thread.join()).collect();
             let outcome = |joined| match joined {
                 Ok(outcome) => outcome,
@@ -195,7 +196,7 @@ impl Run<'_> {
         })
     }
 
-    /// Goes through all slices; once somebody has failed or has been asked to stop, without measuring.
+    /// Goes through all slices, without measuring once a thread has failed or `stop` is set.
     fn thread(&self, number: usize, meeting: &Seat<'_>) -> Result<Thread> {
         let reach = meeting.note(self.reach(number));
         let mut worker = match &reach {
@@ -215,19 +216,19 @@ impl Run<'_> {
         reach.map(|_| Thread { slices, counts })
     }
 
-    /// The thread's way to the footprint, and the footprint filled.
+    /// Opens the thread's access to the footprint, and fills the footprint.
     fn reach(&self, number: usize) -> Result<Reach> {
         let &IoOptions { transport, threads, .. } = self.options;
         let reach = Reach::open(self.footprint, self.transports, arena_bytes(self.options))?;
-        // Mapped memory is filled by each thread: it has a mapping of its own, whose pages are all touched by
-        // that.
+        // Over shared memory each thread fills everything: it has a mapping of its own, whose pages are all
+        // touched in this way.
         let shared = transport.0 == TransportChoice::Shm;
         let (first, step) = if shared { (0, 1) } else { (number, threads) };
         reach.fill(first, step)?;
         Ok(reach)
     }
 
-    /// Places that no other lane and no floor of this run has.
+    /// A series of places that differs from that of every other lane and floor of this run.
     fn places(&self, thread: usize, lane: usize) -> Places {
         let seed = (thread * (MAX_IN_FLIGHT + 1) + lane + 1) as u64;
         let &IoOptions { pattern, block_bytes, .. } = self.options;
@@ -257,7 +258,7 @@ impl<'a> Worker<'a> {
         self.ring(slice)
     }
 
-    /// Keeps all lanes busy for some time.
+    /// Keeps all lanes busy for `time`.
     fn ring(&mut self, time: Duration) -> Result<Tally> {
         let tally = RefCell::new(Tally::new()?);
         let started = Instant::now();

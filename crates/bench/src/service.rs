@@ -1,4 +1,4 @@
-//! The oracle's own threads: what goes on beside the clients.
+//! The oracle's own threads, which run beside the clients.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,22 +12,21 @@ use farpool_txn::{Fetched, MemoryError, Oracle, OracleAt, Shipped, Traffic};
 
 use crate::site::Site;
 
-/// A thread that runs until all clients are done.
+/// A thread that runs until all clients have ended.
 #[derive(Clone, Debug)]
 pub enum Service {
-    /// Publishes cuts of a part, with a pause after each.
+    /// Publishes cuts of one part, with a pause after each.
     Publisher(OracleAt, Duration),
-    /// Fetches what is published, for a compute server, with a pause after each look.
+    /// Fetches for a compute server what is published, with a pause after each look.
     Fetcher(Oracle, Arc<Fetched>, Duration),
-    /// Publishes which cut all snapshots reach, of tables without overflow regions, with a pause after each
-    /// look.
+    /// Publishes the horizon, for tables without overflow regions, with a pause after each look.
     Collector(Oracle, HorizonAt, Duration),
-    /// Moves the read timestamp.
+    /// Advances the naive oracle's read timestamp.
     Advancer(NaiveAt),
 }
 
 impl Service {
-    /// What it is called.
+    /// The thread's name.
     pub fn name(&self) -> &'static str {
         match self {
             Service::Publisher(..) => "publisher",
@@ -37,26 +36,26 @@ impl Service {
         }
     }
 
-    /// Serves until `is_over` is raised; says what it asked of far memory.
-    pub fn run(&self, site: &Site, is_over: &AtomicBool) -> Result<Traffic> {
+    /// Runs until `is_finished` is set. Returns its traffic.
+    pub fn run(&self, site: &Site, is_finished: &AtomicBool) -> Result<Traffic> {
         let memory = site.memory()?;
         let endpoint = memory.endpoint().clone();
         // Relaxed: the flag carries no data.
-        let is_over = || is_over.load(Ordering::Relaxed);
+        let is_finished = || is_finished.load(Ordering::Relaxed);
         let served = match self {
             Service::Publisher(part, pace) => {
-                block_on(&endpoint, publish::<Shipped>(&memory, *part, *pace, None, is_over))
+                block_on(&endpoint, publish::<Shipped>(&memory, *part, *pace, None, is_finished))
             }
             Service::Fetcher(oracle, fetched, pause) => {
-                block_on(&endpoint, fetch::<Shipped>(&memory, oracle, fetched, *pause, is_over))
+                block_on(&endpoint, fetch::<Shipped>(&memory, oracle, fetched, *pause, is_finished))
             }
             Service::Collector(oracle, at, pause) => {
                 let tables = async |_: &_| Ok::<_, MemoryError>(None);
-                block_on(&endpoint, collect::<Shipped, _>(&memory, oracle, at, tables, *pause, is_over))
+                block_on(&endpoint, collect::<Shipped, _>(&memory, oracle, at, tables, *pause, is_finished))
             }
-            Service::Advancer(naive) => block_on(&endpoint, naive.advance(&memory, is_over)),
+            Service::Advancer(naive) => block_on(&endpoint, naive.advance(&memory, is_finished)),
         };
-        served.with_context(|| format!("the thread of the {} has failed", self.name()))?;
+        served.with_context(|| format!("the {} failed", self.name()))?;
         Ok(memory.traffic())
     }
 }

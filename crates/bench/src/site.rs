@@ -1,4 +1,4 @@
-//! The far memory of transactions: regions of some nodes, and ways of threads to them.
+//! The far memory of transactions: regions of some nodes, and the threads' access to them.
 
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
@@ -11,7 +11,7 @@ use crate::footprint::Footprint;
 use crate::local_pool::{Lend, LocalPool};
 use crate::reach::open_endpoint;
 
-/// Nodes and their memory, gone with the value.
+/// Nodes and their memory. Dropping the value ends the nodes.
 pub struct Site {
     // Dropped before the pool that it leases from.
     footprint: Footprint,
@@ -21,8 +21,8 @@ pub struct Site {
 }
 
 impl Site {
-    /// Starts nodes, and leases all that they lend: as many regions of each. A thread has `arena_bytes` for
-    /// its transfers.
+    /// Starts nodes, and leases all that they lend, the same number of regions from each. Each thread gets
+    /// `arena_bytes` for its transfers.
     pub fn start(
         transports: Transports,
         lend: Lend,
@@ -34,17 +34,17 @@ impl Site {
         let bytes = u64::from(lend.nodes) * lend.bytes_each;
         let footprint = Footprint::lease(&pool.broker, None, transports, bytes, stop)?;
         let (nodes, found) = (lend.nodes, footprint.bytes());
-        ensure!(found == bytes, "{nodes} nodes have lent {found} bytes instead of {bytes}");
+        ensure!(found == bytes, "{nodes} nodes lent {found} bytes instead of {bytes}");
         Ok(Site { footprint, transports, arena_bytes, _pool: pool })
     }
 
-    /// The regions, node by node.
+    /// All regions, sorted by node.
     pub fn pieces(&self) -> Vec<Piece> {
         let regions = self.footprint.regions.iter();
         regions.map(|region| Piece { region: region.id, epoch: region.epoch, start: 0 }).collect()
     }
 
-    /// A thread's way to all of them.
+    /// Opens a thread's access to all regions.
     pub fn memory(&self) -> Result<Memory> {
         let endpoint: Endpoint = open_endpoint(self.transports, self.arena_bytes)
             .context("there is no memory for a thread's transfers: start fewer threads")?;
@@ -56,12 +56,12 @@ impl Site {
         Ok(memory)
     }
 
-    /// Whether all leases are still in force; what was measured on others means nothing.
+    /// Whether all leases are still valid; measurements on a lost lease are meaningless.
     pub fn is_whole(&self) -> bool {
         self.footprint.is_whole()
     }
 
-    /// Whether operations are carried out by the thread that posts them.
+    /// Whether the thread that posts an operation also carries it out.
     pub fn is_shared_memory(&self) -> bool {
         self.transports.choice == TransportChoice::Shm
     }

@@ -1,42 +1,43 @@
-//! When a closed loop measures: slices of equal length after a warm-up, of which the median counts.
+//! When a closed loop measures: in slices of equal length after a warm-up; the median of the slices is the
+//! result.
 
 use std::time::{Duration, Instant};
 
 use crate::spread::Spread;
 
-/// Length of a slice; long against whatever a thread waits for.
+/// Length of a slice: long compared with whatever a thread waits for.
 const SLICE: Duration = Duration::from_millis(100);
 /// Fewest slices: with fewer, a median is no better than its worst neighbour.
 const SLICES_MIN: usize = 5;
 
-/// When a thread measures.
+/// The division of a thread's time.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
-    /// Before that, nothing counts.
+    /// Time before the first slice, not counted.
     pub warm_up: Duration,
-    /// How many slices follow.
+    /// Number of slices.
     pub slices: usize,
-    /// How long each is.
+    /// Length of a slice.
     pub slice: Duration,
 }
 
 impl Plan {
-    /// Slices that take so long together.
+    /// Divides `duration` into slices.
     pub fn of(duration: Duration, warm_up: Duration) -> Plan {
         let wanted = (duration.as_secs_f64() / SLICE.as_secs_f64()) as usize;
         let slices = wanted.max(SLICES_MIN);
         Plan { warm_up, slices, slice: duration / slices as u32 }
     }
 
-    /// Which slice it is at `now`, where the first began at `began`. `None`: it has not; there may be none of
-    /// that number any more.
+    /// The number of the slice at `now`, if the first one began at `began`; `None` before that. After the
+    /// last slice the number is too large.
     pub fn slice_at(&self, began: Instant, now: Instant) -> Option<usize> {
         let since = now.checked_duration_since(began)?;
         Some((since.as_nanos() / self.slice.as_nanos()) as usize)
     }
 
-    /// How many a second there were of what each of several threads has counted in each slice; `None` of no
-    /// thread.
+    /// Operations per second of all threads together, from what each counted in each slice; `None` if there
+    /// is no slice.
     pub fn rates<'a>(&self, threads: impl Iterator<Item = &'a [u64]>) -> Option<Spread> {
         let mut counts = vec![0; self.slices];
         for thread in threads {

@@ -1,8 +1,8 @@
-//! A figure over several rounds, and how it is written down.
+//! A value over several rounds, and how it is written.
 
 use crate::tally::median;
 
-/// The middle and the range of a figure over the rounds.
+/// The median and the range of a value over the rounds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Spread {
     /// Median.
@@ -14,26 +14,31 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// Of some values; `None` of none.
+    /// The spread of some values; `None` if there are none.
     pub fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
         let values: Vec<f64> = values.into_iter().collect();
         let least = values.iter().copied().reduce(f64::min)?;
         let most = values.iter().copied().reduce(f64::max)?;
         Some(Spread { middle: median(values)?, least, most })
     }
+
+    /// The spread in another unit, which is so many of this one.
+    pub fn in_units_of(self, unit: f64) -> Self {
+        Spread { middle: self.middle / unit, least: self.least / unit, most: self.most / unit }
+    }
 }
 
-/// A figure's middle alone: its range would drown the table.
+/// Formats the median alone; with the range a table would be hard to read.
 pub fn middle(spread: Option<Spread>, digits: usize) -> String {
     spread.map_or("–".into(), |spread| grouped(spread.middle, digits))
 }
 
-/// A ratio with its range.
+/// Formats a ratio with its range.
 pub fn ratio(spread: Option<Spread>) -> String {
     spread.map_or("–".into(), |it| format!("{:.2} ({:.2}–{:.2})", it.middle, it.least, it.most))
 }
 
-/// A number with spaces between thousands, and fewer digits the larger it is.
+/// Formats a number with spaces between thousands; from 10 on it has one decimal digit at most.
 pub fn grouped(value: f64, digits: usize) -> String {
     let digits = if value >= 10.0 { digits.min(1) } else { digits };
     let text = format!("{value:.digits$}");

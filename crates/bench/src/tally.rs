@@ -1,19 +1,19 @@
-//! What was counted and timed, and what is made of it.
+//! Counts operations, records their latencies, and computes rates and quantiles.
 
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use hdrhistogram::Histogram;
 
-/// Longest latency that is told apart, in picoseconds: 100 s, more than any deadline of the fabric.
+/// Longest latency that is resolved, in picoseconds: 100 s, more than any deadline of the fabric.
 const LONGEST_PS: u64 = 100_000_000_000_000;
-/// Three significant digits: finer than runs repeat.
+/// Three significant digits: more than repeated runs agree on.
 const DIGITS: u8 = 3;
 
 /// Latencies and operations of one slice, or of several.
 #[derive(Clone, Debug)]
 pub struct Tally {
-    /// Of doorbells, in picoseconds: a compare-and-swap takes five nanoseconds.
+    /// Of doorbells, in picoseconds, since a compare-and-swap takes only five nanoseconds.
     latencies_ps: Histogram<u64>,
     /// How many operations ended.
     pub operations: u64,
@@ -22,14 +22,14 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// Nothing counted yet.
+    /// An empty tally.
     pub fn new() -> Result<Self> {
         let latencies_ps =
             Histogram::new_with_bounds(1, LONGEST_PS, DIGITS).context("cannot make a histogram")?;
         Ok(Tally { latencies_ps, operations: 0, per_second: 0.0 })
     }
 
-    /// Notes `doorbells` that took `elapsed` together, one after the other.
+    /// Records `doorbells` that took `elapsed` together, one after the other, as one value: their mean.
     #[inline]
     pub fn record(&mut self, elapsed: Duration, doorbells: usize) {
         let each_ps = (elapsed.as_nanos() as u64).saturating_mul(1000) / doorbells as u64;
@@ -42,7 +42,7 @@ impl Tally {
         self.per_second += operations as f64 / elapsed.as_secs_f64();
     }
 
-    /// Adds what another thread counted meanwhile.
+    /// Adds what another thread counted in the same slice.
     pub fn join(&mut self, other: &Tally) -> Result<()> {
         self.latencies_ps.add(&other.latencies_ps).context("cannot add histograms")?;
         self.operations += other.operations;
@@ -50,7 +50,7 @@ impl Tally {
         Ok(())
     }
 
-    /// The latency that `quantile` of the doorbells stayed below, in microseconds.
+    /// The latency in microseconds that this share of the recorded values does not exceed.
     pub fn quantile_us(&self, quantile: f64) -> f64 {
         self.latencies_ps.value_at_quantile(quantile) as f64 / 1e6
     }
@@ -61,7 +61,7 @@ impl Tally {
     }
 }
 
-/// The middle of some values; of an even number the mean of the two in the middle. `None` of none.
+/// The median; of an even number of values the mean of the two in the middle. `None` if there are none.
 pub fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     let mut values: Vec<f64> = values.into_iter().collect();
     values.sort_by(f64::total_cmp);
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn operations_of_nanoseconds_are_told_apart() {
+    fn latencies_of_nanoseconds_are_resolved() {
         let mut tally = Tally::new().unwrap();
         tally.record(Duration::from_nanos(1280), 256);
         assert!((tally.quantile_us(0.5) - 0.005).abs() < 0.00001);

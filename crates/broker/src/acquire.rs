@@ -1,4 +1,4 @@
-//! Requests that need nodes: the plans are [`placing`](crate::placing)'s, the asking is done here.
+//! Requests that need nodes: [`placing`](crate::placing) makes the plans, this module sends the requests.
 
 use std::time::Duration;
 
@@ -14,12 +14,12 @@ use crate::placing::{Placing, TakingBack, Wish};
 use crate::state::Pool;
 
 /// Longest time for one request: two nodes may stall, one after the other, and there is still time for a
-/// third. Half of a lease's default time, so that what was granted first is still worth having.
+/// third. Half of a lease's default duration, so that the leases granted first are still worth having.
 pub const ACQUIRE_DEADLINE: Duration = Duration::from_secs(5);
 
-/// Places a wish and has the nodes grant it.
+/// Places a request and has the nodes grant it.
 ///
-/// Grants that arrive too late, or whose answers are lost, end by themselves: nobody renews them.
+/// Grants that arrive too late, or whose answers are lost, end by themselves, because no owner renews them.
 pub async fn acquire(
     pool: &Mutex<Pool>,
     peers: &Peers,

@@ -11,7 +11,7 @@ use farpool_wire::{NodeId, OwnerId};
 
 /// Most owners per identity (a certificate, or an address where there is no TLS), in two counts: those for
 /// which it has asked for leases, and those named by the nodes that it registered, each owner once per node.
-/// That is a thousand nodes with a thousand owners each, and some 50 MB in the broker.
+/// This allows a thousand nodes with a thousand owners each, and takes some 50 MB in the broker.
 pub const MAX_OWNERS_PER_IDENTITY: usize = 1 << 20;
 
 /// Claims to names. An unknown peer (`None`) is one identity, like any other.
@@ -51,7 +51,7 @@ impl Claims {
         self.nodes.remove(&node);
     }
 
-    /// Notes that an identity asks for leases of an owner. `false`: it has asked for too many owners already.
+    /// Records that an identity asks for leases of an owner. `false`: it has asked for too many owners.
     #[must_use]
     pub fn asks(&mut self, owner: OwnerId, identity: &Option<Identity>) -> bool {
         if self.owners.contains_key(&owner) {

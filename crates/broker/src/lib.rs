@@ -1,16 +1,17 @@
-//! The broker: knows who has room and places leases. The nodes are the truth.
+//! The broker knows which nodes have room, and places leases. The nodes are the authority on leases.
 //!
 //! B1. Only a node lends a region: the broker never answers with a lease that no node granted.
-//! B2. What the broker believes is replaced whole whenever a node reports, and a node reports again whenever
-//!     its heartbeat disagrees; nothing here is needed for a lease to go on.
+//! B2. A node's report replaces everything that the broker has recorded of the node. A node reports again
+//!     whenever its heartbeat disagrees with that. No lease depends on the broker's records.
 //! B3. A node that dies or stalls costs a request one deadline, and the request goes on with the others.
-//! B4. What the store holds only saves time after a restart: it says whom to ask, not what is so.
-//! B5. Everything that a peer can make the broker keep, send or wait for is bounded by a named constant.
-//! B6. Leases are taken back by their nodes, which choose and which keep the grace; pinned ones never.
+//! B4. The store only saves time after a restart: it says which nodes to ask, not what they have lent.
+//! B5. Everything that a peer can make the broker store, send or wait for is bounded by a named constant.
+//! B6. Nodes take leases back: a node chooses which ones, and it observes the grace period. Pinned leases are
+//!     never taken back.
 //! Not here: data (it never passes the broker), renewals and grants (owners go to their nodes), fences.
 //!
 //! [`place`], [`Pool`], [`Placing`], [`TakingBack`] and `claims` are pure; `store`, `peers`, `acquire` and
-//! `service` are their shell.
+//! `service` do the I/O for them.
 
 mod acquire;
 mod claims;

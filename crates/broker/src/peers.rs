@@ -1,5 +1,5 @@
-//! What the broker asks of nodes. One connection per question: questions are rare, and a connection that is
-//! made for one cannot be stale.
+//! The broker's requests to nodes. Each has a connection of its own: requests are rare, and a new connection
+//! cannot be stale.
 
 use std::error::Error;
 use std::time::{Duration, Instant};
@@ -24,7 +24,7 @@ pub const GRANT_DEADLINE: Duration = Duration::from_secs(2);
 /// Longest wait for a node's table.
 pub const REGIONS_DEADLINE: Duration = Duration::from_secs(1);
 
-/// Most nodes asked at a time on behalf of one request: each costs a descriptor while it is asked.
+/// Most nodes asked at the same time for one request: each takes a file descriptor meanwhile.
 pub const MAX_ASKED_AT_ONCE: usize = 32;
 
 /// Why a node gave no usable answer. The broker passes it over.
@@ -39,12 +39,12 @@ pub enum PeerError {
     /// It cannot be reached, or refuses.
     #[error("{}", explain(.0))]
     Failed(#[from] tonic::Status),
-    /// It answers what was not asked.
+    /// Its answer does not fit the request.
     #[error("malformed answer: {0}")]
     Malformed(&'static str),
 }
 
-/// What a node was asked for in vain.
+/// The kind of a request that failed.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum InVain {
     /// To lend regions.
@@ -58,7 +58,7 @@ pub enum InVain {
 /// How nodes are asked.
 pub struct Peers {
     tls: Option<Tls>,
-    /// Clients ask as often as they like, and each request may find the same node silent.
+    /// Limits the warnings: clients ask as often as they like, and the same node may fail each time.
     failures: Throttles<(InVain, NodeId)>,
 }
 
@@ -81,7 +81,7 @@ impl Peers {
         }
     }
 
-    /// Asks a node to lend `count` regions. What comes back is what was asked for, or less.
+    /// Asks a node to lend `count` regions. Returns that many leases, or fewer.
     pub async fn grant(
         &self,
         address: &NodeAddress,
@@ -110,7 +110,7 @@ impl Peers {
         Ok(answer?.into_inner())
     }
 
-    /// Asks a node for its table, in the form in which it would report it.
+    /// Asks a node for its table. Returns it in the form of a report.
     pub async fn regions(&self, address: &NodeAddress) -> Result<RegisterRequest, PeerError> {
         let mut node = self.client(address)?;
         let answer = timeout(REGIONS_DEADLINE, node.regions(RegionsRequest {})).await;

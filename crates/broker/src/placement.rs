@@ -16,11 +16,11 @@ pub struct Candidate {
 
 /// How many regions to ask of which node, `count` in all or as many as are free.
 ///
-/// Region by region from the node of which the owner holds least, so that files stripe over as many nodes as
-/// there are and the loss of one costs least; among equals from the one with most room, so that nodes fill
-/// evenly.
+/// Each region comes from the node of which the owner holds fewest regions. So files stripe over all nodes,
+/// and the loss of one node costs least. Among equals it comes from the node with most free regions, so that
+/// nodes fill evenly.
 pub fn place(candidates: &[Candidate], count: u32) -> Vec<(NodeId, u32)> {
-    // Ordered by who is next; the last field makes the order total, so that equal pools give equal answers.
+    // The largest key is next. The last field makes the order total, so that equal pools give equal answers.
     let next = |c: &Candidate, given: u32| (Reverse(c.held + given), c.free - given, Reverse(c.node));
     let mut given = vec![0u32; candidates.len()];
     let with_room = candidates.iter().enumerate().filter(|(_, c)| c.free > 0);
@@ -52,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_owner_holds_already_counts() {
+    fn regions_that_the_owner_already_holds_count() {
         let nodes = [candidate(1, 10, 3), candidate(2, 10, 0)];
         assert_eq!(place(&nodes, 3), [(NodeId(2), 3)]);
         assert_eq!(place(&nodes, 5), [(NodeId(1), 1), (NodeId(2), 4)]);
@@ -88,7 +88,7 @@ mod tests {
         }
 
         #[test]
-        fn nobody_gets_a_region_while_a_node_with_room_has_two_fewer_of_the_owner(
+        fn no_region_comes_from_a_node_with_two_more_of_the_owner_than_another_with_room(
             rooms in prop::collection::vec((0u32..20, 0u32..20), 1..8),
             count in 0u32..100,
         ) {

@@ -1,7 +1,8 @@
-//! One request from its first plan to its answer, without asking anybody: whom to ask next, and what an
-//! answer means.
+//! The state of one request, from its first plan to its answer: which nodes to ask next, and what an answer
+//! means. This module sends nothing itself.
 //!
-//! What one node does not give is asked of the others; a node that fails is not asked again.
+//! If a node gives less than it was asked for, the others are asked for the rest. A node that fails is not
+//! asked again.
 
 use std::collections::BTreeSet;
 
@@ -14,17 +15,17 @@ use crate::state::Pool;
 /// What an owner asks for.
 #[derive(Clone, Debug)]
 pub struct Wish {
-    /// Who asks.
+    /// The owner that asks.
     pub owner: OwnerId,
     /// Whether the leases may be taken back.
     pub class: LeaseClass,
-    /// How many.
+    /// Number of regions.
     pub count: u32,
     /// Nodes that the owner cannot reach at present.
     pub avoid: BTreeSet<NodeId>,
 }
 
-/// A wish on its way to being granted.
+/// A request for leases while it is being placed.
 #[derive(Debug)]
 pub struct Placing {
     owner: OwnerId,
@@ -35,13 +36,14 @@ pub struct Placing {
 }
 
 impl Placing {
-    /// Nothing was asked yet.
+    /// A request for which no node has been asked yet.
     pub fn new(wish: Wish) -> Self {
         let Wish { owner, class, count, avoid } = wish;
         Placing { owner, class, count, passed_over: avoid, leases: Vec::new() }
     }
 
-    /// Whom to ask for how many regions now; nobody: answer with what there is.
+    /// The nodes to ask now, each with the number of regions. If there are none, answer with what has been
+    /// granted.
     pub fn next(&self, pool: &mut Pool, now: Millis) -> Vec<(NodeAddress, u32)> {
         let missing = self.count - self.leases.len() as u32;
         if missing == 0 { Vec::new() } else { pool.plan(now, self.owner, &self.passed_over, missing) }
@@ -53,7 +55,8 @@ impl Placing {
         self.leases.extend(leases);
     }
 
-    /// A node gave no usable answer. What it lent all the same ends by itself: nobody renews it.
+    /// A node gave no usable answer. If it lent regions all the same, their leases expire: no owner renews
+    /// them.
     pub fn failed(&mut self, pool: &mut Pool, now: Millis, node: NodeId) {
         pool.failed(now, node);
         self.passed_over.insert(node);
@@ -70,7 +73,7 @@ impl Placing {
     }
 }
 
-/// Whether a node's answer is what it was asked for: leases of its own, of this class, `asked` at most.
+/// Whether a node's answer fits the request: leases of its own regions, of this class, `asked` at most.
 pub fn are_sound(leases: &[Lease], node: NodeId, class: LeaseClass, asked: u32) -> bool {
     let sound = |lease: &Lease| {
         lease.region_id().is_some_and(|region| region.node == node)
@@ -80,7 +83,7 @@ pub fn are_sound(leases: &[Lease], node: NodeId, class: LeaseClass, asked: u32) 
     leases.len() <= asked as usize && leases.iter().all(sound)
 }
 
-/// Leases on their way back from an owner.
+/// A request to take leases back from an owner.
 #[derive(Debug)]
 pub struct TakingBack {
     owner: OwnerId,
@@ -90,12 +93,13 @@ pub struct TakingBack {
 }
 
 impl TakingBack {
-    /// Nothing was asked yet.
+    /// A request for which no node has been asked yet.
     pub fn new(owner: OwnerId, count: u32) -> Self {
         TakingBack { owner, count, passed_over: BTreeSet::new(), answer: RevokeResponse::default() }
     }
 
-    /// Whom to ask for how many leases now; nobody: answer with what there is.
+    /// The nodes to ask now, each with the number of leases. If there are none, answer with what has been
+    /// taken back.
     pub fn next(&self, pool: &mut Pool, now: Millis) -> Vec<(NodeAddress, u32)> {
         let missing = self.count.saturating_sub(self.answer.revoked);
         if missing == 0 {
@@ -113,7 +117,7 @@ impl TakingBack {
         self.answer.remaining_ms = self.answer.remaining_ms.max(said.remaining_ms);
     }
 
-    /// A node gave no usable answer about `asked` leases: they may be on their way back or not.
+    /// A node gave no usable answer about `asked` leases: it is not known whether it is taking them back.
     pub fn failed(&mut self, pool: &mut Pool, now: Millis, node: NodeId, asked: u32) {
         pool.revocation_unanswered(now, node, self.owner, asked);
         self.passed_over.insert(node);
@@ -124,7 +128,9 @@ impl TakingBack {
         let pinned = pool.pinned(now, self.owner);
         let short_reason = match self.answer.revoked {
             revoked if revoked >= self.count => String::new(),
-            _ if pinned > 0 => format!("{pinned} leases of this owner are pinned: only it gives them back"),
+            _ if pinned > 0 => {
+                format!("{pinned} leases of this owner are pinned: only the owner can give them back")
+            }
             _ => {
                 "this owner has no more leases on nodes that answer, or they are being taken back".to_owned()
             }
@@ -171,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_failing_node_did_not_give_is_asked_of_the_others() {
+    fn regions_that_a_failing_node_did_not_give_are_requested_from_the_others() {
         let mut pool = pool(&[(1, &[]), (2, &[])]);
         let wish = Wish { owner: OWNER, class: LeaseClass::Pinned, count: 4, avoid: BTreeSet::new() };
         let mut placing = Placing::new(wish);
@@ -205,7 +211,7 @@ mod tests {
         let said = |revoked, remaining_ms| RevokeResponse { revoked, remaining_ms, ..Default::default() };
         back.revoked(&mut pool, NodeId(1), 1, &said(0, 0));
         back.revoked(&mut pool, NodeId(2), 2, &said(2, 30_000));
-        assert_eq!(shares(back.next(&mut pool, Millis(0))), [(2, 1)], "the first has none after all");
+        assert_eq!(shares(back.next(&mut pool, Millis(0))), [(2, 1)], "the first node had none");
         back.revoked(&mut pool, NodeId(2), 1, &said(1, 9_000));
         let answer = back.answer(&pool, Millis(0));
         assert_eq!((answer.revoked, answer.pinned, answer.remaining_ms), (3, 1, 30_000));

@@ -10,7 +10,7 @@ use farpool_wire::control::broker_server::BrokerServer;
 use crate::service::BrokerService;
 use crate::store::{Store, StoreError};
 
-/// How often nodes that have been silent for long are looked for: rarely, since minutes do not matter there.
+/// How often the broker looks for nodes that have long been silent: rarely, since minutes do not matter here.
 const HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(30);
 
 /// How a broker runs.
@@ -18,7 +18,7 @@ const HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(30);
 pub struct BrokerConfig {
     /// Where it listens; port 0 takes any free one.
     pub listen: SocketAddr,
-    /// The file in which it keeps the nodes it knows.
+    /// The file in which it stores the nodes that it knows.
     pub store: PathBuf,
     /// Certificates; without them it serves loopback only.
     pub tls: Option<Tls>,
@@ -35,9 +35,9 @@ pub enum BrokerError {
     Store(#[from] StoreError),
 }
 
-/// Runs a broker until `shutdown`, then ends within [`farpool_control::SHUTDOWN_GRACE`]. Nodes of an earlier
-/// run are asked for their tables before the first request is answered; then `on_ready` is told the real
-/// address.
+/// Runs a broker until `shutdown`, then ends within [`farpool_control::SHUTDOWN_GRACE`]. Before it answers
+/// the first request, it asks the nodes of an earlier run for their tables. Then it calls `on_ready` with the
+/// real address.
 pub async fn run(
     config: BrokerConfig,
     on_ready: impl FnOnce(SocketAddr),
@@ -51,11 +51,11 @@ pub async fn run(
     on_ready(listener.address());
     tokio::select! {
         ended = listener.serve(BrokerServer::from_arc(service.clone()), shutdown) => Ok(ended?),
-        never = keep_house(&service) => match never {},
+        never = forget_silent_nodes(&service) => match never {},
     }
 }
 
-async fn keep_house(service: &BrokerService) -> Infallible {
+async fn forget_silent_nodes(service: &BrokerService) -> Infallible {
     loop {
         tokio::time::sleep(HOUSEKEEPING_INTERVAL).await;
         service.forget_silent().await;

@@ -27,24 +27,24 @@ use crate::placing::Wish;
 use crate::state::{MAX_NODES, Pool, ReportRefusal};
 use crate::store::{Store, StoreError};
 
-/// Most requests that need nodes at a time; each may hold [`MAX_ASKED_AT_ONCE`] connections. Later ones wait
-/// their turn.
+/// Most requests at a time that need nodes; each may hold [`MAX_ASKED_AT_ONCE`] connections. Later requests
+/// wait for their turn.
 const MAX_ACQUIRES: usize = 16;
 
-/// Longest wait for that turn: with [`ACQUIRE_DEADLINE`] less than a request may take.
+/// Longest wait for that turn. Together with [`ACQUIRE_DEADLINE`] it is less than [`REQUEST_TIMEOUT`].
 const TURN_DEADLINE: Duration = Duration::from_secs(2);
 const _: () = assert!(TURN_DEADLINE.as_secs() + ACQUIRE_DEADLINE.as_secs() < REQUEST_TIMEOUT.as_secs());
 
-/// Longest time that a status waits for nodes; what they said before is shown for the rest.
+/// Longest time that a status request waits for nodes; for the others it shows their last report.
 const REFRESH_DEADLINE: Duration = Duration::from_millis(1_500);
 
-/// A view of this age is shown again, so that many watchers cost the nodes no more than one.
+/// A view up to this age is shown again, so that many watchers cost the nodes no more than one.
 const REFRESH_EVERY: Duration = Duration::from_millis(100);
 
-/// The gRPC service over the broker's beliefs and its store.
+/// The gRPC service over the broker's view of the nodes and its store.
 pub struct BrokerService {
     pool: Mutex<Pool>,
-    /// Locked before `pool` where both are needed.
+    /// Lock order: before `pool`.
     claims: Mutex<Claims>,
     store: Arc<Store>,
     peers: Peers,
@@ -52,12 +52,12 @@ pub struct BrokerService {
     acquires: Semaphore,
     refreshed: tokio::sync::Mutex<Option<Instant>>,
     rejected: AtomicU64,
-    /// Changes that the store did not take.
+    /// Limits the warnings about changes that the store did not write.
     unwritten: Throttle,
 }
 
 impl BrokerService {
-    /// Starts from the nodes in the store; nothing is placed on them before they were heard.
+    /// Starts from the nodes in the store; nothing is placed on them until they report.
     pub fn new(store: Store, tls: Option<Tls>) -> Result<Self, StoreError> {
         let mut pool = Pool::default();
         store.reports()?.iter().for_each(|report| pool.remember(Millis(0), report));
@@ -74,7 +74,7 @@ impl BrokerService {
         })
     }
 
-    /// Asks every node that may live for its table, and believes it.
+    /// Asks every node that may be alive for its table, and records it.
     pub async fn refresh(&self) {
         let nodes = self.pool.lock().reachable(self.now());
         let ask = async |address: NodeAddress| {
@@ -89,10 +89,10 @@ impl BrokerService {
             }
         };
         let asking = stream::iter(nodes).for_each_concurrent(MAX_ASKED_AT_ONCE, ask);
-        let _ = timeout(REFRESH_DEADLINE, asking).await; // who did not answer by then is shown as last heard
+        let _ = timeout(REFRESH_DEADLINE, asking).await; // later answers are ignored: the last report stays
     }
 
-    /// Takes a node's report for true, if it can be.
+    /// Checks a node's report and records it.
     fn believe(
         &self,
         report: &RegisterRequest,
@@ -119,7 +119,7 @@ impl BrokerService {
         Ok(answer)
     }
 
-    /// Drops nodes that have been silent for long, here and in the store, and names of owners that hold
+    /// Drops nodes that have long been silent, here and in the store, and the names of owners that hold
     /// nothing.
     pub async fn forget_silent(&self) {
         let forgotten = self.pool.lock().forget(self.now());
@@ -127,12 +127,12 @@ impl BrokerService {
         self.claims.lock().keep_only(&holding);
         for node in forgotten {
             self.claims.lock().forget(node);
-            tracing::info!(%node, "a node has been silent for long and is forgotten");
+            tracing::info!(%node, "a node has long been silent and is forgotten");
             self.change_store(move |store| store.forget(node)).await;
         }
     }
 
-    /// Counts a connection that was cut off for what its peer began with.
+    /// Counts a connection that the listener has refused.
     pub fn connection_rejected(&self) {
         self.rejected.fetch_add(1, Ordering::Relaxed); // a statistic: pairs with nothing
     }
@@ -153,7 +153,8 @@ impl BrokerService {
         Millis(self.started.elapsed().as_millis() as u64)
     }
 
-    /// The store only saves time after a restart, so that a failing disk is told and does not stop the pool.
+    /// Changes the store. A failure is only logged: the store only saves time after a restart, so a failing
+    /// disk must not stop the pool.
     async fn change_store(&self, change: impl FnOnce(&Store) -> Result<(), StoreError> + Send + 'static) {
         let store = self.store.clone();
         let failed: Box<dyn Error> = match tokio::task::spawn_blocking(move || change(&store)).await {
@@ -198,9 +199,8 @@ impl Broker for BrokerService {
         let wish = wish_from(request.get_ref())?;
         if !self.claims.lock().asks(wish.owner, &identity_of(&request)) {
             let text = format!(
-                "this certificate, or this address, has asked for leases of {MAX_OWNERS_PER_IDENTITY} owners, \
-                 the most it may have: \
-                 give leases back"
+                "this certificate, or this address, has asked for leases of {MAX_OWNERS_PER_IDENTITY} \
+                 owners, which is the limit: give leases back"
             );
             return Err(Status::resource_exhausted(text));
         }
@@ -223,7 +223,7 @@ impl Broker for BrokerService {
     async fn status(&self, request: Request<StatusRequest>) -> Result<Response<StatusResponse>, Status> {
         let asked = request.into_inner();
         if asked.nodes_after.is_some() || asked.owners_after.is_some() {
-            return Ok(Response::new(self.page(&asked))); // the first page has refreshed what the nodes say
+            return Ok(Response::new(self.page(&asked))); // the first page has refreshed the view
         }
         let mut refreshed = self.refreshed.lock().await;
         if refreshed.is_none_or(|at| at.elapsed() >= REFRESH_EVERY) {
@@ -235,7 +235,7 @@ impl Broker for BrokerService {
     }
 }
 
-/// The identity of a request's sender; `None` for a request that came by no connection.
+/// The identity of a request's sender; `None` for a request that did not come over a connection.
 fn identity_of<T>(request: &Request<T>) -> Option<Identity> {
     request.extensions().get::<Peer>().map(|peer| peer.identity.clone())
 }

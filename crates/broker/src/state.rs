@@ -1,4 +1,4 @@
-//! What the broker believes of the nodes, from what they said last; takes `now`, does no I/O.
+//! The broker's view of the nodes, from their last reports. It takes `now` as an argument and does no I/O.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,21 +14,20 @@ use crate::placement::{Candidate, place};
 
 mod status;
 
-/// How often a node says that it lives: rare enough to cost nothing, often enough to notice a death in
-/// seconds.
+/// Interval of heartbeats: long enough to cost nothing, short enough to notice a death within seconds.
 pub const HEARTBEAT_INTERVAL: Millis = Millis(1_000);
 
 /// Silence after which nothing is placed on a node: one heartbeat may be lost and one late.
 pub const DEAD_AFTER: Millis = Millis(3_000);
 
-/// Silence after which a node is forgotten: a machine that reboots is still known when it comes back.
+/// Silence after which the broker forgets a node: long enough that a machine that reboots is still known.
 pub const FORGET_AFTER: Millis = Millis(10 * 60 * 1_000);
 
-/// A node that failed to answer a grant is left alone for so long, so that a node whose heartbeats arrive but
-/// which cannot be reached delays one request and not every request.
+/// How long the broker places nothing on a node that failed to answer. A node whose heartbeats arrive but
+/// that cannot be reached thus delays one request and not every request.
 pub const SHUN_AFTER_FAILURE: Millis = Millis(3_000);
 
-/// Most nodes of a pool. A rack or three; what is kept per node is small, but a request may ask each of them.
+/// Most nodes of a pool: a few racks. The state per node is small, but a request may have to ask each node.
 pub const MAX_NODES: usize = 1_024;
 
 /// Why a node's report was not accepted.
@@ -45,31 +44,32 @@ pub enum ReportRefusal {
         /// Size that the new node announced.
         node: u64,
     },
-    /// The node was started again; this is its old process. Or somebody else has its name.
+    /// The node was started again and this is its old process, or another process uses the same id.
     #[error("a later incarnation of this node has registered and lives: end one of the two processes")]
     OlderIncarnation,
     /// Split the pool, or stop a hostile peer: one identity names too many owners.
     #[error(
-        "the nodes that registered with this certificate, or from this address, name more than {MAX_OWNERS_PER_IDENTITY} owners, \
-         the most one broker keeps for them: give these nodes certificates of their own, or run a second pool"
+        "the nodes that registered with this certificate, or from this address, name more than \
+         {MAX_OWNERS_PER_IDENTITY} owners, the most that one broker stores for them: give these nodes \
+         certificates of their own, or run a second pool"
     )]
     TooManyOwners,
     /// Run a second pool.
-    #[error("the pool has {MAX_NODES} nodes already, the most one broker serves")]
+    #[error("the pool has {MAX_NODES} nodes already, the most that one broker serves: run a second pool")]
     Full,
 }
 
 /// What one owner holds on one node.
 #[derive(Clone, Copy, Debug, Default)]
 struct Held {
-    /// All of it.
+    /// All regions that it holds.
     regions: u32,
-    /// What of it may be taken back, and is not yet.
+    /// Regions that may be taken back and are not being taken back yet.
     revocable: u32,
     pinned: u32,
 }
 
-/// One node, as it was when it last said something.
+/// One node, as of its last message.
 #[derive(Debug)]
 struct Known {
     address: NodeAddress,
@@ -77,12 +77,12 @@ struct Known {
     regions_total: u32,
     free: u32,
     holdings: BTreeMap<OwnerId, Held>,
-    /// Sum of the marks of all leases held: what a heartbeat is compared with.
+    /// Sum of the marks of all leases held. A heartbeat carries the node's own sum, which must be the same.
     table: u64,
     frames_rejected: u64,
-    /// Its last sign of life; of a node read from the store, when that was.
+    /// When it last sent a message or, if it is known only from the store, when the store was read.
     last_seen: Millis,
-    /// Whether this broker heard of it at all, or only read of it in the store.
+    /// Whether it has reported to this broker; if not, it is known only from the store.
     heard: bool,
     shunned_until: Millis,
 }
@@ -108,23 +108,23 @@ impl Known {
     }
 }
 
-/// Every node the broker knows.
+/// Every node that the broker knows.
 #[derive(Debug, Default)]
 pub struct Pool {
     nodes: BTreeMap<NodeId, Known>,
 }
 
 impl Pool {
-    /// Notes a node that an earlier broker knew. Nothing is placed there before it reports.
+    /// Adds a node that an earlier broker knew. Nothing is placed on it until it reports.
     pub fn remember(&mut self, now: Millis, report: &RegisterRequest) {
         if let Ok(address) = validate(report) {
-            // Its next report says what it lends and has lent.
+            // Its next report says how many regions it has, and which of them are lent.
             let known = Known { heard: false, free: 0, ..known_from(now, address, report) };
             self.nodes.entry(NodeId(address.node)).or_insert(known);
         }
     }
 
-    /// Replaces all that was believed of a node by what it says of itself.
+    /// Replaces everything known of a node by its report.
     pub fn report(
         &mut self,
         now: Millis,
@@ -139,9 +139,9 @@ impl Pool {
             return Err(ReportRefusal::RegionSize { pool: other.region_bytes, node: report.region_bytes });
         }
         match self.nodes.get(&node) {
-            // Only while the later one is heard: who claimed a name for a moment, with the last incarnation
-            // there is, must not keep it from its node for ever. (State folders see to it that no two have
-            // one name by mistake.)
+            // Only while the later incarnation is alive: a process that used a node's id for a moment, with
+            // the highest incarnation there is, must not lock the node out for ever. (The lock of the state
+            // folder prevents two nodes from using one id by mistake.)
             Some(known) if known.is_alive(now) && known.address.incarnation > address.incarnation => {
                 return Err(ReportRefusal::OlderIncarnation);
             }
@@ -155,8 +155,8 @@ impl Pool {
         Ok(RegisterResponse { heartbeat_interval_ms: HEARTBEAT_INTERVAL.0 })
     }
 
-    /// Notes a sign of life. `false`: the node shall report, since it is not known, or other leases are held
-    /// than believed.
+    /// Takes a heartbeat. `false`: the node must report again, since it is not known, or its leases are not
+    /// those that the broker has recorded.
     #[must_use]
     pub fn heartbeat(&mut self, now: Millis, beat: &HeartbeatRequest) -> bool {
         let known = self.nodes.get_mut(&NodeId(beat.node));
@@ -167,12 +167,12 @@ impl Pool {
         known.last_seen = now;
         known.free = beat.regions_free.min(known.regions_total);
         known.frames_rejected = beat.frames_rejected;
-        // Numbers alone may agree by accident: one lease has ended, and an answer with another was lost; or
-        // an old report came late.
+        // Comparing only the counts is not enough. They may agree by accident: one lease has ended and the
+        // answer that granted another was lost, or an old report has arrived late.
         known.held() == beat.regions_lent && known.table == beat.table
     }
 
-    /// Chooses whom to ask for `count` regions, and counts these as no longer free.
+    /// Chooses the nodes to ask for `count` regions, and counts these regions as no longer free.
     pub fn plan(
         &mut self,
         now: Millis,
@@ -209,13 +209,14 @@ impl Pool {
                 known.holdings.entry(owner).or_default().add(class, granted);
             }
             if granted < asked {
-                known.free = 0; // it had fewer than believed; its next heartbeat says how many
+                known.free = 0; // it had fewer than recorded; its next heartbeat says how many
             }
         }
     }
 
-    /// Chooses whom to ask to take `count` revocable leases of an owner back, and counts these as being taken
-    /// back. From the nodes on which the owner holds most, so that what it keeps stays spread.
+    /// Chooses the nodes that shall take back `count` revocable leases of an owner, and counts these leases
+    /// as being taken back. It chooses the nodes on which the owner holds most, so that the remaining leases
+    /// stay spread.
     pub fn plan_revocation(
         &mut self,
         now: Millis,
@@ -249,12 +250,12 @@ impl Pool {
         if let Some(held) = known.and_then(|known| known.holdings.get_mut(&owner))
             && revoked < asked
         {
-            held.revocable = 0; // it had fewer than believed; its next report says how many
+            held.revocable = 0; // it had fewer than recorded; its next report says how many
         }
     }
 
-    /// A node did not say whether it took `asked` leases back. They count as not taken, so that they can
-    /// be asked for again; the node's next report says how it is.
+    /// A node did not say whether it took `asked` leases back. They count as not taken back, so that they
+    /// can be asked for again; the node's next report corrects the numbers.
     pub fn revocation_unanswered(&mut self, now: Millis, node: NodeId, owner: OwnerId, asked: u32) {
         self.failed(now, node);
         let known = self.nodes.get_mut(&node);
@@ -263,35 +264,35 @@ impl Pool {
         }
     }
 
-    /// Leases of an owner that only it can give back, on nodes that live.
+    /// Leases of an owner that only the owner can give back, on nodes that are alive.
     pub fn pinned(&self, now: Millis, owner: OwnerId) -> u32 {
         let alive = self.nodes.values().filter(|known| known.is_alive(now));
         let held = alive.filter_map(|known| known.holdings.get(&owner));
         held.fold(0, |sum, held| sum.saturating_add(held.pinned))
     }
 
-    /// A node did not answer: whether it lent anything is not known. Its table will say, or its leases will
-    /// end.
+    /// A node did not answer, so it is not known whether it lent anything. If it did, its next report shows
+    /// the leases, or they expire.
     pub fn failed(&mut self, now: Millis, node: NodeId) {
         if let Some(known) = self.nodes.get_mut(&node) {
             known.shunned_until = now.plus(SHUN_AFTER_FAILURE);
         }
     }
 
-    /// Drops the nodes that have been silent for [`FORGET_AFTER`], and names them.
+    /// Drops the nodes that have been silent for [`FORGET_AFTER`]. Returns their ids.
     #[must_use]
     pub fn forget(&mut self, now: Millis) -> Vec<NodeId> {
         let silent = self.nodes.extract_if(.., |_, known| now.since(known.last_seen) >= FORGET_AFTER);
         silent.map(|(node, _)| node).collect()
     }
 
-    /// Where the nodes are reached that live, and those only known from the store.
+    /// Addresses of the nodes that are alive, and of those known only from the store.
     pub fn reachable(&self, now: Millis) -> Vec<NodeAddress> {
         let hopeful = self.nodes.values().filter(|known| known.is_alive(now) || !known.heard);
         hopeful.map(|known| known.address.clone()).collect()
     }
 
-    /// Why there is no room, for whoever asked in vain.
+    /// Why there is no room, as text for the owner that asked.
     pub fn why_short(&self, now: Millis) -> String {
         let alive = self.nodes.values().filter(|known| known.is_alive(now));
         let (nodes, free, total) = alive.fold((0, 0u64, 0u64), |(nodes, free, total), known| {
@@ -301,11 +302,11 @@ impl Pool {
             (0, _) => "no node has registered: start one with `farpool node`".to_owned(),
             (known, 0) => format!("none of the pool's {known} nodes answers"),
             _ if free == 0 => format!("all {total} regions of {nodes} nodes are lent: add a node"),
-            _ => format!("{free} of {total} regions are free, on nodes that could not be asked just now"),
+            _ => format!("{free} of {total} regions are free, but their nodes cannot be asked at present"),
         }
     }
 
-    /// Size of the pool's regions; zero while no node lives.
+    /// Size of the pool's regions; zero while no node is alive.
     pub fn region_bytes(&self, now: Millis) -> u64 {
         self.nodes.values().find(|known| known.is_alive(now)).map_or(0, |known| known.region_bytes)
     }
@@ -332,14 +333,14 @@ fn known_from(now: Millis, address: &NodeAddress, report: &RegisterRequest) -> K
         let held = holdings.entry(OwnerId(region.owner)).or_default();
         match LeaseClass::from_wire(region.class) {
             Some(class) if !region.revoked => held.add(class, 1),
-            _ => held.regions += 1, // being taken back, or of a class that this release does not know
+            _ => held.regions += 1, // it is being taken back, or this release does not know its class
         }
     }
     Known {
         address: address.clone(),
         region_bytes: report.region_bytes,
         regions_total: report.regions_total,
-        free: report.regions_total - report.lent.len() as u32, // no more than the total: `validate`
+        free: report.regions_total - report.lent.len() as u32, // `validate`: not more than the total
         holdings,
         table: report.lent.iter().fold(0, |sum, region| sum.wrapping_add(region.mark())),
         frames_rejected: 0,
@@ -349,14 +350,14 @@ fn known_from(now: Millis, address: &NodeAddress, report: &RegisterRequest) -> K
     }
 }
 
-/// Characters that move a terminal's cursor, or turn the order of text around.
+/// Characters that move a terminal's cursor or reverse the direction of text.
 fn is_deceptive(character: char) -> bool {
     let turns_around =
         matches!(character, '\u{200E}' | '\u{200F}' | '\u{202A}'..='\u{202E}' | '\u{2066}'..='\u{2069}');
     turns_around || character.is_control()
 }
 
-/// Checks what a node says of itself before anything is kept of it.
+/// Checks a node's report before any of it is stored.
 fn validate(report: &RegisterRequest) -> Result<&NodeAddress, ReportRefusal> {
     let malformed = |what| Err(ReportRefusal::Malformed(what));
     let Some(address) = &report.address else {
@@ -368,10 +369,10 @@ fn validate(report: &RegisterRequest) -> Result<&NodeAddress, ReportRefusal> {
         return malformed("an address is missing or too long");
     }
     if texts.iter().any(|text| text.chars().any(is_deceptive)) {
-        return malformed("an address holds characters that change what people see of it");
+        return malformed("an address contains control characters, or characters that reverse text");
     }
     if report.region_bytes == 0 || report.regions_total > MAX_REGIONS_PER_NODE {
-        return malformed("impossible number or size of regions");
+        return malformed("the number or the size of the regions is out of range");
     }
     let indices: BTreeSet<u32> = report.lent.iter().map(|region| region.region).collect();
     if indices.len() != report.lent.len() || indices.last().is_some_and(|last| *last >= report.regions_total)

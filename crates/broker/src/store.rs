@@ -1,4 +1,4 @@
-//! The nodes that the broker knew, with what they lent then, in one `redb` file.
+//! The nodes that the broker knew, in one `redb` file: the last report of each, without what was lent.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -14,13 +14,13 @@ use redb::{Database, DatabaseError, ReadableDatabase, ReadableTable, TableDefini
 const FORMAT: u64 = 1;
 const META: TableDefinition<&str, u64> = TableDefinition::new("farpool.meta");
 const FORMAT_KEY: &str = "format";
-/// Node id to its last report: a [`RegisterRequest`], without what was lent.
+/// From a node's id to its last report: a [`RegisterRequest`] without what was lent.
 const NODES: TableDefinition<u64, &[u8]> = TableDefinition::new("farpool.nodes");
 
-/// Memory for the file's pages. A thousand reports fit; everything is in memory anyway.
+/// Memory for the file's pages: enough for a thousand reports. The broker has everything in memory anyway.
 const CACHE_BYTES: usize = 4 << 20;
 
-/// Why the store cannot be used. Nothing in it is needed: the nodes are the truth.
+/// Why the store cannot be used. Deleting it loses nothing: the nodes register again.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// End the other broker, or take another file.
@@ -31,7 +31,8 @@ pub enum StoreError {
     },
     /// Move the file away.
     #[error(
-        "{} is damaged or not a broker's store ({reason}): move it away and start again, the nodes register anew",
+        "{} is damaged or not a broker's store ({reason}): move it away and start again; the nodes register \
+         again",
         path.display()
     )]
     Damaged {
@@ -42,8 +43,8 @@ pub enum StoreError {
     },
     /// Run the newer release, or move the file away.
     #[error(
-        "{} was written by another release (format {found}, this one reads {FORMAT}): run that release, or move the \
-         file away, the nodes register anew",
+        "{} was written by another release (format {found}, this one reads {FORMAT}): run that release, or \
+         move the file away; the nodes register again",
         path.display()
     )]
     OtherFormat {
@@ -52,7 +53,7 @@ pub enum StoreError {
         /// Its format.
         found: u64,
     },
-    /// Mend the directory, its permissions or the disk.
+    /// Fix the directory, its permissions or the disk.
     #[error("cannot use {}: {source}; pass a writable file with --store", path.display())]
     Io {
         /// The file.
@@ -64,14 +65,14 @@ pub enum StoreError {
 
 /// An open store. Its methods block on the disk.
 pub struct Store {
-    /// Taken when the store is dropped.
+    /// `None` only while the store is being dropped.
     database: Option<Database>,
     path: PathBuf,
 }
 
 impl Drop for Store {
     fn drop(&mut self) {
-        // Closing writes; on a damaged file that may fail, which the next opening will find out.
+        // Closing writes to the file. That may fail on a damaged file; the next opening detects the damage.
         let database = self.database.take();
         let _ = contained(&self.path, || {
             drop(database);
@@ -126,7 +127,7 @@ impl Store {
         match self.try_format().map_err(|error| failure(&self.path, error))? {
             Some(FORMAT) => Ok(()),
             Some(found) => Err(StoreError::OtherFormat { path: self.path.clone(), found }),
-            None => Err(self.damaged("it holds something else".to_owned())),
+            None => Err(self.damaged("it holds other data".to_owned())),
         }
     }
 
@@ -180,18 +181,18 @@ impl Store {
     }
 }
 
-/// redb reports some damage by panicking. The store is not needed for anything but speed, so that stops here.
+/// redb reports some damage by panicking. The broker can do without the store, so a panic becomes an error.
 fn contained<T>(path: &Path, body: impl FnOnce() -> Result<T, StoreError>) -> Result<T, StoreError> {
-    // Unwind safety: after a panic nothing of the store is used but redb's own handle, which poisons itself.
+    // Unwind safety: after a panic, only redb's own handle is used again, and it poisons itself.
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| {
-        let reason = "its pages contradict each other".to_owned();
+        let reason = "its pages are inconsistent".to_owned();
         Err(StoreError::Damaged { path: path.to_owned(), reason })
     })
 }
 
 fn failure(path: &Path, error: redb::Error) -> StoreError {
     match error {
-        // `InvalidData` and `UnexpectedEof` is how redb says that a file is none of its own.
+        // With `InvalidData` and `UnexpectedEof`, redb says that a file is not one of its own.
         redb::Error::Io(source)
             if !matches!(source.kind(), io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof) =>
         {
@@ -227,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_remembered_is_there_after_reopening_and_what_was_forgotten_is_not() {
+    fn after_reopening_remembered_nodes_are_there_and_forgotten_ones_are_not() {
         let (_dir, path) = a_store_file();
         let store = Store::open(&path).unwrap();
         store.remember(NodeId(1), &report(1, 9)).unwrap();
@@ -289,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_something_else_is_an_error_that_names_file_and_fix() {
+    fn a_file_that_is_not_a_store_is_an_error_that_names_file_and_fix() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("notes.txt");
         std::fs::write(&path, "Dear diary, ".repeat(1_000)).unwrap();
@@ -322,7 +323,7 @@ mod tests {
         ) {
             let (_dir, path) = a_store_file();
             let mut bytes = std::fs::read(&path).unwrap();
-            // Most of the file is empty pages: damage goes where something is.
+            // Most of the file is empty pages, so only bytes that are not zero are damaged.
             let used: Vec<_> = (0..bytes.len()).filter(|at| bytes[*at] != 0).collect();
             for (at, byte) in edits {
                 bytes[*at.get(&used)] = byte;

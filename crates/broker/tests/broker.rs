@@ -149,7 +149,7 @@ async fn broker_restart_rebuilds_its_state_from_the_nodes() {
     let nodes = [FakeNode::join(&broker, 1, 4).await, FakeNode::join(&broker, 2, 4).await];
     assert_eq!(broker.acquire(7, 3).await.leases.len(), 3);
     broker.stop().await;
-    // What changes while no broker runs is seen by the next one, which asks the nodes it finds in its store.
+    // Something changes while no broker runs. The next broker learns it from the nodes named in its store.
     let ended = nodes[0].table.lock().expire(Millis(u64::MAX)).len();
     let broker = RunningBroker::start(&store, None).await;
     let status = broker.status().await;

@@ -1,4 +1,4 @@
-/* Spills blocks to far memory with many writes under way, and reads them back: what a sort or a hash join does.
+/* Spills blocks to far memory with many writes in flight, and reads them back, as a sort or a hash join does.
  *
  *     cc -o spill spill.c $(pkg-config --cflags --libs farpool) -lpthread
  *     ./spill MIB               in the pool of this user's `farpool up`, or that of FARPOOL_BROKER
@@ -13,7 +13,7 @@
 
 enum { BLOCK = 256 * 1024, IN_FLIGHT = 8 };
 
-/* Counts operations under way, and remembers the first failure. */
+/* Counts the operations in flight, and remembers the first failure. */
 struct flight {
     pthread_mutex_t lock;
     pthread_cond_t landed;
@@ -31,7 +31,7 @@ static void landed(void *context, ssize_t result) {
     pthread_mutex_unlock(&flight->lock);
 }
 
-/* Waits until at most `most` operations are under way. */
+/* Waits until at most `most` operations are in flight. */
 static void wait_for(struct flight *flight, int most) {
     pthread_mutex_lock(&flight->lock);
     while (flight->under_way > most)

@@ -2,11 +2,12 @@
  *
  * Link with -lfarpool (pkg-config farpool). See farpool(3).
  *
- * Every function may be called from any thread, on any file, at the same time. Handles are looked up, never followed:
- * one that was closed, or was never given out, is -EBADF. Nothing survives fork(2): a child connects anew.
+ * Every function may be called from any thread, on any file, at the same time. The library checks each
+ * handle: a handle that was closed, or was never given out, gives -EBADF. Handles are not valid in a child
+ * made by fork(2), which must connect itself.
  *
- * Functions that return int or ssize_t return a negative error number (-ENOENT, -ENOSPC, ...) when they fail;
- * farpool_last_error() then says in words what is wrong and what mends it.
+ * Functions that return int or ssize_t return a negative error number (-ENOENT, -ENOSPC, ...) when they fail.
+ * farpool_last_error() then says in words what is wrong and how to fix it.
  */
 #ifndef FARPOOL_H
 #define FARPOOL_H
@@ -19,13 +20,14 @@
 extern "C" {
 #endif
 
-/* A connection to a pool of far memory, and the names of its files. Other connections have names of their own. */
+/* A connection to a pool of far memory, and the names of its files. Other connections have names of their
+ * own. */
 typedef struct farpool farpool;
 
 /* An open file. */
 typedef struct farpool_file farpool_file;
 
-/* Where the pool is, and how to use it. Set everything that you do not need to zero. */
+/* The address of the pool, and how to use it. Set all members that you do not need to zero. */
 struct farpool_options {
     const char *broker;    /* HOST:PORT; NULL: what FARPOOL_BROKER says, else the pool of this user's `farpool up` */
     const char *tls_dir;   /* folder with ca.pem, cert.pem, key.pem; NULL: what FARPOOL_TLS_DIR says, else the certificates
@@ -37,31 +39,32 @@ struct farpool_options {
 /* Connects. The connection is freed by farpool_disconnect(). */
 int farpool_connect(const struct farpool_options *options, farpool **pool);
 
-/* Waits for asynchronous operations, closes and deletes all files, and gives all memory back. What other threads are
- * doing with the connection and its files still ends as it would have. NULL is allowed. */
+/* Waits for asynchronous operations, closes and deletes all files, and gives all memory back. Calls of other
+ * threads that are in progress on the connection and its files still complete normally. NULL is allowed. */
 void farpool_disconnect(farpool *pool);
 
-/* Creates a file of `size` zero bytes and opens it. All its memory is leased now, so that writing within the size
- * does not fail for want of memory. -EEXIST: there is one of that name. -ENOSPC: the pool is full. */
+/* Creates a file of `size` zero bytes and opens it. All its memory is leased at once, so that writing within
+ * the size does not fail for lack of memory. -EEXIST: there is a file of that name. -ENOSPC: the pool is
+ * full. */
 int farpool_create(farpool *pool, const char *name, uint64_t size, farpool_file **file);
 
-/* Opens a file. -ENOENT: there is none of that name. */
+/* Opens a file. -ENOENT: there is no file of that name. */
 int farpool_open(farpool *pool, const char *name, farpool_file **file);
 
 /* Reads up to `bytes` bytes at `offset`; returns how many: fewer at the end of the file, 0 behind it. */
 ssize_t farpool_read(farpool_file *file, void *buffer, size_t bytes, uint64_t offset);
 
-/* Writes `bytes` bytes at `offset`, which may lie behind the end; returns how many: all, unless an error came after
- * some. */
+/* Writes `bytes` bytes at `offset`, which may lie behind the end; returns how many: all, or fewer if an error
+ * came after some. */
 ssize_t farpool_write(farpool_file *file, const void *data, size_t bytes, uint64_t offset);
 
-/* What became of an asynchronous operation: the bytes read or written, or a negative error number. Called once, on a
- * thread of the library. It may start operations, but must not wait for any; farpool_close() answers -EDEADLK there, and
- * farpool_disconnect() does nothing. */
+/* Reports the result of an asynchronous operation: the bytes read or written, or a negative error number. It
+ * is called once, on a thread of the library. It may start operations, but must not wait for any: there,
+ * farpool_close() returns -EDEADLK, and farpool_disconnect() does nothing. */
 typedef void (*farpool_done)(void *context, ssize_t result);
 
-/* As farpool_read() and farpool_write(), but return at once; the buffer must stay until `done` is called. -EAGAIN: too
- * many are under way, and `done` will not be called. */
+/* Like farpool_read() and farpool_write(), but return at once. The buffer must stay valid until `done` is
+ * called. -EAGAIN: too many operations are waiting; `done` will not be called. */
 int farpool_read_async(farpool_file *file, void *buffer, size_t bytes, uint64_t offset, farpool_done done, void *context);
 int farpool_write_async(farpool_file *file, const void *data, size_t bytes, uint64_t offset, farpool_done done,
                         void *context);
@@ -69,16 +72,16 @@ int farpool_write_async(farpool_file *file, const void *data, size_t bytes, uint
 /* The file's size in bytes. */
 int farpool_size(farpool_file *file, uint64_t *size);
 
-/* Cuts the file off, giving memory back, or makes it longer by zeros. */
+/* Truncates the file, which gives memory back, or extends it with zeros. */
 int farpool_resize(farpool_file *file, uint64_t size);
 
-/* Closes the file; returns when what is under way on it has ended. The handle is of no use any more. */
+/* Closes the file; returns when all operations on it have ended. The handle is not valid any more. */
 int farpool_close(farpool_file *file);
 
-/* Deletes the name. The memory goes back once the file is not open any more. */
+/* Deletes the name. The memory is given back once the file is not open any more. */
 int farpool_delete(farpool *pool, const char *name);
 
-/* What was wrong with the last call of this thread that failed, in words. Valid until its next call that fails. */
+/* The error message of the last failed call of this thread. Valid until the thread's next failed call. */
 const char *farpool_last_error(void);
 
 /* The library's version: MAJOR.MINOR.PATCH. */

@@ -1,9 +1,9 @@
-//! The functions of `farpool.h`. What each does is said there.
+//! The functions of `farpool.h`, which documents them.
 //!
-//! Pointers that come from C are as the header demands: strings that end with a zero byte, buffers as long as
-//! said. That is the `# Safety` of all of them. Handles are numbers that are looked up.
+//! `# Safety` of all of them: pointers from C are as the header demands, that is, strings end with a zero
+//! byte, and buffers have the given length. Handles are numbers, which are looked up.
 
-// One contract for all, above.
+// All functions have the one contract above.
 #![allow(clippy::missing_safety_doc)]
 
 use std::ffi::{c_char, c_int, c_void};
@@ -39,7 +39,7 @@ pub unsafe extern "C" fn farpool_connect(
         // SAFETY: null, or the caller's options.
         let options = unsafe { options.as_ref() }.unwrap_or(&defaults);
         let place = out(pool)?;
-        // SAFETY: null, or strings of the caller's that stay for the call.
+        // SAFETY: each is null, or a string of the caller that stays unchanged during the call.
         let target = unsafe {
             Target {
                 broker: text(options.broker, "options.broker")?,
@@ -94,7 +94,7 @@ pub unsafe extern "C" fn farpool_open(
 }
 
 /// # Safety
-/// As for its callers, which pass on what the program gave them (`farpool.h`).
+/// As for its callers, which pass the program's arguments on (`farpool.h`).
 unsafe fn open_by(
     pool: ConnectionHandle,
     name: *const c_char,
@@ -246,7 +246,7 @@ pub extern "C" fn farpool_version() -> *const c_char {
     concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()
 }
 
-/// Where a result goes.
+/// Checks the pointer to which a result is to be written.
 fn out<T>(place: *mut T) -> Result<*mut T, Failure> {
-    if place.is_null() { Err(Failure::invalid("no place for the result: a null pointer")) } else { Ok(place) }
+    if place.is_null() { Err(Failure::invalid("the pointer for the result is null")) } else { Ok(place) }
 }

@@ -1,4 +1,4 @@
-//! Error numbers for C, and words for people.
+//! Error numbers for C, and error messages for people.
 
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char};
@@ -31,7 +31,7 @@ impl From<FileError> for Failure {
             FileError::NoSpace | FileError::TooFewNodes { .. } => libc::ENOSPC,
             FileError::TooLarge => libc::EFBIG,
             FileError::Short => libc::ENFILE,
-            // Lost, damaged, unavailable: the data cannot be had.
+            // The data is lost, damaged or unavailable.
             _ => libc::EIO,
         };
         Failure::new(errno, error.to_string())
@@ -68,12 +68,13 @@ thread_local! {
     static LAST: RefCell<CString> = RefCell::default();
 }
 
-/// Runs a call's body: its number, or the negative error number, with the words kept for this thread (C2).
+/// Runs the body of a call (C2). Returns its result, or the negative error number; the error message is
+/// stored for this thread.
 pub(crate) fn answer(body: impl FnOnce() -> Result<i64, Failure>) -> i64 {
-    // Nothing of a call is looked at after it has panicked but what other threads share under locks that do
-    // not poison.
+    // Unwind safety: after a panic, only state shared with other threads is used again. It is under locks
+    // that do not poison.
     let outcome = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| {
-        Err(Failure::new(libc::EIO, "a fault of the library; its standard error has the details"))
+        Err(Failure::new(libc::EIO, "internal error of the library: see standard error for details"))
     });
     outcome.unwrap_or_else(|failure| {
         let number = -i64::from(failure.errno);
@@ -82,12 +83,12 @@ pub(crate) fn answer(body: impl FnOnce() -> Result<i64, Failure>) -> i64 {
     })
 }
 
-/// The words of this thread's last failure.
+/// The message of this thread's last failure.
 pub(crate) fn last() -> *const c_char {
     LAST.with_borrow(|last| last.as_ptr())
 }
 
-/// A string that C has passed.
+/// Reads a string that C has passed; `None` for null.
 ///
 /// # Safety
 /// `text` is null, or a string that ends with a zero byte and stays unchanged for `'a`.

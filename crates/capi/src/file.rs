@@ -1,4 +1,4 @@
-//! An open file: what C reads and writes through.
+//! An open file, through which C reads and writes.
 
 use std::sync::Arc;
 
@@ -10,35 +10,36 @@ use crate::error::Failure;
 use crate::pool::Files;
 use crate::workers::{Job, Queue};
 
-/// What a handle of type `farpool_file` stands for.
+/// The object behind a handle of type `farpool_file`.
 pub struct OpenFile {
     file: FarFile,
     files: Arc<Files>,
     queue: Arc<Queue>,
-    /// Asynchronous operations.
+    /// Number of asynchronous operations in progress.
     under_way: Mutex<u64>,
     ended: Condvar,
 }
 
-/// Bytes of the caller's, for as long as an operation lasts.
+/// Memory of the caller, for the duration of an operation.
 #[derive(Clone, Copy)]
 pub(crate) struct Memory {
     start: *mut u8,
     bytes: usize,
 }
 
-// SAFETY: an address and a length; who made it has promised that the bytes are the operation's alone, on any
-// thread.
+// SAFETY: an address and a length. The caller of `new` has promised that only the operation uses the bytes,
+// on any thread.
 unsafe impl Send for Memory {}
 
 impl Memory {
     /// # Safety
-    /// Until the operation ends, `bytes` bytes at `start` are valid for what it does (writes of a read, reads
-    /// of a write), and nobody else changes them, nor looks at those of a read.
+    /// Until the operation ends, `bytes` bytes at `start` are valid for writes (if the operation is a read)
+    /// or for reads (if it is a write). Meanwhile no other code changes them or, if the operation is a read,
+    /// reads them.
     pub(crate) unsafe fn new(start: *mut u8, bytes: usize) -> Result<Self, Failure> {
         match () {
             () if start.is_null() && bytes > 0 => Err(Failure::invalid("the buffer is a null pointer")),
-            () if bytes > isize::MAX as usize => Err(Failure::invalid("impossible number of bytes")),
+            () if bytes > isize::MAX as usize => Err(Failure::invalid("the number of bytes is too large")),
             () => Ok(Memory { start, bytes }),
         }
     }
@@ -57,7 +58,7 @@ impl OpenFile {
         self.files.with_session(|session| self.file.set_size(session, size))
     }
 
-    /// Reads up to as many bytes as there is room for; says how many.
+    /// Reads as many bytes as there is room for, fewer at the end of the file; returns how many.
     pub(crate) fn read(&self, to: Memory, offset: u64) -> Result<i64, Failure> {
         self.files.with_session(|session| {
             let mut read = 0;
@@ -67,10 +68,11 @@ impl OpenFile {
                 let bytes = match self.file.read(session, at, wanted) {
                     Ok(bytes) => bytes,
                     Err(error) if read == 0 => return Err(error.into()),
-                    Err(_) => break, // the next call will say so
+                    Err(_) => break, // the next call returns the error
                 };
-                // SAFETY: `read + bytes.len()` is at most `to.bytes`; the memory is valid for writes and ours
-                // (`Memory::new`); the bytes lie in an arena of the library.
+                // SAFETY: `read + bytes.len()` is at most `to.bytes`; the memory is valid for writes, and
+                // ours alone (`Memory::new`); the source lies in an arena of the library, so they do not
+                // overlap.
                 unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.start.add(read), bytes.len()) };
                 read += bytes.len();
                 if bytes.len() < wanted {
@@ -81,27 +83,27 @@ impl OpenFile {
         })
     }
 
-    /// Writes all bytes; says how many went before an error.
+    /// Writes all bytes; returns how many, fewer if an error came after some.
     pub(crate) fn write(&self, from: Memory, offset: u64) -> Result<i64, Failure> {
         self.files.with_session(|session| {
             let mut written = 0;
             while written < from.bytes {
                 let bytes = (from.bytes - written).min(MAX_TRANSFER_BYTES);
                 let at = offset.checked_add(written as u64).ok_or(FileError::TooLarge)?;
-                // SAFETY: in bounds; valid for reads and changed by nobody until the operation ends
+                // SAFETY: in bounds; valid for reads, and not changed until the operation ends
                 // (`Memory::new`).
                 let data = unsafe { std::slice::from_raw_parts(from.start.add(written), bytes) };
                 match self.file.write(session, at, data) {
                     Ok(()) => written += bytes,
                     Err(error) if written == 0 => return Err(error.into()),
-                    Err(_) => break, // the next call will say so
+                    Err(_) => break, // the next call returns the error
                 }
             }
             Ok(written as i64)
         })
     }
 
-    /// Has a worker do it.
+    /// Queues an asynchronous operation for a worker.
     pub(crate) fn start(self: Arc<Self>, job: impl FnOnce(Arc<Self>) -> Job) -> Result<(), Failure> {
         *self.under_way.lock() += 1;
         let queue = self.queue.clone();
@@ -116,7 +118,7 @@ impl OpenFile {
         }
     }
 
-    /// Waits until nothing is under way.
+    /// Waits until no asynchronous operation is in progress.
     pub(crate) fn wait_for_its_operations(&self) {
         let mut under_way = self.under_way.lock();
         while *under_way > 0 {

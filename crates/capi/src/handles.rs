@@ -1,8 +1,8 @@
-//! Handles: what C holds. They look like pointers and are numbers.
+//! The handles that C programs hold. They have the type of pointers, but are numbers.
 //!
-//! H1. A number is given out once: a handle that was closed, or that the library never gave, is refused and
-//!     never followed.
-//! H2. A child made by fork(2) begins with no handles: those of its parent are refused there.
+//! H1. A number is used once. A handle that was closed, or that the library never gave out, is refused; no
+//!     handle is ever dereferenced.
+//! H2. A child process made by fork(2) starts without handles, and refuses those of its parent.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,17 +14,17 @@ use crate::error::Failure;
 use crate::file::OpenFile;
 use crate::pool::Connection;
 
-/// A handle of a connection as C passes it, checked when it is used.
+/// A handle of a connection, as C passes it. It is checked when it is used.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(transparent)]
 pub struct ConnectionHandle(usize);
 
-/// A handle of an open file, likewise.
+/// The same for an open file.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(transparent)]
 pub struct FileHandle(usize);
 
-/// What the handles of this process stand for.
+/// The objects behind the handles of this process.
 #[derive(Default)]
 struct Handles {
     connections: HashMap<ConnectionHandle, Arc<Connection>>,
@@ -33,12 +33,13 @@ struct Handles {
 
 /// Null until the first handle of a process.
 static HANDLES: AtomicPtr<RwLock<Handles>> = AtomicPtr::new(std::ptr::null_mut());
-/// The next number. Not null, and shared by parent and child, so that they differ from each other's too.
+/// The next number. Never null. A forked child continues with its parent's count, so its handles differ from
+/// those that the parent had at the fork.
 static NEXT: AtomicUsize = AtomicUsize::new(1);
 static MINDS_FORKS: AtomicBool = AtomicBool::new(false);
 
-/// A lock that a thread of the parent held stays locked in the child for ever, so the child leaves the
-/// parent's alone.
+/// Makes a forked child start without handles. It must not touch the parent's table: a lock that a thread of
+/// the parent held stays locked in the child for ever.
 extern "C" fn begin_anew() {
     // Relaxed: the child has one thread.
     HANDLES.store(std::ptr::null_mut(), Ordering::Relaxed);
@@ -48,9 +49,9 @@ fn handles() -> &'static RwLock<Handles> {
     // Acquire: pairs with the release below, which publishes the lock's own bytes.
     let mut found = HANDLES.load(Ordering::Acquire);
     if found.is_null() {
-        // Relaxed: whoever comes first registers, and the first fork that matters comes after a connection.
+        // Relaxed: exactly one thread registers, and only a fork after the first connection matters.
         if !MINDS_FORKS.swap(true, Ordering::Relaxed) {
-            // SAFETY: a function that stores one word, which is allowed in a child.
+            // SAFETY: the function only stores one word, which is allowed in a forked child.
             unsafe { libc::pthread_atfork(None, None, Some(begin_anew)) };
         }
         let fresh = Box::into_raw(Box::default());
@@ -62,7 +63,7 @@ fn handles() -> &'static RwLock<Handles> {
         ) {
             Ok(_) => found = fresh,
             Err(faster) => {
-                // SAFETY: it came from `Box::into_raw` just now, and nobody has seen it.
+                // SAFETY: it came from `Box::into_raw` just now, and no other thread has seen it.
                 drop(unsafe { Box::from_raw(fresh) });
                 found = faster;
             }
@@ -73,12 +74,12 @@ fn handles() -> &'static RwLock<Handles> {
 }
 
 fn next() -> usize {
-    // Relaxed: only that no two get the same matters.
+    // Relaxed: the numbers only have to be unique.
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
 fn not_open(what: &str) -> Failure {
-    Failure::new(libc::EBADF, format!("this is no open {what} of this process"))
+    Failure::new(libc::EBADF, format!("the handle is not that of an open {what} of this process"))
 }
 
 fn not_null(number: usize, what: &str) -> Result<(), Failure> {

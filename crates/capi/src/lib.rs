@@ -1,11 +1,11 @@
 //! The C library: files in far memory by `create`, `open`, `read`, `write`, `close`, `delete`, and by
 //! asynchronous variants (SIGMOD 2016, section 4.1 and table 2).
 //!
-//! C1. `include/farpool.h` is the contract; what is exported here is what it declares, no more (a test
-//!     compares them).
+//! C1. `include/farpool.h` is the contract. The library exports exactly what it declares (a test compares
+//!     them).
 //! C2. No panic leaves a function: it becomes an error number.
 //! C3. Handles are looked up: one that is null, was closed, or was never given out is refused.
-//! Not here: names that several processes see (the mount).
+//! Not here: files that several processes share by name (the mount).
 
 mod calls;
 mod error;

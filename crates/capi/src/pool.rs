@@ -18,13 +18,13 @@ use crate::workers::Workers;
 /// Longest name of a file, as in other file systems.
 const MAX_NAME_BYTES: usize = 255;
 
-/// What a handle of type `farpool` stands for.
+/// The object behind a handle of type `farpool`.
 pub struct Connection {
     workers: Workers,
     files: Arc<Files>,
 }
 
-/// Where a pool is, and how to use it.
+/// The address of a pool, and how to use it.
 pub(crate) struct Target<'a> {
     pub(crate) broker: Option<&'a str>,
     pub(crate) tls_dir: Option<&'a str>,
@@ -36,7 +36,7 @@ pub(crate) struct Target<'a> {
 pub(crate) struct Files {
     store: FileStore,
     names: Mutex<HashMap<String, FarFile>>,
-    /// Sessions that no thread uses now: at most as many as ever did at the same time.
+    /// Sessions that no thread uses now: at most as many as were ever in use at the same time.
     idle: Mutex<Vec<Session>>,
 }
 
@@ -45,12 +45,13 @@ impl Connection {
         let located = locate(target.broker, target.tls_dir.map(Path::new))?;
         let Located { address: broker, tls } = located.ok_or_else(|| {
             Failure::invalid(
-                "no broker: start one with `farpool up`, or set options.broker or FARPOOL_BROKER to HOST:PORT",
+                "no broker: start one with `farpool up`, or set options.broker or FARPOOL_BROKER to \
+                 HOST:PORT",
             )
         })?;
         let transport = match target.transport.unwrap_or("auto") {
             "verbs" => {
-                return Err(Failure::invalid("the C library brings no RDMA: choose auto, shm or tcp"));
+                return Err(Failure::invalid("the C library does not support RDMA: choose auto, shm or tcp"));
             }
             name => name.parse::<TransportChoice>().map_err(Failure::invalid)?,
         };
@@ -61,10 +62,10 @@ impl Connection {
         Ok(Connection { workers: Workers::start()?, files })
     }
 
-    /// Creates a file whose memory is all there, and opens it.
+    /// Creates a file, leases all of its memory, and opens it.
     pub(crate) fn create(&self, name: &str, size: u64) -> Result<OpenFile, Failure> {
         check_name(name)?;
-        let exists = || Failure::new(libc::EEXIST, format!("there is a file '{name}' already"));
+        let exists = || Failure::new(libc::EEXIST, format!("the file '{name}' exists already"));
         if self.files.names.lock().contains_key(name) {
             return Err(exists());
         }
@@ -90,7 +91,7 @@ impl Connection {
         removed.map(drop).ok_or_else(|| no_such_file(name))
     }
 
-    /// Waits until every operation that was accepted is done.
+    /// Waits until all accepted operations are done.
     pub(crate) fn finish(&self) {
         self.workers.finish();
     }
@@ -101,7 +102,7 @@ impl Connection {
 }
 
 impl Files {
-    /// Runs something with a session that nobody else uses meanwhile.
+    /// Runs `body` with a session that no other thread uses meanwhile.
     pub(crate) fn with_session<R>(&self, body: impl FnOnce(&Session) -> R) -> R {
         let idle = self.idle.lock().pop();
         let session = idle.unwrap_or_else(|| self.store.session());

@@ -1,8 +1,8 @@
 //! Threads that carry out asynchronous operations.
 //!
-//! W1. What was accepted is carried out and reported once, also when the connection ends.
-//! W2. At most [`MAX_QUEUED`] operations wait; the next are refused.
-//! W3. These threads wait for no operation, whatever the functions that they call ask for.
+//! W1. An accepted operation is carried out and reported once, also when the connection ends.
+//! W2. At most [`MAX_QUEUED`] operations wait; further ones are refused.
+//! W3. These threads never wait for an operation, whatever the callbacks that they run ask for.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -16,22 +16,23 @@ use parking_lot::{Condvar, Mutex};
 use crate::error::{Failure, answer};
 use crate::file::{Memory, OpenFile};
 
-/// Threads of a connection: as many operations are under way at once.
+/// Threads of a connection: so many operations are carried out at the same time.
 const WORKERS: usize = 4;
-/// Operations that wait: far more than keep the threads busy.
+/// Most operations that wait: far more than are needed to keep the threads busy.
 const MAX_QUEUED: usize = 1024;
 
-/// Tells C what became of an operation.
+/// The callback that reports the result of an operation to C.
 pub(crate) type Done = unsafe extern "C" fn(context: *mut c_void, result: libc::ssize_t);
 
 thread_local! {
     static IS_WORKER: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Refuses to wait on a thread of the library: what it waits for may be its own to do (W3).
+/// Refuses to wait on a thread of the library: the thread might wait for an operation that is its own work
+/// (W3).
 pub(crate) fn must_not_wait() -> Result<(), Failure> {
     if IS_WORKER.get() {
-        return Err(Failure::new(libc::EDEADLK, "this would wait, and is called by a `done` function"));
+        return Err(Failure::new(libc::EDEADLK, "a `done` function must not call this: it would wait"));
     }
     Ok(())
 }
@@ -57,7 +58,7 @@ pub(crate) struct Job {
 #[derive(Clone, Copy)]
 pub(crate) struct Context(pub(crate) *mut c_void);
 
-// SAFETY: never followed here; that the callback may run on another thread is its contract.
+// SAFETY: the library never dereferences it; by contract, the callback may run on another thread.
 unsafe impl Send for Context {}
 
 impl Job {
@@ -67,7 +68,7 @@ impl Job {
             Kind::Read => file.read(memory, offset),
             Kind::Write => file.write(memory, offset),
         });
-        // SAFETY: a function of the signature that the header demands, with the pointer that came with it.
+        // SAFETY: `done` has the signature that the header demands; `context` is the pointer given with it.
         unsafe { done(context.0, result as libc::ssize_t) };
         file.operation_ended();
     }
@@ -90,10 +91,10 @@ impl Queue {
     pub(crate) fn put(&self, job: Job) -> Result<(), Failure> {
         let mut waiting = self.waiting.lock();
         if waiting.is_closed {
-            return Err(Failure::new(libc::EBADF, "the connection is being ended"));
+            return Err(Failure::new(libc::EBADF, "the connection is being closed"));
         }
         if waiting.jobs.len() >= MAX_QUEUED {
-            let text = format!("{MAX_QUEUED} operations wait already: let some end first");
+            let text = format!("{MAX_QUEUED} operations are waiting already: try again when some have ended");
             return Err(Failure::new(libc::EAGAIN, text));
         }
         waiting.jobs.push_back(job);
@@ -145,7 +146,7 @@ impl Workers {
         self.queue.clone()
     }
 
-    /// Waits until everything accepted is done (W1).
+    /// Waits until all accepted operations are done (W1).
     pub(crate) fn finish(&self) {
         self.queue.close();
         let threads = std::mem::take(&mut *self.threads.lock());

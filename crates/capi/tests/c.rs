@@ -1,4 +1,5 @@
-//! The library as C programs see it: installed, compiled against, linked, and run on a real pool.
+//! The library as C programs use it: the tests install it, compile and link programs against it, and run them
+//! on a real pool.
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -50,7 +51,7 @@ impl Pool {
         Self::in_directory(tempfile::tempdir().unwrap(), regions_each, None)
     }
 
-    /// With certificates, and published where programs look that were not told.
+    /// A pool with certificates, published where programs look when they are not given an address.
     fn published(regions_each: u64) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let run_dir = directory.path().join("farpool");
@@ -148,14 +149,14 @@ impl Installed {
         let mut command = Command::new(program);
         command.env("LD_LIBRARY_PATH", self.prefix.path().join("lib"));
         command.env_remove("FARPOOL_BROKER").env_remove("FARPOOL_TLS_DIR");
-        // No pool of this user must be found by accident.
+        // So that no pool of this user is found by accident.
         command.env("XDG_RUNTIME_DIR", "/nonexistent");
         command
     }
 }
 
 #[test]
-fn the_example_builds_with_what_is_installed_and_spills_to_a_pool() {
+fn the_example_builds_against_the_installed_library_and_spills_to_a_pool() {
     let pool = Pool::start(24);
     let installed = Installed::new();
     let spill = installed.build(&crate_folder().join("example/spill.c"));
@@ -168,7 +169,7 @@ fn the_example_builds_with_what_is_installed_and_spills_to_a_pool() {
 }
 
 #[test]
-fn a_broker_that_wants_tls_is_named_as_such_in_c_and_in_rust() {
+fn a_broker_that_wants_tls_gives_the_same_error_in_c_and_in_rust() {
     let directory = tempfile::tempdir().unwrap();
     make_certificates(directory.path());
     let runtime = Runtime::new().unwrap();
@@ -211,7 +212,8 @@ fn a_broker_that_hangs_up_is_an_error_and_never_a_signal() {
     let spill = installed.build(&crate_folder().join("example/spill.c"));
     let broker = TcpListener::bind(any_port()).unwrap();
     let address = broker.local_addr().unwrap().to_string();
-    // The library is still writing what it wants to know; what it has not read is answered by a reset.
+    // The broker closes the connection while the library is still writing its request. Since the broker has
+    // not read the request, the kernel answers with a reset.
     std::thread::spawn(move || {
         for stream in broker.incoming() {
             let _ = stream.unwrap().write_all(&EMPTY_SETTINGS); // the program may have ended

@@ -1,4 +1,4 @@
-/* Asks the library for what it promises, and for what it must refuse: calls HOST:PORT. The pool has eight MiB. */
+/* Tests what the library promises and what it must refuse. Usage: calls HOST:PORT; the pool has eight MiB. */
 #undef NDEBUG
 #include <assert.h>
 #include <errno.h>
@@ -85,7 +85,7 @@ static void refuses_handles_that_are_not_open(const char *broker) {
     assert(farpool_read(left_open, &byte, 1, 0) == -EBADF && farpool_close(left_open) == -EBADF);
 }
 
-/* A child's own connection works, its parent's is refused, and the parent does not notice. */
+/* In a forked child, a new connection works and the parent's is refused. The parent is not affected. */
 static void begins_anew_in_a_child(const char *broker) {
     farpool_file *file;
     char byte = 7;
@@ -195,7 +195,7 @@ static void does_not_wait_for_itself(void) {
     assert(farpool_delete(pool, "waits") == 0);
 }
 
-/* Closing waits for what is under way; too much of it is refused. */
+/* Closing waits for the operations in flight; too many of them are refused. */
 static void reports_every_operation_once(void) {
     static char data[MIB];
     farpool_file *file;
@@ -212,13 +212,13 @@ static void reports_every_operation_once(void) {
     assert(reported == accepted && bytes_reported == accepted * MIB);
     assert(farpool_open(pool, "async", &file) == 0);
     assert(farpool_read_async(file, data, MIB, MIB, count, &reported) == 0);
-    farpool_disconnect(pool); /* waits, and takes the open file along */
+    farpool_disconnect(pool); /* waits, and closes the open file as well */
     assert(reported == accepted + 1);
 }
 
 int main(int argc, char **argv) {
     assert(argc == 2);
-    /* Some are left for other connections. */
+    /* The limit leaves some memory for other connections. */
     struct farpool_options options = {.broker = argv[1], .transport = "auto", .limit_bytes = 6 * MIB};
     assert(farpool_connect(&options, &pool) == 0);
     assert(strlen(farpool_version()) >= 5);

@@ -1,4 +1,4 @@
-//! `farpool bench`: how fast the fabric is, and files and databases on it.
+//! `farpool bench`: measures the fabric, and files and databases on it.
 
 mod databases;
 mod kv;
@@ -33,7 +33,7 @@ use crate::tether::{self, Tether};
 
 /// Measure how fast far memory is
 ///
-/// Figures mean something on an idle machine, from a release build.
+/// Figures are meaningful only on an idle machine and from a release build.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
@@ -64,12 +64,12 @@ enum What {
     FileClient(paper::FileClientArgs),
 }
 
-/// Measure one operation of the fabric, beside the least that it could cost on this machine
+/// Measure one operation of the fabric, beside its floor: the least that it could cost on this machine
 ///
 /// Starts a broker and a node of its own unless --broker names a pool, leases the footprint, fills it, and
-/// then measures in short slices. With --floor each slice is followed by one of bare accesses: memcpy, loads
-/// or locked instructions at such places for shm, a bare request and response between two polling processes
-/// for tcp. Every atomic is checked, and reads and writes from time to time.
+/// then measures in short slices. With --floor each slice is followed by one of bare accesses: for shm,
+/// memcpy, loads or locked instructions at similar addresses; for tcp, a bare request and response between
+/// two polling processes. The result of every atomic is checked, and those of some reads and writes.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
@@ -82,7 +82,7 @@ struct IoArgs {
     #[arg(long)]
     transport: IoTransport,
 
-    /// What is done: read, write, cas, faa or call
+    /// The operation: read, write, cas, faa or call
     #[arg(long)]
     op: IoOp,
 
@@ -98,7 +98,7 @@ struct IoArgs {
     #[arg(long, value_name = "N", default_value_t = 1)]
     depth: usize,
 
-    /// Operations handed over together
+    /// Operations posted together
     #[arg(long, value_name = "N", default_value_t = 1)]
     batch: usize,
 
@@ -110,15 +110,15 @@ struct IoArgs {
     #[arg(long, value_name = "SIZE", default_value = "1GiB")]
     footprint: ByteSize,
 
-    /// How long operations are measured; floors and warm-up come on top
+    /// How long to measure operations, in seconds; floors and warm-up take more time
     #[arg(long, value_name = "N", value_parser = parse_seconds)]
     seconds: Duration,
 
-    /// Measure the floor as well, in turns
+    /// Measure the floor as well, alternating with the operation
     #[arg(long)]
     floor: bool,
 
-    /// Use the pool of this broker instead of an own one
+    /// Use the pool of this broker instead of starting one
     #[arg(long, value_name = "HOST:PORT", value_parser = parse_address)]
     broker: Option<String>,
 
@@ -131,11 +131,11 @@ struct IoArgs {
     json: bool,
 }
 
-/// Measure the fabric's operations beside their floors and peers, and write it down
+/// Measure the fabric's operations beside their floors and peers, and write a report
 ///
-/// What `make bench-io` runs: each line is an invocation of `farpool bench io`; nbdkit, memcached and redis
-/// are started on free ports of loopback and ended again. Needs some six times the footprint of memory and,
-/// with five rounds, some six minutes.
+/// What `make bench-io` runs. Each line of the report is one run of `farpool bench io`; nbdkit, memcached and
+/// redis are started on free ports of loopback, and ended afterwards. Needs about six times the footprint of
+/// memory and, with five rounds, about six minutes.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
@@ -146,20 +146,20 @@ struct IoTableArgs {
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
 
-    /// How often everything is measured; medians are shown
+    /// How often to measure everything; the report has medians
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
     rounds: u16,
 
-    /// How long each time
+    /// How long to measure each time, in seconds
     #[arg(long, value_name = "N", default_value = "0.7", value_parser = parse_seconds)]
     seconds: Duration,
 
-    /// Far memory, and what each peer holds
+    /// Size of far memory, and of each peer's data
     #[arg(long, value_name = "SIZE", default_value = "512MiB")]
     footprint: ByteSize,
 }
 
-/// The other end of a floor, in a process of its own.
+/// The serving side of a floor, in a process of its own.
 #[derive(Debug, clap::Args)]
 struct FloorArgs {
     /// tcp or ping-pong
@@ -179,10 +179,10 @@ enum FloorKind {
 
 #[derive(Debug, clap::Args)]
 struct TcpFloorArgs {
-    /// Memory in which requests name their places
+    /// Size of the memory that requests address
     #[arg(long)]
     bytes: usize,
-    /// What pages it lies on
+    /// Which pages the memory consists of
     #[arg(long)]
     pages: FloorPages,
     #[command(flatten)]
@@ -275,19 +275,19 @@ impl IoArgs {
     }
 }
 
-/// The node takes the footprint, and so does a floor of bare accesses.
+/// The node reserves the footprint, and a floor of bare accesses needs as much again.
 fn check_memory(options: &IoOptions) -> Result<()> {
     let room = farpool_node::available_memory().context("cannot read how much memory there is")?;
     let wanted = options.footprint_bytes.saturating_mul(1 + u64::from(options.floor));
     if wanted > room {
         let (wanted, room) = (ByteSize(wanted), ByteSize(room));
-        let text = format!("this takes {wanted} and {room} are available: lower --footprint");
+        let text = format!("this needs {wanted}, and {room} is available: lower --footprint");
         return Err(UsageError(text).into());
     }
     Ok(())
 }
 
-/// A flag that SIGINT, SIGTERM and SIGHUP raise: ending where we stand would leave children and files behind.
+/// A flag that SIGINT, SIGTERM and SIGHUP raise, so that the bench ends its children and removes its files.
 fn stop_on_signals() -> Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
     let raised = stop.clone();

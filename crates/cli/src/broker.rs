@@ -14,23 +14,23 @@ use crate::reach::runtime;
 use crate::shutdown::Shutdown;
 use crate::tether::{self, Tether};
 
-/// Run a broker: it knows who has room and places leases
+/// Run a broker: it knows which nodes have room, and places leases
 ///
-/// Runs in the foreground and prints `ready ADDRESS` once it takes requests. Clients and nodes go on without
-/// it; only new leases need it. After a restart at the same address it learns from the nodes what they have
-/// lent.
+/// Runs in the foreground and prints `ready ADDRESS` once it serves requests. Clients and nodes keep working
+/// without it; only new leases need it. After a restart at the same address it learns from the nodes what
+/// they have lent.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
   farpool broker --store /var/lib/farpool/broker.redb
   farpool broker --store broker.redb --listen 10.0.0.5:7117 --tls-dir /etc/farpool/tls")]
 pub struct BrokerArgs {
-    /// Where to listen; port 0 takes any free one. Beyond loopback only with --tls-dir
+    /// Where to listen; port 0 takes any free one. An address other than loopback needs --tls-dir
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:7117")]
     listen: SocketAddr,
 
-    /// The file in which it keeps the nodes it knows; made if it is not there. In a folder that no other user
-    /// may change
+    /// File with the nodes that the broker knows; created if it does not exist. No other user may be able to
+    /// change its folder
     #[arg(long, value_name = "FILE")]
     store: PathBuf,
 

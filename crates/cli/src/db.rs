@@ -16,22 +16,22 @@ use farpool_namdb::{Credentials, Database, Reach};
 use crate::rdma::card_transport;
 use crate::reach::BrokerAt;
 
-/// Make databases in far memory, look at them, and try them
+/// Create databases in far memory, inspect them, and test them
 ///
-/// A database lies in the memory of the pool's nodes. Processes that open it are its compute servers: they
-/// run transactions with snapshot isolation by reading and writing far memory directly, and look after each
-/// other. The database lasts as long as one of them does.
+/// A database is stored in the memory of the pool's nodes. The processes that open it are its compute
+/// servers: they run transactions with snapshot isolation by reading and writing far memory directly, and
+/// recover each other after a crash. The database is lost ten seconds after its last compute server exits.
 #[derive(Debug, clap::Args)]
 #[command(
     subcommand_required = true,
     arg_required_else_help = true,
     after_long_help = "\
 Examples:
-  farpool db up bank.far                      makes a database, or takes part in it, until Ctrl-C
+  farpool db up bank.far                      creates a database, or joins it, until Ctrl-C
   farpool db status bank.far                  its compute servers and tables
-  farpool db bank bank.far --seconds 10       moves money between accounts, and counts it meanwhile
-  farpool db work bank.far --history a.jsonl  random transactions that write down what they saw
-  farpool db judge a.jsonl b.jsonl            whether that was snapshot isolation"
+  farpool db bank bank.far --seconds 10       moves money between accounts, and checks the sum
+  farpool db work bank.far --history a.jsonl  random transactions that record what they saw
+  farpool db judge a.jsonl b.jsonl            whether the records show snapshot isolation"
 )]
 pub struct DbArgs {
     #[command(subcommand)]
@@ -58,10 +58,10 @@ pub fn run(args: DbArgs) -> Result<()> {
     }
 }
 
-/// Which database, and how it is reached.
+/// Which database, and how to reach it.
 #[derive(Debug, clap::Args)]
 struct DatabaseAt {
-    /// The database's file, as `farpool db up` has written it
+    /// The database's file, written by `farpool db up`
     #[arg(value_name = "FILE")]
     file: PathBuf,
 
@@ -76,8 +76,8 @@ struct DatabaseAt {
 /// How transactions begin.
 #[derive(Debug, clap::Args)]
 struct Beginning {
-    /// Read what is published on a thread of its own, which never stops: transactions begin without asking
-    /// far memory
+    /// Fetch published snapshots on a thread of its own, all the time, so that transactions begin without
+    /// reading far memory
     #[arg(long)]
     fetch_thread: bool,
 }

@@ -1,4 +1,4 @@
-//! `farpool demo`: a real PostgreSQL sorts with its temporary files in one place after another.
+//! `farpool demo`: runs a query that spills on a real PostgreSQL, with its temporary files in several places.
 
 use std::path::PathBuf;
 
@@ -16,7 +16,7 @@ use crate::output::tell;
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
-  farpool demo --scale 1 --rounds 5         as the figures in the README
+  farpool demo --scale 1 --rounds 5         measures as for the README
   farpool demo --scale 0.05                 a minute; too small for a claim on speed
   farpool demo --transport tcp --out-dir /tmp/demo")]
 pub struct DemoArgs {
@@ -24,11 +24,11 @@ pub struct DemoArgs {
     #[arg(long, value_name = "FACTOR", default_value_t = 0.5, env = "DEMO_SCALE", hide_env_values = true)]
     scale: f64,
 
-    /// How far memory is reached, by shm or by tcp; by both if it is left out
+    /// How far memory is reached: shm or tcp [default: both, one after the other]
     #[arg(long, env = "FARPOOL_TRANSPORT", hide_env_values = true)]
     transport: Option<Transport>,
 
-    /// How often each place is measured; far memory by the kernel, three times at most
+    /// How often each place is measured; far memory without the interposer at most three times
     #[arg(long, value_name = "N", default_value_t = 1, env = "DEMO_ROUNDS", hide_env_values = true, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
 
@@ -36,7 +36,7 @@ pub struct DemoArgs {
     #[arg(long, value_name = "DIR", default_value = "target/demo")]
     out_dir: PathBuf,
 
-    /// Where the database and the volume live meanwhile; on a real disk
+    /// Where the database and the throttled volume are stored meanwhile; on a real disk
     #[arg(long, value_name = "DIR", default_value = DEFAULT_WORK_DIR)]
     work_dir: PathBuf,
 

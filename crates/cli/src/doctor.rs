@@ -1,4 +1,4 @@
-//! `farpool doctor`: what this machine lacks, and how to mend it.
+//! `farpool doctor`: what this machine lacks, and how to fix it.
 
 mod checks;
 
@@ -8,7 +8,7 @@ use serde::Serialize;
 use crate::output::{tell, tell_json};
 use crate::reach::{BrokerAt, runtime};
 
-/// Say what this machine lacks for lending and mounting far memory, and how to mend it
+/// Check what this machine lacks for lending and mounting far memory, and how to fix it
 ///
 /// Each line is ok, warn (it works, but not well or not for everybody) or fail (something does not work).
 /// Exit status 0 when nothing fails, else 1.
@@ -45,11 +45,11 @@ struct Check {
     name: &'static str,
     state: State,
     found: String,
-    /// What to do about it; there whenever the state is not ok.
+    /// How to fix it; present whenever the state is not ok.
     mend: Option<String>,
 }
 
-/// Facts about a machine. Names and meanings of the fields are stable; new ones may join.
+/// Facts about a machine. Names and meanings of the fields are stable; fields may be added.
 #[derive(Debug, Serialize)]
 struct Report {
     healthy: bool,
@@ -80,7 +80,7 @@ impl State {
     }
 }
 
-/// Looks at everything and prints it; an error when something fails.
+/// Runs all checks and prints them. An error if one fails.
 pub fn run(args: DoctorArgs) -> Result<()> {
     let mut checks = checks::machine();
     checks.push(runtime()?.block_on(checks::broker(&args.broker)));
@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mends_stand_below_what_they_mend() {
+    fn a_fix_is_printed_below_its_check() {
         let checks = vec![Check::ok("kernel", "6.1"), Check::fail("fuse device", "missing", "modprobe fuse")];
         let lines = Report { healthy: false, checks }.lines();
         assert_eq!(

@@ -1,4 +1,4 @@
-//! What people see when something is wrong: one or two lines, of which the last words name the fix.
+//! Error messages: one or two lines, which end with the fix.
 
 use std::fmt;
 use std::process::ExitCode;
@@ -7,12 +7,13 @@ use clap::error::ErrorKind;
 
 use crate::output::{complain, unless_unwanted};
 
-/// The system, a peer or the machine is at fault.
+/// Exit status of an error of the system, a peer or the machine.
 const FAILURE: u8 = 1;
-/// The command line is at fault.
+/// Exit status of an error of the command line.
 const USAGE: u8 = 2;
 
-/// A fault of the command line that shows only once options are looked at together. Exit status 2.
+/// An error of the command line that the parser does not find, such as options that contradict each other.
+/// Exit status 2.
 #[derive(Debug)]
 pub struct UsageError(pub String);
 
@@ -24,13 +25,13 @@ impl fmt::Display for UsageError {
 
 impl std::error::Error for UsageError {}
 
-/// Says what went wrong; the exit status tells whose fault it is.
+/// Prints an error, and returns the exit status for it.
 pub fn report(error: &anyhow::Error) -> ExitCode {
     complain(format!("farpool: {}", describe(error)));
     ExitCode::from(if error.is::<UsageError>() { USAGE } else { FAILURE })
 }
 
-/// An error with its causes, except those that it has quoted itself.
+/// An error with its causes, except those that its text already quotes.
 pub fn describe(error: &anyhow::Error) -> String {
     let mut text = error.to_string();
     for cause in error.chain().skip(1).map(ToString::to_string) {
@@ -41,8 +42,8 @@ pub fn describe(error: &anyhow::Error) -> String {
     text
 }
 
-/// Prints the help that was asked for, or what the parser did not understand. `subcommand` is the one that
-/// was named, if there is one of that name.
+/// Prints the requested help, or the parser's error. `subcommand` is the one on the command line, if it
+/// exists.
 pub fn report_usage(error: &clap::Error, subcommand: Option<&str>) -> ExitCode {
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => match unless_unwanted(error.print()) {
@@ -50,7 +51,7 @@ pub fn report_usage(error: &clap::Error, subcommand: Option<&str>) -> ExitCode {
             Err(error) => report(&error),
         },
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            let _ = error.print(); // to standard error, and the exit status says it as well
+            let _ = error.print(); // to standard error; the exit status says the same
             ExitCode::from(USAGE)
         }
         _ => {
@@ -60,8 +61,8 @@ pub fn report_usage(error: &clap::Error, subcommand: Option<&str>) -> ExitCode {
     }
 }
 
-/// The parser's message has several paragraphs; what is wrong and a tip make the first line, the way to the
-/// help the second.
+/// Shortens the parser's message of several paragraphs: the error and its tips become the first line, the
+/// command for help the second.
 fn in_two_lines(rendered: &str, subcommand: Option<&str>) -> String {
     let mut paragraphs = rendered.split("\n\n").map(one_line);
     let what = paragraphs.next().unwrap_or_default();
@@ -81,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn causes_are_told_once() {
+    fn causes_are_named_once() {
         let cause = std::io::Error::other("no such port");
         let quoting = anyhow::Error::new(cause).context("cannot listen: no such port; choose another");
         assert_eq!(describe(&quoting), "cannot listen: no such port; choose another");

@@ -1,6 +1,6 @@
-//! `farpool`: parse, then run one subcommand, then say in one or two lines what went wrong, if anything did.
+//! `farpool`: parses the command line, runs one subcommand, and reports an error in one or two lines.
 //!
-//! Exit status: 0; 2 when the command line is at fault; 1 for everything else.
+//! Exit status: 0 on success, 2 for an error of the command line, 1 for every other error.
 
 // They panic when the stream is closed or full; see `output`.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
@@ -37,7 +37,7 @@ use tracing_subscriber::EnvFilter;
 
 use crate::errors::UsageError;
 
-/// What is logged: `debug`, or `farpool_node=debug,warn`.
+/// The variable with the log filter, for instance `debug` or `farpool_node=debug,warn`.
 const LOG_VARIABLE: &str = "FARPOOL_LOG";
 
 /// Lends the idle memory of other machines to databases that are short of it.
@@ -50,16 +50,16 @@ struct Cli {
 
 const AFTER_HELP: &str = "\
 Examples:
-  farpool doctor              what this machine lacks, and how to mend it
+  farpool doctor              what this machine lacks, and how to fix it
   farpool up                  a pool on this machine: a broker and two nodes (--detach: in the background)
   farpool mount /mnt/far      far memory as a directory, in another terminal
-  farpool run COMMAND         a program that uses that directory without asking the mount
-  farpool status              who lends, who borrows
+  farpool run COMMAND         a program that works on files of that directory directly
+  farpool status              which nodes lend memory, and who has borrowed it
   farpool db up bank.far      a database in far memory, for programs with transactions
-  farpool volume status /mnt/far   what of a mount bears the loss of a node, and what was lost
+  farpool volume status /mnt/far   redundancy of a mount's files, and what has been lost
 
 Environment:
-  FARPOOL_BROKER, FARPOOL_TLS_DIR, FARPOOL_TRANSPORT   stand in for these options
+  FARPOOL_BROKER, FARPOOL_TLS_DIR, FARPOOL_TRANSPORT   default values of these options
   FARPOOL_LOG                 log to standard error: error, warn (default), info, debug, trace";
 
 #[derive(Debug, Subcommand)]
@@ -98,8 +98,8 @@ impl Command {
         }
     }
 
-    /// What is logged unless [`LOG_VARIABLE`] says otherwise. Losses are what a simulation is about: nobody
-    /// has to be told.
+    /// The log filter if [`LOG_VARIABLE`] sets none. A simulation causes losses on purpose, so it logs
+    /// nothing.
     fn usual_log(&self) -> &'static str {
         if matches!(self, Command::Sim(_)) { "off" } else { "warn" }
     }
@@ -110,7 +110,7 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return errors::report_usage(&error, named_subcommand().as_deref()),
     };
-    // A file that meets its limit is an error that names it, not the end without a word.
+    // A write beyond the limit on file sizes then fails with an error, instead of killing the process.
     ignore_file_size_signal();
     match start_log(cli.command.usual_log()).and_then(|()| cli.command.run()) {
         Ok(()) => ExitCode::SUCCESS,
@@ -123,7 +123,7 @@ fn ignore_file_size_signal() {
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
 }
 
-/// For errors that came before everything was parsed.
+/// The subcommand on the command line, for errors of the parser.
 fn named_subcommand() -> Option<String> {
     let name = std::env::args_os().nth(1)?.into_string().ok()?;
     Cli::command().find_subcommand(&name).map(|_| name)
@@ -134,12 +134,12 @@ fn start_log(usual: &str) -> Result<()> {
     let wanted = if wanted.is_empty() { usual } else { &wanted };
     let filter = EnvFilter::try_new(wanted).map_err(|error| {
         UsageError(format!(
-            "{LOG_VARIABLE}={wanted} says nothing ({error}): try error, warn, info, debug or trace"
+            "{LOG_VARIABLE}={wanted} is not a log filter ({error}): try error, warn, info, debug or trace"
         ))
     })?;
     let ansi = std::io::stderr().is_terminal();
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(ansi);
-    // It would complain of a standard error that is closed or full on standard error, and panic at that.
+    // Otherwise it reports that standard error is closed or full on standard error, and panics.
     log.log_internal_errors(false).init();
     Ok(())
 }

@@ -21,18 +21,18 @@ mod keep;
 
 /// Mount far memory as a directory
 ///
-/// Files written there lie in the memory of the pool's nodes, striped over them. They are temporary: they are
-/// gone when the mount ends unless --keep says otherwise, and those on a node that dies are lost at once
-/// unless --redundancy does. Runs in the foreground, prints `ready` once mounted, and unmounts on SIGTERM or
-/// Ctrl-C.
+/// Files written there are stored in the memory of the pool's nodes, striped over them. They are temporary:
+/// when the mount ends, all files are lost unless --keep is given; when a node dies, the data on it are lost
+/// unless --redundancy protects them. Runs in the foreground, prints `ready` once mounted, and unmounts on
+/// SIGTERM or Ctrl-C.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
   farpool mount /mnt/far                                 the pool of this user's `farpool up`
   farpool mount /mnt/far --broker db-17:7117 --tls-dir /etc/farpool/tls
-  farpool mount /mnt/far --wait 60                       may be started before the pool
-  farpool mount /mnt/far --redundancy parity:4           bears the loss of a node, over five or more
-  farpool mount /mnt/far --keep /run/user/1000/far       files are there again if the daemon is killed and restarted
+  farpool mount /mnt/far --wait 60                       waits up to 60 s for the pool
+  farpool mount /mnt/far --redundancy parity:4           files survive the loss of a node; needs five nodes
+  farpool mount /mnt/far --keep /run/user/1000/far       files survive a restart of the daemon
   sudo farpool mount /mnt/far --allow-other --limit 8GiB  for a database of another user")]
 pub struct MountArgs {
     /// An empty directory
@@ -53,13 +53,13 @@ pub struct MountArgs {
     #[arg(long)]
     allow_other: bool,
 
-    /// Let processes started by `farpool run` read and write files without asking the kernel. Other processes
-    /// are slower for it: the kernel keeps nothing back for them
+    /// Let processes started by `farpool run` read and write files directly, without the kernel. Other
+    /// processes become slower, because the kernel then passes on their writes at once
     #[arg(long)]
     accelerate: bool,
 
-    /// As --accelerate, for processes of this user, too; they are trusted with all files of the mount,
-    /// besides root and the user who mounts. May be given several times
+    /// Like --accelerate, also for processes of this user. They are trusted with all files of the mount, as
+    /// are root and the user who mounts. May be given several times
     #[arg(long, value_name = "USER", value_parser = user_id)]
     accelerate_for: Vec<u32>,
 
@@ -67,36 +67,36 @@ pub struct MountArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=MAX_THREADS as i64))]
     threads: Option<u16>,
 
-    /// How files bear the loss of a node: none and stripe (not at all), mirror (two copies on two nodes),
-    /// parity:K (K extents of data and one of parity on K + 1 nodes; parity alone is parity:4). Another can
-    /// be chosen for an empty file, or for what is made in a directory: setfattr -n user.farpool.redundancy
+    /// How files survive the loss of a node: none and stripe (they do not), mirror (two copies on two nodes),
+    /// parity:K (K extents of data and one of parity on K + 1 nodes; parity alone is parity:4). To choose
+    /// another kind for an empty file, or for new files in a directory: setfattr -n user.farpool.redundancy
     /// -v parity:4 DIR
     #[arg(long, value_name = "KIND", default_value = "stripe")]
     redundancy: Redundancy,
 
-    /// Most that rebuilding what a lost node held may write each second
+    /// Most bytes per second that the rebuild of a lost node's data may write
     #[arg(long, value_name = "SIZE", default_value = "200MiB")]
     rebuild_rate: ByteSize,
 
-    /// Keep the mount's state in this directory, best one on a tmpfs: a mount that is killed, or ended, and
-    /// started again with it within seconds finds its files again. Only this user may read it, and one mount
-    /// at a time may use it
+    /// Keep the mount's state in this directory, preferably on a tmpfs. A mount that is killed or ends, and
+    /// is started again with this directory within seconds, finds its files again. Only this user may have
+    /// access to the directory, and only one mount at a time may use it
     #[arg(long, value_name = "DIR", conflicts_with_all = ["accelerate", "accelerate_for"])]
     keep: Option<PathBuf>,
 
-    /// Most memory to take from the pool [default: all there is]. Names and attributes take up to an eighth
-    /// of the limit in addition, of this process's memory; each user let in by --allow-other gets a quarter
-    /// of that
+    /// Most memory to take from the pool [default: all of it]. Names and attributes of files take up to an
+    /// eighth of the limit in addition, in this process's memory; each user that --allow-other lets in can
+    /// use a quarter of that
     #[arg(long, value_name = "SIZE")]
     limit: Option<ByteSize>,
 }
 
-/// While one waits for far memory, others should be able to ask for more.
+/// While some threads wait for far memory, others can serve further requests.
 const THREADS_MIN: usize = 4;
 
 /// Serves until asked to stop.
 pub fn run(args: MountArgs) -> Result<()> {
-    // Before anything is created, so that a signal may simply end the process.
+    // Nothing is created before the wait, so a signal may simply end the process.
     let broker = args.broker.require_within(args.wait)?;
     let config = MountConfig {
         mountpoint: args.dir,
@@ -108,15 +108,15 @@ pub fn run(args: MountArgs) -> Result<()> {
         limit_bytes: args.limit.map(|limit| limit.0),
     };
     config.check()?;
-    // Forked while there is one thread and no far memory, see there.
+    // It forks: the process must have a single thread, and no far memory yet.
     let watcher = start_watcher(&config.mountpoint)?;
     let (asked, stop) = mpsc::sync_channel(1);
     ctrlc::set_handler(move || {
         notify::stopping();
-        let _ = asked.try_send(()); // full: it was asked before
+        let _ = asked.try_send(()); // full: a stop was requested before
     })
     .context("cannot install signal handlers")?;
-    raise_limit(); // files that others work on directly take a descriptor each
+    raise_limit(); // each file that is open to direct clients takes a descriptor
     let mut keeping = args.keep.as_deref().map(Keeping::open).transpose()?;
     let pool = PoolConfig {
         broker: broker.address.clone(),
@@ -132,7 +132,7 @@ pub fn run(args: MountArgs) -> Result<()> {
         None => (FileStore::new(Pool::connect(pool)?).context("cannot start the file store")?, None),
     };
     if let Err(error) = warn_of_missing_nodes(&broker, args.redundancy) {
-        complain(format!("farpool: how many nodes the pool has is not known: {error:#}"));
+        complain(format!("farpool: cannot find out how many nodes the pool has: {error:#}"));
     }
     store.limit_rebuild(args.rebuild_rate.0);
     farpool_mount::run(
@@ -152,14 +152,14 @@ pub fn run(args: MountArgs) -> Result<()> {
     Ok(())
 }
 
-/// Nodes may still come, so this is no reason not to mount.
+/// Only a warning: nodes may still join.
 fn warn_of_missing_nodes(broker: &Located, redundancy: Redundancy) -> Result<()> {
     if redundancy.nodes() > 1 {
         let alive = u64::from(runtime()?.block_on(sums_of(broker))?.nodes_alive);
         if alive < redundancy.nodes() {
             complain(format!(
                 "farpool: {redundancy} needs {} nodes and the pool has {alive}: until more are started (`farpool node`), \
-                 only the smallest files find room",
+                 only the smallest files fit",
                 redundancy.nodes()
             ));
         }
@@ -175,7 +175,7 @@ fn user_id(user: &str) -> Result<u32, String> {
     let users = std::fs::read_to_string("/etc/passwd").map_err(|error| format!("/etc/passwd: {error}"))?;
     let line = users.lines().find_map(|line| line.strip_prefix(user)?.strip_prefix(':'));
     let number = line.and_then(|line| line.split(':').nth(1)?.parse().ok());
-    number.ok_or_else(|| format!("there is no user {user} in /etc/passwd; a number will do"))
+    number.ok_or_else(|| format!("there is no user {user} in /etc/passwd; name another, or give the number"))
 }
 
 fn default_threads() -> usize {

@@ -19,8 +19,8 @@ use crate::tether::{self, Tether};
 
 /// Lend this machine's memory to a pool
 ///
-/// Takes the memory, locks it so that it is never swapped out, registers with the broker and serves it until
-/// SIGTERM. Prints `ready` once it has registered. The broker may come and go from then on.
+/// Reserves the memory, locks it so that it is never swapped out, registers with the broker and serves the
+/// memory until SIGTERM. Prints `ready` once it has registered. From then on it also runs without the broker.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
@@ -32,20 +32,20 @@ pub struct NodeArgs {
     #[arg(long, value_name = "HOST:PORT", env = "FARPOOL_BROKER", hide_env_values = true, value_parser = parse_address)]
     broker: String,
 
-    /// What to lend; auto is what is available now, less a reserve. With --shm-socket the node keeps one
-    /// region more, to which a region moves when one of its sharers is shut out
+    /// Memory to lend; auto is what is available now, less a reserve. With --shm-socket the node reserves one
+    /// more region: when one of the clients that share a region is fenced, the region moves there
     #[arg(long, value_name = "SIZE|auto", default_value = "auto")]
     memory: Memory,
 
-    /// Size of the pieces in which memory is lent: a power of two, the same for all nodes of a pool
+    /// Size of a region, the unit in which memory is lent: a power of two, the same for all nodes of a pool
     #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = parse_region_size)]
     region_size: ByteSize,
 
-    /// How long to wait for the broker, in seconds; with it, broker and nodes may be started in any order
+    /// How long to wait for the broker, in seconds, so that broker and nodes can be started in any order
     #[arg(long, value_name = "SECONDS", default_value_t = 0, value_parser = clap::value_parser!(u64).range(..=LONGEST_WAIT_S))]
     wait: u64,
 
-    /// Where to take leases' renewals; other machines must reach it. Port 0 takes any free one
+    /// Where to receive lease renewals; clients on other machines must reach it. Port 0 takes any free one
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:0")]
     listen: SocketAddr,
 
@@ -53,13 +53,13 @@ pub struct NodeArgs {
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:0")]
     data_listen: SocketAddr,
 
-    /// Name or address by which other machines reach --listen and --data-listen, if it is not the one given
-    /// there: behind address translation (NAT), or where those are 0.0.0.0
+    /// Name or address by which other machines reach --listen and --data-listen, if it differs from the one
+    /// given there: behind address translation (NAT), or where those are 0.0.0.0
     #[arg(long, value_name = "HOST", value_parser = parse_host)]
     advertise: Option<String>,
 
-    /// Socket by which processes of this machine get at the memory; without it they use TCP. In a folder that
-    /// no other user may change
+    /// Socket through which processes of this machine get access to the memory; without it they use TCP. No
+    /// other user may be able to change its folder
     #[arg(long, value_name = "PATH")]
     shm_socket: Option<PathBuf>,
 
@@ -68,13 +68,13 @@ pub struct NodeArgs {
     #[arg(long, value_name = "ADDR|auto")]
     listen_rdma: Option<RdmaListen>,
 
-    /// Let network cards do compare-and-swap and fetch-and-add by themselves. Right only while all clients
-    /// that use these come by RDMA: a card's and a processor's are not atomic with respect to each other
+    /// Let network cards execute compare-and-swap and fetch-and-add. Correct only if all clients that use
+    /// them connect by RDMA: a card's and a processor's are not atomic with respect to each other
     #[arg(long, requires = "listen_rdma")]
     card_atomics: bool,
 
     /// Folder that keeps the node's identity across restarts; without it each start makes a new node. No
-    /// other user may change it
+    /// other user may be able to change the folder
     #[arg(long, value_name = "DIR")]
     state: Option<PathBuf>,
 
@@ -82,7 +82,8 @@ pub struct NodeArgs {
     #[arg(long, value_name = "DIR", env = "FARPOOL_TLS_DIR", hide_env_values = true)]
     tls_dir: Option<PathBuf>,
 
-    /// Which memory is locked. What is not may be swapped out, and is then no faster than the disk
+    /// Which memory to lock. Memory that is not locked may be swapped out, and is then no faster than the
+    /// disk
     #[arg(long, value_enum, value_name = "WHICH", default_value_t = Lock::All)]
     lock: Lock,
 
@@ -97,7 +98,7 @@ pub struct NodeArgs {
 /// Which memory a node locks.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 enum Lock {
-    /// All; the node does not start where the limit is too low for that
+    /// All; the node does not start if the limit is too low for that (ulimit -l)
     All,
     /// As many regions as the limit allows (ulimit -l)
     Allowed,
@@ -115,7 +116,7 @@ impl From<Lock> for Locking {
     }
 }
 
-/// Lends until asked to stop.
+/// Lends memory until asked to stop.
 pub fn run(args: NodeArgs) -> Result<()> {
     tether::fasten(&args.tether)?;
     let spare = if args.shm_socket.is_some() { args.region_size } else { ByteSize(0) };
@@ -143,12 +144,12 @@ pub fn run(args: NodeArgs) -> Result<()> {
         };
         farpool_node::run(config, greet, shutdown.asked()).await.map_err(explain)
     });
-    // A thread may still be taking memory, for minutes if there is much: it ends with the process.
+    // A thread may still be reserving memory, which can take minutes: it ends with the process.
     runtime.shutdown_background();
     ended
 }
 
-/// What to lend, where the node keeps `spare` beside it.
+/// How much to lend if the node reserves `spare` in addition.
 fn memory_to_lend(memory: Memory, region: ByteSize, spare: ByteSize) -> Result<ByteSize> {
     let Memory::Bytes(asked) = memory else {
         let room = farpool_node::memory_to_lend().context("cannot read how much memory there is")?;
@@ -166,7 +167,7 @@ fn memory_to_lend(memory: Memory, region: ByteSize, spare: ByteSize) -> Result<B
     Ok(rounded)
 }
 
-/// Sizes that cannot be had are the command line's fault.
+/// Impossible sizes and addresses are errors of the command line.
 fn explain(error: NodeError) -> anyhow::Error {
     match error {
         NodeError::NoRegion { .. }

@@ -1,4 +1,4 @@
-//! Network cards: the only place where the binary's other parts meet the crate that drives them.
+//! Network cards: the only module of this binary that uses the verbs transport.
 
 use std::any::Any;
 use std::io;
@@ -12,12 +12,12 @@ use farpool_fabric::{Host, Transport};
 use farpool_fabric_verbs::{ServeOptions, VerbsConfig, VerbsTransport, device_addresses, serve_verbs};
 use farpool_node::CardService;
 
-/// The transport by network card of one endpoint.
+/// One endpoint's transport through a network card.
 pub fn card_transport(deadline: Duration) -> io::Result<Rc<dyn Transport>> {
     Ok(Rc::new(VerbsTransport::new(VerbsConfig { deadline })?))
 }
 
-/// Where a node serves by network card.
+/// Where a node serves its memory by RDMA.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RdmaListen {
     /// An address of the card.
@@ -33,14 +33,14 @@ impl FromStr for RdmaListen {
         match text {
             "auto" => Ok(RdmaListen::Auto),
             address => address.parse().map(RdmaListen::At).map_err(|_| {
-                format!("'{address}' is no address with a port: give for instance 10.0.0.8:7119, or auto")
+                format!("'{address}' is not an address with a port: give for instance 10.0.0.8:7119, or auto")
             }),
         }
     }
 }
 
 impl RdmaListen {
-    /// What the node is given.
+    /// The service that the node starts.
     pub fn service(self, card_atomics: bool) -> Arc<dyn CardService> {
         Arc::new(VerbsService {
             listen: self,
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_node_listens_at_an_address_or_wherever_there_is_a_card() {
+    fn a_node_listens_at_an_address_or_on_the_first_card() {
         assert_eq!("auto".parse(), Ok(RdmaListen::Auto));
         assert_eq!("10.0.0.8:0".parse(), Ok(RdmaListen::At("10.0.0.8:0".parse().unwrap())));
         assert!("card".parse::<RdmaListen>().unwrap_err().contains("10.0.0.8:7119"));

@@ -9,10 +9,10 @@ use farpool_wire::control::broker_client::BrokerClient;
 use farpool_wire::control::{StatusRequest, StatusResponse};
 use tokio::time::{Instant, sleep};
 
-/// Longest wait for the broker's answer to a question that it answers from memory.
+/// Longest wait for the broker's status, which it answers from memory.
 const STATUS_DEADLINE: Duration = Duration::from_secs(5);
 
-/// Most pages of one answer: each has hundreds of nodes and thousands of owners.
+/// Most pages of one status: each has hundreds of nodes and thousands of owners.
 const MOST_PAGES: usize = 1_024;
 
 /// Longest `--wait`, in seconds: a day.
@@ -23,7 +23,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// How long a command waits for a pool.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct Wait {
-    /// How long to wait for a broker and its first node, in seconds; with it, a pool and its users may be
+    /// How long to wait for a broker and its first node, in seconds, so that a pool and its clients can be
     /// started in any order
     #[arg(long = "wait", value_name = "SECONDS", default_value_t = 0, value_parser = clap::value_parser!(u64).range(..=LONGEST_WAIT_S))]
     seconds: u64,
@@ -43,18 +43,18 @@ pub struct BrokerAt {
     #[arg(long, value_name = "HOST:PORT", env = "FARPOOL_BROKER", hide_env_values = true, value_parser = parse_address)]
     broker: Option<String>,
 
-    /// Folder with ca.pem, cert.pem and key.pem of the pool; without it only loopback addresses are dialled
+    /// Folder with ca.pem, cert.pem and key.pem of the pool; without it only loopback addresses are allowed
     /// [default: that of this user's `farpool up`, for its own broker]
     #[arg(long, value_name = "DIR", env = "FARPOOL_TLS_DIR", hide_env_values = true)]
     tls_dir: Option<PathBuf>,
 }
 
-/// Where a broker listens, as an option.
+/// Parses the address of a broker, for an option.
 pub fn parse_address(text: &str) -> Result<String, ControlError> {
     check_address(text).map(|()| text.to_owned())
 }
 
-/// A host's name or address, as an option.
+/// Parses a host's name or address, for an option.
 pub fn parse_host(text: &str) -> Result<String, String> {
     let host = text.trim_matches(['[', ']']);
     let is_address = host.parse::<std::net::IpAddr>().is_ok();
@@ -65,8 +65,8 @@ pub fn parse_host(text: &str) -> Result<String, String> {
 }
 
 impl BrokerAt {
-    /// What was said, completed by what a running `farpool up` has published; `None` when neither names a
-    /// broker.
+    /// The broker of the options, completed by what a running `farpool up` has published. `None` if neither
+    /// names a broker.
     pub fn find(&self) -> Result<Option<Located>> {
         Ok(locate(self.broker.as_deref(), self.tls_dir.as_deref())?)
     }
@@ -142,7 +142,7 @@ async fn page(broker: &Located, request: StatusRequest) -> Result<StatusResponse
 fn unreachable(broker: &Located, status: &tonic::Status) -> anyhow::Error {
     let reason = explain(status);
     let fix = match fault_of(status) {
-        // The text of these says what to do.
+        // The text of these already names the fix.
         Some(fault)
             if !matches!(fault, Fault::Unreachable(_) | Fault::Late | Fault::Closed | Fault::NotFarpool) =>
         {
@@ -156,7 +156,7 @@ fn unreachable(broker: &Located, status: &tonic::Status) -> anyhow::Error {
     anyhow!("cannot reach the broker at {}: {reason};\n{fix}", broker.address)
 }
 
-/// A runtime for the control plane: one thread, since nothing here is worth two.
+/// A runtime for the control plane, which needs no more than one thread.
 pub fn runtime() -> Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start the runtime")
 }

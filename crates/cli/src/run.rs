@@ -1,4 +1,4 @@
-//! `farpool run`: a program with the interposer in front of its libc.
+//! `farpool run`: runs a program with the interposer preloaded.
 
 mod program;
 
@@ -16,22 +16,22 @@ use crate::errors::UsageError;
 use crate::output::complain;
 
 const LIBRARY: &str = "libfarpool_preload.so";
-/// Says where the library is, if it is nowhere near the binary.
+/// Names the library's file, if it is not installed near the binary.
 const LIBRARY_VARIABLE: &str = "FARPOOL_PRELOAD";
 /// What the dynamic linker loads before the libraries of a program; separated by colons or blanks, without
 /// quoting.
 const LINKER_VARIABLE: &str = "LD_PRELOAD";
 
-/// Run a program that reads and writes files of a mount without asking the mount
+/// Run a program that reads and writes files of a mount directly
 ///
-/// The program sees the files as before. Positional reads and writes (pread, pwrite and their relatives),
-/// which databases use most, are served within the process, from far memory itself, after one cheap system
-/// call that makes sure which file the descriptor is; all other calls go to the kernel and the mount as ever.
-/// Programs that it starts get the same. Files elsewhere, and programs that never use the mount, are left
-/// alone.
+/// The program sees the same files as without `farpool run`. Positional reads and writes (pread, pwrite and
+/// their relatives), which databases use most, access far memory from within the process, after one cheap
+/// system call that checks which file the descriptor names. All other calls go through the kernel and the
+/// mount. The same holds for programs that it starts. Other files are not affected, nor are programs that do
+/// not use the mount. The mount must have been started with --accelerate or --accelerate-for.
 ///
-/// Statically linked programs (many in Go) and programs with set-user-id bits cannot be served like this:
-/// they work, through the mount.
+/// Statically linked programs (many in Go) and programs with set-user-id bits cannot be accelerated: they
+/// work, but through the kernel.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
@@ -39,12 +39,12 @@ Examples:
   farpool run -- fio --name=r --filename=/mnt/far/f --rw=randread --bs=8k --size=1g
   FARPOOL_PRELOAD=/opt/farpool/libfarpool_preload.so farpool run duckdb")]
 pub struct RunArgs {
-    /// The program, and what it is to be given
+    /// The program and its arguments
     #[arg(value_name = "COMMAND", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     command: Vec<OsString>,
 }
 
-/// Becomes the program; returns only if that is impossible.
+/// Replaces this process by the program; returns only if that fails.
 pub fn run(args: RunArgs) -> Result<()> {
     let library = library()?;
     let (name, arguments) = args.command.split_first().context("no command")?;
@@ -52,19 +52,19 @@ pub fn run(args: RunArgs) -> Result<()> {
     warn_of(&path);
     let mut command = Command::new(&path);
     command.arg0(name).args(arguments).env(LINKER_VARIABLE, preloads(&library, env::var_os(LINKER_VARIABLE)));
-    // Ignored by this binary, see `main`; the program shall find it as it would without us.
+    // `main` ignores this signal; the program must start with the default action.
     // SAFETY: the default action needs no handler, and no other thread runs.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_DFL) };
     let error = command.exec();
     Err(error).with_context(|| format!("cannot run {}", path.display()))
 }
 
-/// A program that will not be accelerated runs all the same; its user should know.
+/// Warns that a program will not be accelerated. It runs all the same.
 fn warn_of(path: &Path) {
     let why = match program::examine(path) {
         Program::Dynamic | Program::Script | Program::Unknown => return,
         Program::Static => "it is statically linked",
-        Program::Foreign => "it is of another architecture than this library",
+        Program::Foreign => "it was built for another architecture than this library",
         Program::Privileged => {
             "it has set-user-id or set-group-id bits, so the system preloads nothing into it"
         }
@@ -90,7 +90,7 @@ fn library() -> Result<PathBuf> {
             match places.iter().find_map(|place| place.canonicalize().ok()) {
                 Some(found) => found,
                 None => bail!(
-                    "{LIBRARY} is not beside {} nor in ../lib/farpool: build it (cargo build -p farpool-preload), or \
+                    "{LIBRARY} is neither beside {} nor in ../lib/farpool: build it (cargo build -p farpool-preload), or \
                      set {LIBRARY_VARIABLE}",
                     binary.display()
                 ),
@@ -107,13 +107,13 @@ fn library() -> Result<PathBuf> {
     Ok(found)
 }
 
-/// Where the library may lie: in a folder of cargo's, or installed.
+/// Where the library may be: in cargo's target folder, or where it is installed.
 fn places(binary: &Path) -> Vec<PathBuf> {
     let Some(folder) = binary.parent() else { return Vec::new() };
     ["", "../lib/farpool", "../lib"].iter().map(|place| folder.join(place).join(LIBRARY)).collect()
 }
 
-/// The library first: what else is preloaded may stand between it and libc, not before it.
+/// Puts the library first: other preloaded libraries may come between it and libc, but not before it.
 fn preloads(library: &Path, others: Option<OsString>) -> OsString {
     let mut all = library.as_os_str().to_owned();
     if let Some(others) = others.filter(|others| !others.is_empty()) {
@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_preloaded_before_stays_behind_the_library() {
+    fn other_preloaded_libraries_come_after_the_library() {
         let library = Path::new("/lib/farpool.so");
         assert_eq!(preloads(library, None), "/lib/farpool.so");
         assert_eq!(preloads(library, Some("".into())), "/lib/farpool.so");

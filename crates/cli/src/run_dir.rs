@@ -1,18 +1,18 @@
-//! The folder where `farpool up` keeps what its pool needs, and where the other subcommands look for it.
+//! The folder with the files of the pool of `farpool up`, in which the other subcommands look for that pool.
 //!
 //! ```text
-//! RUNDIR/            mode 0700, ours; locked (flock) while `up` runs
-//!   up.pid           who holds the lock
+//! RUNDIR/            mode 0700, owned by this user; locked (flock) while `up` runs
+//!   up.pid           the process that holds the lock
 //!   up.log           standard error of a pool in the background
 //!   broker.addr      the broker's real address; there once the pool is ready
 //!   tls/             ca.pem, cert.pem, key.pem
 //!   state/           the broker's store, the nodes' state and sockets
 //! ```
 //!
-//! D1. A folder that belongs to somebody else, or that others may write to, is not used: it would let them
-//!     choose our broker and our certificates.
-//! D2. Nothing of an earlier pool survives the start of a new one: its memory is gone, so its leases mean
-//!     nothing.
+//! D1. A folder that another user owns or can write to is refused: that user could choose our broker and our
+//!     certificates.
+//! D2. The start of a pool deletes all files of an earlier one: the earlier pool's memory is lost, so its
+//!     leases mean nothing.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{ErrorKind, Write};
@@ -27,11 +27,11 @@ const PID: &str = "up.pid";
 const LOG: &str = "up.log";
 const STATE: &str = "state";
 
-/// How often the folder may vanish between being made and being locked: once per `up` that ends at this
+/// How often the folder may vanish between its creation and its locking: once per `up` that ends at this
 /// moment.
 const CLAIM_ATTEMPTS: u32 = 16;
 
-/// The folder, held by this process. Dropping it removes what was put there.
+/// The folder, locked by this process. Dropping it removes the pool's files.
 pub struct RunDir {
     path: PathBuf,
     made_here: bool,
@@ -40,7 +40,7 @@ pub struct RunDir {
 }
 
 impl RunDir {
-    /// Makes the folder if need be, locks it and clears it of an earlier pool.
+    /// Creates the folder if it does not exist, locks it, and deletes the files of an earlier pool.
     pub fn claim(path: &Path) -> Result<Self> {
         for _ in 0..CLAIM_ATTEMPTS {
             let made_here = make(path)?;
@@ -52,7 +52,7 @@ impl RunDir {
                     holder(path)
                 );
             }
-            // Whoever held the lock before may have removed the folder that we have just locked.
+            // The previous holder of the lock may have removed the folder that is locked now.
             if fs::metadata(path).is_ok_and(|now| folder.metadata().is_ok_and(|ours| now.ino() == ours.ino()))
             {
                 let path = path.canonicalize().with_context(|| format!("cannot find {}", path.display()))?;
@@ -107,7 +107,7 @@ impl RunDir {
         self.put(BROKER_ADDRESS, broker).with_context(|| format!("cannot write to {}", self.path.display()))
     }
 
-    /// A file is there whole or not at all.
+    /// Writes a file atomically.
     fn put(&self, name: &str, line: &str) -> std::io::Result<()> {
         let new = self.path.join(format!("{name}.new"));
         let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
@@ -129,12 +129,12 @@ impl Drop for RunDir {
     fn drop(&mut self) {
         self.clear();
         if self.made_here {
-            let _ = fs::remove_dir(&self.path); // fails only when somebody has put something of theirs there
+            let _ = fs::remove_dir(&self.path); // fails only if it holds other files
         }
     }
 }
 
-/// True if the folder was not there before.
+/// Returns whether it created the folder.
 fn make(path: &Path) -> Result<bool> {
     match DirBuilder::new().mode(0o700).create(path) {
         Ok(()) => Ok(true),
@@ -145,13 +145,13 @@ fn make(path: &Path) -> Result<bool> {
     }
 }
 
-/// Opens a folder that only we can have filled (D1).
+/// Opens a folder that no other user can have written to (D1).
 fn open_own(path: &Path) -> Result<File> {
     open_run_dir(path).map_err(|error| anyhow!("{error}; choose another folder with --dir"))
 }
 
 fn holder(path: &Path) -> String {
-    let pid = fs::read_to_string(path.join(PID)).unwrap_or_default(); // it may have just ended
+    let pid = fs::read_to_string(path.join(PID)).unwrap_or_default(); // the holder may have just ended
     if pid.trim().is_empty() { String::new() } else { format!(" (process {})", pid.trim()) }
 }
 
@@ -159,7 +159,7 @@ fn report_unless_gone(removed: std::io::Result<()>) {
     if let Err(error) = removed
         && error.kind() != ErrorKind::NotFound
     {
-        tracing::warn!(%error, "something is left behind in the pool's folder");
+        tracing::warn!(%error, "cannot remove a file from the pool's folder");
     }
 }
 
@@ -199,8 +199,7 @@ mod tests {
         std::mem::forget(RunDir::claim(&path).unwrap());
         fs::write(path.join("state/broker.redb"), "old").unwrap();
         fs::write(path.join("letter"), "mine").unwrap();
-        // The forgotten lock belongs to an open file of this very process, so look at the folder from
-        // outside.
+        // This process still holds the forgotten lock on the old folder, so the files move to a new one.
         let copy = parent.path().join("copy");
         fs::rename(&path, &copy).unwrap();
         fs::create_dir(&path).unwrap();

@@ -1,11 +1,11 @@
-//! SIGINT, SIGTERM and SIGHUP as one wish to stop.
+//! SIGINT, SIGTERM and SIGHUP as one request to stop.
 
 use anyhow::{Context, Result};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::notify;
 
-/// Hears signals from the moment it is made, so that none is lost before somebody waits.
+/// Receives signals from its creation on, so that none is lost before the process waits for one.
 pub struct Shutdown {
     interrupt: Signal,
     terminate: Signal,
@@ -13,7 +13,7 @@ pub struct Shutdown {
 }
 
 impl Shutdown {
-    /// Starts to listen; within a runtime.
+    /// Starts to listen. Call it within a runtime.
     pub fn listen() -> Result<Self> {
         let hear = |kind| signal(kind).context("cannot install signal handlers");
         Ok(Shutdown {

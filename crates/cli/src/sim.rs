@@ -14,12 +14,13 @@ use crate::output::{tell, tell_json};
 
 /// Seeds unless told otherwise: some seconds.
 const DEFAULT_SEEDS: u64 = 2_000;
-/// Runs that are over sooner need no progress bar.
+/// Shorter runs need no progress bar.
 const BAR_AFTER: Duration = Duration::from_millis(500);
 
-/// Run the system in a simulated world in which much goes wrong
+/// Run the system in a simulated world that injects faults
 ///
-/// One seed is one history, bit for bit. A seed that fails is named with the command that replays it.
+/// A seed always gives the same history, bit for bit. For a seed that fails, the command that replays it is
+/// printed.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
@@ -38,117 +39,117 @@ enum What {
     /// One-sided operations: order, visibility, refusals, fences, incarnations, torn copies
     #[command(after_help = "\
 Mutations:
-  no-fence                           a fence stops nobody
-  no-scrub                           what an earlier holder wrote is there again
-  epoch-word-not-checked-after-copy  shared memory: an operation is done when its copy is
+  no-fence                           a fence does not stop its client
+  no-scrub                           data of an earlier owner are visible to the next one
+  epoch-word-not-checked-after-copy  shared memory: an operation succeeds without a check after its copy
   old-incarnation-still-applied      a node serves an older incarnation after answering a newer one
   duplicate-completion               a completion is delivered twice
   fence-flag-ignored                 a node lets fenced operations pass reads and atomics
-  reader-trusts-torn-copy            a reader takes a record without looking at its checksum")]
+  reader-trusts-torn-copy            a reader accepts a record without checking its checksum")]
     Fabric(SeedArgs),
     /// Brokers, nodes, owners and clients: leases, grants, renewals, crashes, partitions, lost messages,
     /// wrong clocks
     #[command(after_help = "\
 Mutations:
-  client-trusts-its-lease-past-its-own-clock  a client goes on until its node refuses it
-  new-broker-forgets-what-a-node-holds        a broker that was started again takes all regions for free
-  epoch-reused-after-restart                  a node that was started again counts from the beginning
-  region-lent-before-the-last-grant-is-gone   a lease's end fences its owner, not the clients that it let in
-  node-answers-a-renewal-it-does-not-count    a node says that a lease goes on, and does not tell its table")]
+  client-trusts-its-lease-past-its-own-clock  a client continues until its node refuses it
+  new-broker-forgets-what-a-node-holds        a restarted broker takes all regions for free
+  epoch-reused-after-restart                  a restarted node counts epochs from the beginning
+  region-lent-before-the-last-grant-is-gone   a lease's end fences its owner, but not its other clients
+  node-answers-a-renewal-it-does-not-count    a node confirms a renewal, but its table does not record it")]
     Pool(SeedArgs),
     /// Files: reads, writes, holes and moves while nodes, clients and connections fail
     #[command(after_help = "\
 Mutations:
-  checksum-skipped                     a block passes whatever it holds
-  block-word-unlocked-before-the-data  a write is done as soon as it is posted
-  lost-write-acknowledged              a write is done, and nothing was sent
-  extent-reused-too-early              an extent is written again while a dead write may still land there
-  size-not-shared                      a file that is written past its end is not longer for it
-  grown-size-not-told                  a process makes a file longer directly, and the kernel is not told before it uses its own size
-  growth-not-taken-back                a process goes on making a file longer after the right to do so was taken back
-  cut-tail-shows-again                 what is cut off of a block is there again once the file grows
-  failed-write-clears-the-file         a write that failed takes along what the file held there, not only what lay past its end
-  write-in-doubt-taken-for-none        the old word stands after a write of which nobody knows
-  stale-parity                         a write leaves the parity as it is
-  rebuild-misses-a-late-write          others write into an extent while it is made anew elsewhere
-  acceleration-not-revoked             a process works on a file directly that is closed to it
-  freed-extent-not-written-down        the next owner takes an extent for a file's that had given it up
-  locks-of-a-dead-owner-not-settled    the next owner leaves blocks locked that the dead one was writing
-  late-write-of-a-dead-owner-forgotten what the dead owner was writing to is used again at once
-  refused-connection-taken-for-death   a node that refuses connections is given up, though it answers renewals")]
+  checksum-skipped                     every block passes its check
+  block-word-unlocked-before-the-data  a write is acknowledged as soon as it is posted
+  lost-write-acknowledged              a write that was never sent is acknowledged
+  extent-reused-too-early              an extent is reused while an in-flight write may still land there
+  size-not-shared                      a write past the end of a file does not make the file longer
+  grown-size-not-told                  a direct client makes a file longer, and the kernel uses the old size
+  growth-not-taken-back                a direct client makes a file longer after its right to do so has ended
+  cut-tail-shows-again                 what was cut off from a block is there again once the file grows
+  failed-write-clears-the-file         a failed write also clears what lay before the old end of the file
+  write-in-doubt-taken-for-none        the old block word stays after a write whose outcome is unknown
+  stale-parity                         a write does not update the parity
+  rebuild-misses-a-late-write          others write into an extent while it is rebuilt elsewhere
+  acceleration-not-revoked             a direct client works on a file that is closed to it
+  freed-extent-not-written-down        the next owner assigns an extent to a file that had already freed it
+  locks-of-a-dead-owner-not-settled    the next owner leaves blocks locked that the dead owner was writing
+  late-write-of-a-dead-owner-forgotten an extent to which the dead owner was writing is reused at once
+  refused-connection-taken-for-death   a node that answers renewals is given up for refusing connections")]
     File(SeedArgs),
     /// Transactions: snapshots, commits and conflicts on records of several nodes, slow, torn and out of step
     #[command(after_help = "\
 Mutations:
-  own-slot-patched-into-the-cut          a session adds its own last commit to a cut, instead of waiting for one that has it
-  begin-from-unpublished-scan            a transaction takes the slots' words themselves for its snapshot
-  validation-skipped                     a record counts as locked whatever was found there
-  checksum-off                           data are taken as they are found
+  own-slot-patched-into-the-cut          a session adds its own last commit to a cut that lacks it
+  begin-from-unpublished-scan            a transaction begins from its own scan of the slots' words
+  validation-skipped                     a record counts as locked whatever header was found there
+  checksum-off                           data are accepted although their checksum is wrong
   installed-before-kept                  a new version is written before the old one is in its ring
-  visibility-before-install              a commit is shown before it is installed
-  lock-bit-ignored                       a record that somebody has locked is locked again
-  lock-before-intent                     records are locked before it is written down what they held
-  locks-released-before-fence            what a client has left is undone before its grants are fenced
-  slot-reused-before-rollback            a slot has its next client before what the last one left is undone
-  partitions-read-one-after-another      several parts of an oracle are read once, whatever was published meanwhile
-  publish-out-of-order                   a publisher's next cut has less of some slots than the one before
+  visibility-before-install              the slot's watermark reaches a commit before it is installed
+  lock-bit-ignored                       a record that another transaction has locked is locked again
+  lock-before-intent                     records are locked before the log has their intents
+  locks-released-before-fence            what a client has left is rolled back before its grants are fenced
+  slot-reused-before-rollback            a slot is reused before what its last client left is rolled back
+  partitions-read-one-after-another      the parts of a split oracle are read only once, during publications
+  publish-out-of-order                   a publisher's next cut has lower counts of some slots
   one-log-copy-only                      a client writes its intents to one copy of its log only
-  slot-wrapped                           a slot whose timestamps are used up begins again in the same generation
-  log-freed-before-shown                 the log's room for a commit is given back when it is over, rather than when it is shown
-  verdict-without-head                   who looks after a slot writes his verdicts without the heads of which they are
-  undone-header-before-data              who undoes a commit unlocks a record before its data are back
-  generation-not-skipped                 who looks after a slot lets it go on behind its word, with counts that may have been used
-  counts-of-vanished-commits-used-again  a slot's next client begins behind its word, not behind what the last one has used
-  busy-forgotten                         a node carries out what follows an access that it has refused since the memory was being moved
-  moved-bit-ignored                      a place of a ring is written again though the version there was not moved, and may be needed
-  gc-ahead-of-the-horizon                the horizon is the newest cut, whatever snapshots there are
+  slot-wrapped                           a slot whose timestamps are used up restarts in the same generation
+  log-freed-before-watermark             log space is freed when a commit finishes, before the watermark
+  verdict-without-head                   a recoverer writes its verdicts without the heads of their commits
+  undone-header-before-data              a rollback unlocks a record before its data are restored
+  generation-not-skipped                 a recovered slot continues right after its word, and may reuse counts
+  counts-of-vanished-commits-used-again  a slot's next client begins after the slot's word, and reuses counts
+  busy-forgotten                         a node executes what follows an operation that it refused as busy
+  moved-bit-ignored                      a place of a ring is overwritten though its version was not moved
+  gc-ahead-of-the-horizon                the horizon is the newest cut, whatever snapshots are open
   marked-as-moved-before-it-is-copied    a place of a ring is marked as moved before the version is copied
-  moved-version-given-up-too-early       the mover gives up what the newest cut sees replaced
+  moved-version-given-up-too-early       the mover drops versions by the newest cut, not by the horizon
   snapshot-announced-after-it-is-taken   a worker takes its first snapshots before it announces itself
-  open-snapshots-not-announced           a worker announces how far it has come while it still has older snapshots
-  block-reused-before-horizon            a block is written again though the version that points to it may be needed
-  payload-after-intent                   a payload is written to its block only when the commit that points to it is shown
-  pointer-checksum-off                   a payload is taken as it is found in its block
-  chunk-taken-from-the-living            a chunk is taken over though its owner has a seat
-  counts-not-shown-used-again            a recovered slot begins again with counts that were given out and left no trace")]
+  open-snapshots-not-announced           a worker announces its progress past snapshots that it still has open
+  block-reused-before-horizon            a block is overwritten though a snapshot may need its version
+  payload-after-intent                   a payload is written only after the watermark has reached its commit
+  pointer-checksum-off                   a payload is accepted although its checksum is wrong
+  chunk-taken-from-the-living            a member takes over a chunk whose owner still has a seat
+  counts-ahead-of-watermark-reused       a recovered slot reuses counts that were given out without a trace")]
     Txn(SeedArgs),
     /// Hash tables over one-sided operations: keys inserted and found while buckets split and clients die
     #[command(after_help = "\
 Mutations:
-  bucket-split-without-closing    a bucket is split while others may still put something into it
-  duplicate-insert-across-a-split who has looked for a key in a bucket does not look in what it was split into
-  lost-entry-not-read-again       who was not the first to fill an entry takes the next, whoever it was
-  any-empty-entry-taken           a key is put into any empty entry, not the first
-  entry-before-its-key            an entry names a record before its key is written
-  hash-taken-for-the-key          what fits the hash is the key
-  number-in-doubt-used-again      a number of which nobody knows whether it was named is used for another key")]
+  bucket-split-without-closing    a bucket is split while others may still insert into it
+  duplicate-insert-across-a-split a search ignores the buckets into which its bucket was split
+  lost-entry-not-read-again       a client that loses the race for an entry takes the next one unread
+  any-empty-entry-taken           a key is inserted at any empty entry, not at the first one
+  entry-before-its-key            an entry points to a record before its key is written
+  hash-taken-for-the-key          an entry with the right hash counts as the key
+  number-in-doubt-used-again      a number that an entry may already have named is used for another key")]
     Hash(SeedArgs),
-    /// Compute servers of a database: seats, recovery of the dead, roles, transactions and changes of the
+    /// Compute servers of a database: seats, recovery of dead members, roles, transactions and changes of the
     /// catalog, while all of them fail
     #[command(after_help = "\
 Mutations:
   list-after-other-grants              a member uses other regions before it has listed its grants
-  carer-not-checked                    a seat is recovered although another live member is already recovering it
-  silent-carer-not-shut-out            a member that takes over from an unresponsive recoverer does not evict it first
-  seat-not-looked-at-behind-the-fence  after fencing a member, the recoverer does not check that the seat is still that member's
-  seat-left-while-on-duty              a seat is given back while its member still performs a duty for all members
-  log-copy-without-verdicts            what a member left is rolled back with one copy of its log, and the other copy is used again
+  recoverer-not-checked                a seat is recovered although another member is recovering it
+  silent-recoverer-not-evicted         a member that replaces a silent recoverer does not evict it first
+  seat-not-looked-at-behind-the-fence  after its fence, the recoverer does not check whose seat it is
+  seat-left-while-on-duty              a seat is given back while its member still performs a duty for all
+  log-copy-without-verdicts            a copy of a log that a rollback could not read is used again
   roles-freed-before-fence             a member's roles are freed before it is evicted
   seat-freed-before-recovery           a seat is freed before what its member left is rolled back
   seat-freed-before-words-forgotten    a seat is freed before the announcements of its workers are removed
-  beats-while-a-duty-stands-still      a member sends heartbeats while its publisher, its collector or its recoverer stands still
-  beats-while-a-commit-stands-still    a member sends heartbeats while one of its threads stands still in the middle of a commit
-  tombstone-freed-early                the memory of a dropped table is reused while snapshots may have the table
+  beats-while-a-duty-stands-still      a member sends heartbeats while one of its duties stands still
+  beats-while-a-commit-stands-still    a member sends heartbeats while one of its commits stands still
+  tombstone-freed-early                a dropped table's memory is reused while snapshots may have the table
   memory-reused-uncleared              the memory of a dropped table is reused without being cleared
   busy-client-forgotten                the word of a client is cleared while it runs a transaction
-  catalog-version-not-looked-at        a transaction uses a table without checking that it still exists, though the catalog has changed
+  catalog-version-not-looked-at        a transaction uses a table without checking that it still exists
   tables-missing-from-collector        the collector does not learn which tables there are")]
     Members(SeedArgs),
 }
 
 #[derive(Debug, clap::Args)]
 struct SeedArgs {
-    /// Run so many seeds, from zero on; with --mutation, at most so many for each
+    /// Number of seeds to run, from zero on; with --mutation, the most for each mutation
     #[arg(long, value_name = "N", default_value_t = DEFAULT_SEEDS, conflicts_with = "seed",
         value_parser = clap::value_parser!(u64).range(1..))]
     seeds: u64,
@@ -157,21 +158,21 @@ struct SeedArgs {
     #[arg(long, value_name = "S")]
     seed: Option<u64>,
 
-    /// Break the code in this way (or in `all` of them) and see whether that is noticed
+    /// Break the code in this way (`all`: in each way in turn), and check that the fault is noticed
     #[arg(long, value_name = "NAME|all")]
     mutation: Option<String>,
 
-    /// With --seed, write the history of transactions there, in Elle's JSON form of list-append: `adya check
-    /// -c snapshot-isolation FILE`
+    /// With --seed, write the history of transactions to FILE, in Elle's JSON form of list-append: `adya
+    /// check -c snapshot-isolation FILE`
     #[arg(long, value_name = "FILE", requires = "seed")]
     history: Option<PathBuf>,
 
-    /// Print facts for programs
+    /// Print JSON instead of lines
     #[arg(long)]
     json: bool,
 }
 
-/// Runs what was asked for; an error if a checker found something, or missed a fault that was put there.
+/// Runs the seeds. An error if a checker found a violation, or missed a mutation.
 pub fn run(args: SimArgs) -> Result<()> {
     let (name, args) = match args.what {
         What::Fabric(args) => ("fabric", args),
@@ -227,8 +228,8 @@ fn replay(scenario: &Scenario, seed: u64, mutation: Option<&'static str>, args: 
     }
     match (report.violations.is_empty(), mutation) {
         (true, None) | (false, Some(_)) => Ok(()),
-        (false, None) => bail!("seed {seed} broke a promise"),
-        (true, Some(mutation)) => bail!("seed {seed} does not notice {mutation}; others may"),
+        (false, None) => bail!("seed {seed} violates an invariant"),
+        (true, Some(mutation)) => bail!("{mutation} goes unnoticed in seed {seed}; try other seeds"),
     }
 }
 
@@ -282,14 +283,14 @@ struct HuntFacts<'a> {
     mutations: &'a [Catch],
 }
 
-/// How many seeds that notice a mutation are shown.
+/// How many seeds that catch a mutation are listed.
 const CATCHES: usize = 3;
 
 fn hunt_all(scenario: &Scenario, mutations: &[&'static str], seeds: u64, json: bool) -> Result<()> {
     let mut catches = Vec::new();
     for &mutation in mutations {
         let bar = Bar::new(seeds, mutation);
-        // What a broken program panics with is a catch like others, not something to read.
+        // A panic of the broken code is a catch like others; its message is not printed.
         let quiet = Quiet::new();
         let catch = hunt(scenario, mutation, 0..seeds, CATCHES, processors(), &|| bar.advance());
         drop((quiet, bar));
@@ -313,7 +314,7 @@ fn processors() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// A progress bar for runs that take long, where somebody looks.
+/// A progress bar for long runs, shown on a terminal only.
 struct Bar(ProgressBar);
 
 impl Bar {
@@ -365,7 +366,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mutations_are_chosen_by_name_and_wrong_names_tell_the_right_ones() {
+    fn mutations_are_chosen_by_name_and_a_wrong_name_lists_the_right_ones() {
         let scenario = find_scenario("fabric").unwrap();
         assert_eq!(chosen(scenario, None).unwrap(), None);
         assert_eq!(chosen(scenario, Some("no-fence")).unwrap(), Some(vec!["no-fence"]));

@@ -10,7 +10,8 @@ const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 const TIB: u64 = 1 << 40;
 
-/// Smallest region: a few extents of files (256 KiB); smaller ones would cost more in leases than they lend.
+/// Smallest region: four extents of files (256 KiB). Smaller ones would cost more in leases than they are
+/// worth.
 pub const REGION_MIN: ByteSize = ByteSize(MIB);
 /// Largest region: a whole region is scrubbed at a time, and a GiB takes a good fraction of a second.
 pub const REGION_MAX: ByteSize = ByteSize(GIB);
@@ -35,9 +36,9 @@ impl FromStr for ByteSize {
         };
         let number: u64 = number.parse().map_err(|_| "write a number and a unit, for instance 64MiB")?;
         match number.checked_mul(unit_bytes) {
-            Some(0) => Err("nothing is too little: write for instance 64MiB".into()),
+            Some(0) => Err("the size is zero: write for instance 64MiB".into()),
             Some(bytes) => Ok(ByteSize(bytes)),
-            None => Err("no machine has as much: write for instance 2GiB".into()),
+            None => Err("the size is too large: write for instance 2GiB".into()),
         }
     }
 }
@@ -61,7 +62,7 @@ impl fmt::Display for ByteSize {
 pub enum Memory {
     /// What the machine has to spare.
     Auto,
-    /// So much.
+    /// This many bytes.
     Bytes(ByteSize),
 }
 
@@ -73,7 +74,7 @@ impl FromStr for Memory {
     }
 }
 
-/// A region's size as an option.
+/// Parses the size of a region, for an option.
 pub fn parse_region_size(text: &str) -> Result<ByteSize, String> {
     let size: ByteSize = text.parse()?;
     if !(REGION_MIN..=REGION_MAX).contains(&size) || !size.0.is_power_of_two() {
@@ -82,14 +83,15 @@ pub fn parse_region_size(text: &str) -> Result<ByteSize, String> {
     Ok(size)
 }
 
-/// Memory of a node in whole regions, and a remark if that is less than was asked for.
+/// A node's memory, rounded down to whole regions, and a remark if that is less than requested.
 pub fn whole_regions(memory: ByteSize, region: ByteSize) -> Result<(ByteSize, Option<String>), UsageError> {
     if memory < region {
-        let text = format!("{memory} hold no region of {region}: raise --memory or lower --region-size");
+        let text =
+            format!("{memory} is less than one region of {region}: raise --memory or lower --region-size");
         return Err(UsageError(text));
     }
     let rounded = ByteSize(memory.0 - memory.0 % region.0);
-    let remark = format!("a node lends {rounded}: {memory} are rounded down to whole regions of {region}");
+    let remark = format!("a node lends {rounded}: {memory} is rounded down to whole regions of {region}");
     Ok((rounded, (rounded != memory).then_some(remark)))
 }
 
@@ -144,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_rounded_down_to_whole_regions_and_that_is_said() {
+    fn memory_is_rounded_down_to_whole_regions_with_a_remark() {
         let region = ByteSize(64 * MIB);
         assert_eq!(whole_regions(ByteSize(GIB), region).unwrap(), (ByteSize(GIB), None));
         let (rounded, remark) = whole_regions(ByteSize(100 * MIB), region).unwrap();

@@ -1,4 +1,4 @@
-//! `farpool status`: who lends, who borrows, as a table or as JSON.
+//! `farpool status`: which nodes lend memory, and which owners have borrowed it, as a table or as JSON.
 
 use anyhow::Result;
 use farpool_wire::control::{NodeStatus, StatusResponse};
@@ -9,10 +9,10 @@ use crate::output::{tell, tell_json};
 use crate::reach::{BrokerAt, runtime, status_of};
 use crate::size::ByteSize;
 
-/// Say who lends memory and who has borrowed it
+/// Show which nodes lend memory, and who has borrowed it
 ///
 /// Asks the broker, which knows what the nodes last told it. Nodes that have been silent for more than a
-/// minute are left out unless --all is given; after ten the broker has forgotten them.
+/// minute are left out unless --all is given. After ten minutes the broker forgets them.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
@@ -55,7 +55,7 @@ fn leave_out_the_long_dead(answer: &mut StatusResponse) -> usize {
     known - answer.nodes.len()
 }
 
-/// Facts about a pool. Names and meanings of the fields are stable; new ones may join.
+/// Facts about a pool. Names and meanings of the fields are stable; fields may be added.
 #[derive(Debug, Serialize)]
 struct PoolStatus {
     broker: String,
@@ -135,7 +135,7 @@ impl PoolStatus {
         if self.nodes_left_out > 0 {
             let count = self.nodes_left_out;
             lines.push(format!(
-                "       {count} more silent for over a minute: farpool status --all names them"
+                "       {count} more silent for over a minute: farpool status --all lists them"
             ));
         }
         let heads = ["NODE", "HOST", "ADDRESS", "ALIVE", "REGIONS", "FREE", "LENT", "REJECTED"];

@@ -1,7 +1,7 @@
-//! A child of `farpool up` ends with it, however that ends.
+//! Ties a child process of `farpool up` to its parent: it ends when the parent ends, for whatever reason.
 //!
-//! The kernel kills it (`PR_SET_PDEATHSIG`) once its parent is gone. It asks for that itself, so that no code
-//! runs between fork and exec; for the moment before, it looks who its parent is.
+//! The kernel kills the child (`PR_SET_PDEATHSIG`) once its parent has ended. The child requests that itself,
+//! so that no code runs between fork and exec. It then checks that the parent did not end before the request.
 
 use anyhow::{Result, bail};
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
@@ -12,12 +12,12 @@ pub const OPTION: &str = "--end-with";
 /// Ties a process to its parent.
 #[derive(Debug, clap::Args)]
 pub struct Tether {
-    /// Process id of the parent, without which this process ends
+    /// Process id of the parent; this process ends when the parent ends
     #[arg(long = "end-with", value_name = "PID", hide = true)]
     parent: Option<i32>,
 }
 
-/// Takes effect for the rest of the process's life. Call it on the main thread, before anything else.
+/// Makes this process end with its parent. Call it on the main thread, before anything else.
 pub fn fasten(tether: &Tether) -> Result<()> {
     let Some(parent) = tether.parent else { return Ok(()) };
     set_parent_process_death_signal(Some(Signal::KILL))?;

@@ -1,11 +1,10 @@
 //! `farpool up`: a whole pool on this machine, as child processes.
 //!
 //! U1. Nothing is left running, however `up` ends: children die with their parent.
-//! U2. A broker that ends is started again, at the same address and with the same store: leases go on
-//!     meanwhile, and the nodes tell the new one what they have lent.
-//! U3. A node that ends is reported and stays away. Its memory is gone, and with it what lay there; a new
-//!     node in its place would hide that. When the last one has gone there is no pool any more, and `up` ends
-//!     with an error.
+//! U2. A broker that ends is restarted at the same address and with the same store: leases stay valid
+//!     meanwhile, and the nodes tell the new broker what they have lent.
+//! U3. A node that ends is reported and not restarted. Its memory is lost, and the data in it; a new node in
+//!     its place would hide that. When the last node has ended, `up` ends with an error.
 
 mod certificates;
 mod child;
@@ -33,16 +32,17 @@ use crate::run_dir::RunDir;
 use crate::shutdown::Shutdown;
 use crate::size::{ByteSize, parse_region_size, whole_regions};
 
-/// Nodes lock and touch all their memory first: about a second per gigabyte, more on a busy machine.
+/// Until a process is ready. Nodes lock and touch all their memory first: about a second per gigabyte, more
+/// on a busy machine.
 const START_DEADLINE: Duration = Duration::from_secs(100);
 /// How often the broker is asked whether all nodes have registered.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// Pause before a broker is started again; doubles up to the longest while it does not stay up.
+/// Pause before a broker is restarted; doubles, up to the longest, as long as brokers do not stay up.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
-/// A broker that was up for so long has recovered from whatever it was.
+/// After a broker has run for this long, the pause starts over.
 const STEADY_AFTER: Duration = Duration::from_secs(60);
-/// A machine has one memory: more nodes on it are for trying things out.
+/// Upper bound on --nodes. All nodes share one machine's memory, so many nodes only serve experiments.
 const NODES_MAX: u32 = 64;
 /// Longest path of a Unix socket without its final zero (unix(7)).
 const SOCKET_PATH_MAX: usize = 107;
@@ -50,9 +50,9 @@ const SOCKET_PATH_MAX: usize = 107;
 /// Start a pool on this machine: a broker and some nodes
 ///
 /// Runs in the foreground until Ctrl-C or SIGTERM (with --detach in the background), and leaves nothing
-/// behind. All processes talk over loopback with certificates made for the occasion; `farpool mount` and
-/// `farpool status` of the same user find the pool by themselves. A broker that dies is started again; a node
-/// that dies is reported, since its memory is gone.
+/// behind. All processes talk over loopback, with certificates made for this pool; `farpool mount` and
+/// `farpool status` of the same user find the pool by themselves. A broker that dies is restarted. A node
+/// that dies is only reported, since its memory is lost.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
@@ -66,11 +66,11 @@ pub struct UpArgs {
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=i64::from(NODES_MAX)))]
     nodes: u32,
 
-    /// What each of them lends
+    /// Memory that each node lends
     #[arg(long, value_name = "SIZE", default_value = "1GiB")]
     memory: ByteSize,
 
-    /// Size of the pieces in which memory is lent: a power of two
+    /// Size of a region, the unit in which memory is lent: a power of two
     #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = parse_region_size)]
     region_size: ByteSize,
 
@@ -82,8 +82,8 @@ pub struct UpArgs {
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:7117")]
     listen: SocketAddr,
 
-    /// Do not lock the nodes' memory, which is locked as far as the limit allows otherwise (ulimit -l).
-    /// Memory that is not locked may be swapped out, and is then no faster than the disk
+    /// Do not lock the nodes' memory. By default it is locked as far as the limit allows (ulimit -l). Memory
+    /// that is not locked may be swapped out, and is then no faster than the disk
     #[arg(long)]
     no_lock: bool,
 
@@ -131,7 +131,7 @@ fn check_memory(nodes: u32, memory: ByteSize, spare: ByteSize) -> Result<()> {
     let room = ByteSize(farpool_node::available_memory().context("cannot read how much memory there is")?);
     if memory.0.saturating_add(spare.0).saturating_mul(u64::from(nodes)) > room.0 {
         let text = format!(
-            "{nodes} nodes with {memory} each, and {spare} that each keeps for fences, are more than the {room} \
+            "{nodes} nodes with {memory} each, and a spare region of {spare} each, need more than the {room} \
              available: lower --memory or --nodes"
         );
         return Err(UsageError(text).into());
@@ -156,20 +156,21 @@ struct Plan {
     run_dir: RunDir,
 }
 
-/// Says once what it means that a node cannot lock all of its memory.
+/// Warns if the limit keeps nodes from locking all of their memory, and says what follows from that.
 fn complain_of_limit(memory: ByteSize, region: ByteSize) {
     let needed = ByteSize(memory.0 + region.0); // with the spare region
     if let Some(limit) = farpool_node::lockable_memory().map(ByteSize)
         && limit < needed
     {
         complain(format!(
-            "farpool: a node may lock {limit} of its {needed}: the rest is swapped out where the machine runs out of memory, and is \
-             then no faster than the disk;\nraise the limit (ulimit -l), or pass --no-lock to lock nothing"
+            "farpool: a node can lock {limit} of its {needed}: the rest may be swapped out if the machine runs \
+             out of memory, and is then no faster than the disk;\n\
+             raise the limit (ulimit -l), or pass --no-lock to lock nothing"
         ));
     }
 }
 
-/// What runs.
+/// The running processes.
 #[derive(Default)]
 struct Pool {
     broker: Option<Child>,
@@ -177,11 +178,12 @@ struct Pool {
 }
 
 impl Plan {
-    /// Starts everything and looks after it; returns only with an error.
+    /// Starts the pool and supervises it; returns only with an error.
     async fn run(&self, pool: &mut Pool) -> Result<()> {
         let broker = pool.broker.insert(self.start_broker(self.args.listen)?);
         let said = broker.ready(START_DEADLINE).await?;
-        let address: SocketAddr = said.parse().with_context(|| format!("the broker is ready at `{said}`"))?;
+        let address: SocketAddr =
+            said.parse().with_context(|| format!("the broker printed `{said}` in place of its address"))?;
         say(format!("broker {address}"));
         for number in 1..=self.args.nodes {
             pool.nodes.push(self.start_node(number, address)?);
@@ -252,7 +254,7 @@ impl Plan {
         say(format!("end it:   {}", self.args.detached.how_to_end()));
     }
 
-    /// Starts the broker again whenever it ends (U2).
+    /// Restarts the broker whenever it ends (U2).
     async fn keep_broker(&self, broker: &mut Option<Child>, address: SocketAddr) -> Infallible {
         let mut pause = FIRST_PAUSE;
         loop {
@@ -260,7 +262,7 @@ impl Plan {
             if let Some(running) = broker {
                 let how = running.ended().await;
                 complain(format!(
-                    "farpool: the broker has ended ({how}): files go on but do not grow; starting it again"
+                    "farpool: the broker has ended ({how}): files stay usable but cannot grow; restarting it"
                 ));
             }
             if started.elapsed() > STEADY_AFTER {
@@ -283,26 +285,27 @@ impl Plan {
 }
 
 impl Pool {
-    /// Ends what runs. Bounded: every child ends or is killed within its deadline, all at the same time.
+    /// Ends all processes at the same time. Bounded: each child ends, or is killed at its deadline.
     async fn end(&mut self) {
         join_all(self.nodes.iter_mut().chain(&mut self.broker).map(Child::end)).await;
     }
 }
 
-/// Reports nodes that end; an error when none is left (U3).
+/// Reports nodes that end. Returns an error when none is left (U3).
 async fn watch_nodes(nodes: &mut Vec<Child>) -> Result<()> {
     while !nodes.is_empty() {
         let (name, how) = first_end(nodes).await;
         nodes.retain(|node| node.name() != name);
         let left = nodes.len();
         complain(format!(
-            "farpool: {name} has ended ({how}): what lay there is lost, {left} left; for a whole pool start anew"
+            "farpool: {name} has ended ({how}): its data are lost, {left} left; restart `farpool up` for a whole \
+             pool"
         ));
     }
-    bail!("no node is left, so this pool is no more: start another with `farpool up`")
+    bail!("the last node has ended: start a new pool with `farpool up`")
 }
 
-/// Waits until one of several children has ended by itself.
+/// Waits until one of several children has ended. Returns its name and how it ended.
 async fn first_end(nodes: &mut [Child]) -> (String, String) {
     let ends = nodes.iter_mut().map(|node| Box::pin(async { (node.name().to_owned(), node.ended().await) }));
     select_all(ends).await.0

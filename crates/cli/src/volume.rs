@@ -1,5 +1,5 @@
-//! `farpool volume`: what of a mount bears the loss of a node, what was lost, what is made anew. The mount's
-//! daemon answers by attributes of the mount's root, so nothing but the mount has to be reached.
+//! `farpool volume`: redundancy, losses, rebuilds and scrubs of a mount. The mount's daemon answers through
+//! extended attributes of the mount's root, so the command needs no connection to broker or nodes.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -13,26 +13,26 @@ use serde::{Deserialize, Serialize};
 use crate::output::{tell, tell_json};
 use crate::size::ByteSize;
 
-/// The state as JSON, and what has work begun (`crates/mount/src/fs/volume.rs`).
+/// Attributes: the state as JSON, and those that start work (`crates/mount/src/fs/volume.rs`).
 const STATE: &str = "user.farpool.volume";
 const REBUILD: &str = "user.farpool.rebuild";
 const SCRUB: &str = "user.farpool.scrub";
-/// Far more than the state takes.
+/// Far more than the state needs.
 const MAX_STATE_BYTES: usize = 4 << 10;
-/// How often progress is asked for.
+/// How often to ask the mount for progress.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// How long the mount may take to begin with what it was asked for: another rebuild or scrub of its thread
-/// has to end first.
+/// How long a rebuild may make no progress: the mount's thread may have to finish another rebuild or scrub
+/// first.
 const NO_NEWS_PATIENCE: Duration = Duration::from_secs(60);
 
 /// Look after a mount: state, redundancy, rebuild, scrub
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
-  farpool volume status /mnt/far                    what bears the loss of a node, and what is missing
+  farpool volume status /mnt/far                    redundancy, and what is missing
   farpool volume status /mnt/far --json | jq .missing_extents
-  farpool volume rebuild /mnt/far                   wait until what was lost lies elsewhere again
-  farpool volume scrub /mnt/far                     read every block, mend what is wrong")]
+  farpool volume rebuild /mnt/far                   wait until lost data are rebuilt on other nodes
+  farpool volume scrub /mnt/far                     read every block, and repair wrong ones")]
 pub struct VolumeArgs {
     #[command(subcommand)]
     command: VolumeCommand,
@@ -40,7 +40,7 @@ pub struct VolumeArgs {
 
 #[derive(Debug, clap::Subcommand)]
 enum VolumeCommand {
-    /// Say what bears the loss of a node, what is missing, what is under way, and what goes past the kernel
+    /// Show redundancy, what is missing, rebuild and scrub, and the traffic that bypasses the kernel
     Status {
         /// Where the file system is mounted
         #[arg(value_name = "MOUNTPOINT")]
@@ -50,13 +50,13 @@ enum VolumeCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Wait until what lay on lost nodes lies elsewhere again; it begins by itself when a node is lost
+    /// Wait until the data of lost nodes are rebuilt on other nodes; a rebuild starts by itself
     Rebuild {
         /// Where the file system is mounted
         #[arg(value_name = "MOUNTPOINT")]
         mountpoint: PathBuf,
     },
-    /// Read every block and parity, and mend what is not what was written there
+    /// Read every block and every parity block, and repair those that are wrong
     Scrub {
         /// Where the file system is mounted
         #[arg(value_name = "MOUNTPOINT")]
@@ -64,17 +64,17 @@ enum VolumeCommand {
     },
 }
 
-/// Facts about a mount. Names and meanings of the fields are stable; new ones may join.
+/// Facts about a mount. Names and meanings of the fields are stable; fields may be added.
 #[derive(Debug, Serialize, Deserialize)]
 struct Volume {
-    /// Of files for which nothing else was chosen.
+    /// Of files for which no other redundancy was chosen.
     redundancy: String,
     files: u64,
     redundant_files: u64,
     /// Of redundant files.
     extents: u64,
     missing_extents: u64,
-    /// Of all files: they lie nowhere, and nothing else has what they hold.
+    /// Of all files: they are missing, and their data cannot be rebuilt.
     lost_extents: u64,
     to_rebuild: bool,
     wrong_blocks: u64,
@@ -83,7 +83,7 @@ struct Volume {
     hedged_reads: u64,
     rebuild: Rebuild,
     scrub: Scrub,
-    /// What processes have read and written by themselves, without the kernel.
+    /// What direct clients have read and written, without the kernel.
     direct_read_bytes: u64,
     direct_written_bytes: u64,
 }
@@ -93,9 +93,9 @@ struct Work {
     running: bool,
     blocks_total: u64,
     blocks_done: u64,
-    /// How often it was done to its end.
+    /// How many runs completed.
     finished: u64,
-    /// How often it has ended, done or not.
+    /// How many runs ended, completed or not.
     attempts: u64,
 }
 
@@ -103,7 +103,7 @@ struct Work {
 struct Rebuild {
     #[serde(flatten)]
     work: Work,
-    /// Why the last one was not done to its end; it is tried again.
+    /// Why the last run did not complete; it is retried.
     waits_for: Option<String>,
 }
 
@@ -116,7 +116,7 @@ struct Scrub {
 }
 
 impl Work {
-    /// How it stands, if it does not wait for something.
+    /// The progress, unless the work waits for something.
     fn state(&self) -> String {
         match self.running {
             true => format!("{} of {} blocks", self.blocks_done, self.blocks_total),
@@ -126,7 +126,7 @@ impl Work {
     }
 }
 
-/// Asks the mount, or has it work.
+/// Prints the mount's state, or starts work and waits for it.
 pub fn run(args: VolumeArgs) -> Result<()> {
     match args.command {
         VolumeCommand::Status { mountpoint, json } => {
@@ -141,18 +141,20 @@ pub fn run(args: VolumeArgs) -> Result<()> {
 impl Volume {
     fn lines(&self) -> Vec<String> {
         let missing = match self.missing_extents {
-            0 if self.to_rebuild => "nothing; being looked at".to_owned(),
+            0 if self.to_rebuild => "nothing known; being checked".to_owned(),
             0 => "nothing".to_owned(),
             missing if self.lost_extents > 0 => format!("{missing} of {} extents", self.extents),
-            missing => format!("{missing} of {} extents, made from the others meanwhile", self.extents),
+            missing => {
+                format!("{missing} of {} extents, reconstructed from the others meanwhile", self.extents)
+            }
         };
         let lost = match self.lost_extents {
             0 => "nothing".to_owned(),
-            lost => format!("{lost} extents: nothing else has what they held, reading it is an error"),
+            lost => format!("{lost} extents: their data are lost for good, reading them is an error"),
         };
         let rebuild = match &self.rebuild.waits_for {
             Some(reason) if self.rebuild.work.blocks_done == 0 => format!("waiting: {reason}"),
-            _ if !self.rebuild.work.running && self.missing_extents > 0 => "about to begin".to_owned(),
+            _ if !self.rebuild.work.running && self.missing_extents > 0 => "about to start".to_owned(),
             _ => self.rebuild.work.state(),
         };
         let scrub = match self.scrub.blocks_unread {
@@ -161,13 +163,16 @@ impl Volume {
         };
         vec![
             format!("redundancy  {}, unless chosen for a file or directory", self.redundancy),
-            format!("files       {}, of which {} bear the loss of a node", self.files, self.redundant_files),
+            format!(
+                "files       {}, of which {} survive the loss of a node",
+                self.files, self.redundant_files
+            ),
             format!("missing     {missing}"),
             format!("lost        {lost}"),
             format!("rebuild     {rebuild}"),
             format!("scrub       {scrub}"),
             format!(
-                "blocks      {} wrong, {} mended, {} lost",
+                "blocks      {} wrong, {} repaired, {} lost",
                 self.wrong_blocks, self.mended_blocks, self.lost_blocks
             ),
             format!("slow nodes  {} reads done without them", self.hedged_reads),
@@ -184,7 +189,7 @@ fn ask(mountpoint: &Path) -> Result<Volume> {
     let mut state = vec![0; MAX_STATE_BYTES];
     let bytes = getxattr(mountpoint, STATE, &mut state[..]).map_err(|error| complaint(error, mountpoint))?;
     serde_json::from_slice(&state[..bytes])
-        .context("the mount is of another version of farpool: mount it anew")
+        .context("the mount runs another version of farpool: mount it again")
 }
 
 fn command(mountpoint: &Path, name: &str) -> Result<()> {
@@ -206,7 +211,7 @@ fn rebuild(mountpoint: &Path) -> Result<()> {
     let before = ask(mountpoint)?;
     command(mountpoint, REBUILD)?;
     let bar = bar("rebuilding");
-    // One that was under way when this was asked for may have looked before.
+    // A rebuild that was already running may have looked for missing extents too early.
     let mut attempts = before.rebuild.work.attempts + u64::from(before.rebuild.work.running);
     let mut last_news = (Instant::now(), None);
     loop {
@@ -224,7 +229,7 @@ fn rebuild(mountpoint: &Path) -> Result<()> {
                 bar.finish_and_clear();
                 bail!("cannot rebuild: {reason}; {}", volume.still_missing());
             }
-            attempts = work.attempts; // it brought something: so may the next
+            attempts = work.attempts; // it rebuilt something, and so may the next one
         }
         let news = Some((work.attempts, work.blocks_done));
         if news != last_news.1 {
@@ -232,7 +237,7 @@ fn rebuild(mountpoint: &Path) -> Result<()> {
         } else if last_news.0.elapsed() > NO_NEWS_PATIENCE {
             bar.finish_and_clear();
             bail!(
-                "the mount has not begun to rebuild for {} s; {}",
+                "the rebuild has made no progress for {} s; {}",
                 NO_NEWS_PATIENCE.as_secs(),
                 volume.still_missing()
             );
@@ -241,18 +246,18 @@ fn rebuild(mountpoint: &Path) -> Result<()> {
     }
 }
 
-/// Nothing is missing any more; `lost`: blocks that could not be made anew.
+/// The result once nothing is missing any more. `lost` blocks could not be rebuilt.
 fn rebuilt(lost: u64) -> Result<()> {
     if lost > 0 {
         bail!(
-            "nothing is missing any more, but {lost} blocks were lost: reading them is an error until they are written anew"
+            "nothing is missing any more, but {lost} blocks were lost: reading them is an error until they are written again"
         );
     }
     tell("nothing is missing")
 }
 
 impl Volume {
-    /// What is to be done about a rebuild that does not get on.
+    /// What is missing, and what to do about a rebuild that makes no progress.
     fn still_missing(&self) -> String {
         let lost = match self.lost_extents {
             0 => String::new(),
@@ -269,7 +274,7 @@ fn scrub(mountpoint: &Path) -> Result<()> {
     let before = ask(mountpoint)?;
     command(mountpoint, SCRUB)?;
     let bar = bar("scrubbing");
-    // One that was under way when this was asked for does not count.
+    // A scrub that was already running does not count.
     let wanted = before.scrub.work.finished + 1 + u64::from(before.scrub.work.running);
     loop {
         let volume = ask(mountpoint)?;
@@ -283,10 +288,10 @@ fn scrub(mountpoint: &Path) -> Result<()> {
             let read = match unread {
                 0 => format!("{done} blocks read"),
                 unread => {
-                    format!("{} of {done} blocks read, {unread} could not be", done.saturating_sub(unread))
+                    format!("{} of {done} blocks read, {unread} unreadable", done.saturating_sub(unread))
                 }
             };
-            return tell(format!("{read}: {found} wrong, {mended} mended, {lost} lost"));
+            return tell(format!("{read}: {found} wrong, {mended} repaired, {lost} lost"));
         }
         std::thread::sleep(LOOK_EVERY);
     }

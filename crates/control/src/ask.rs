@@ -7,13 +7,13 @@ use crate::fault::{Fault, fault_of};
 
 /// The most times that a request is sent.
 const MOST_TRIES: u32 = 8;
-/// Pause before the second time; it doubles up to the longest.
+/// Pause before the second attempt; it doubles up to [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
 /// Sends a request until it is answered, for at most `within`. It tries again if the request was lost with
-/// its connection, or the other side was overloaded. Only for requests that may arrive twice.
-/// [`explain`](crate::explain) says why there is no answer.
+/// its connection or the other side was overloaded, so use it only for requests that may arrive twice.
+/// [`explain`](crate::explain) turns the error into text.
 pub async fn ask<T, F>(within: Duration, mut request: impl FnMut() -> F) -> Result<T, Status>
 where
     F: Future<Output = Result<Response<T>, Status>>,

@@ -18,17 +18,17 @@ use crate::tls::server_name;
 use crate::version::agent;
 use crate::{ControlError, REQUEST_TIMEOUT, Tls};
 
-/// The longest wait for a connection, and then for its greeting: several round trips to the far side of the
+/// The longest wait for a connection, and again for its greeting: several round trips to the far side of the
 /// world.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A connection with requests under way that is silent for so long is asked whether it lives.
+/// Silence after which the peer of a connection with open requests is sent a keepalive.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(2);
-/// A peer that does not answer this question in time is gone.
+/// A peer that does not answer a keepalive within this time is gone.
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A channel to `host:port`. It connects at the first request, and again whenever the connection was lost, so
-/// that only a wrong address or unusable certificates are errors here. [`explain`](crate::explain) says why a
+/// A channel to `host:port`. It connects at the first request, and again whenever the connection is lost. So
+/// the only errors here are a wrong address and unusable certificates. [`explain`](crate::explain) says why a
 /// request failed.
 pub fn dial(address: &str, tls: Option<&Tls>) -> Result<Channel, ControlError> {
     let malformed = || ControlError::Address { address: address.to_owned() };
@@ -48,14 +48,14 @@ pub fn dial(address: &str, tls: Option<&Tls>) -> Result<Channel, ControlError> {
     Ok(endpoint.connect_with_connector_lazy(Connector { address: address.to_owned(), tls }))
 }
 
-/// Makes connections; its error is the [`Fault`] that prevents one.
+/// Makes connections; its error is a [`Fault`].
 #[derive(Clone)]
 struct Connector {
     address: String,
     tls: Option<TlsConnector>,
 }
 
-/// A connection of either kind.
+/// A connection with or without TLS.
 trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 
@@ -94,12 +94,12 @@ impl Service<http::Uri> for Connector {
     }
 }
 
-/// Whether an address is one of this machine's own that no other machine reaches.
+/// Whether an address is a loopback address, which no other machine reaches.
 pub(crate) fn is_loopback_ip(ip: IpAddr) -> bool {
     ip.to_canonical().is_loopback()
 }
 
-/// Whether [`dial`] takes `address` for one, HOST:PORT.
+/// Checks that [`dial`] accepts `address` as HOST:PORT.
 pub fn check_address(address: &str) -> Result<(), ControlError> {
     host_of(address).map(drop).ok_or_else(|| ControlError::Address { address: address.to_owned() })
 }
@@ -109,7 +109,7 @@ pub fn is_loopback(address: &str) -> bool {
     host_of(address).is_some_and(is_loopback_host)
 }
 
-/// The host of `host:port`; `None` unless it is just that.
+/// The host of `host:port`; `None` if the address has another form.
 fn host_of(address: &str) -> Option<&str> {
     if let Ok(socket) = address.parse::<SocketAddr>() {
         return (socket.port() != 0).then(|| address.rsplit_once(':').map(|(host, _)| host))?;
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_not_host_and_port_is_refused() {
+    async fn an_address_that_is_not_host_and_port_is_refused() {
         for bad in ["", "localhost", "localhost:", "localhost:0", "127.0.0.1:0", ":7700", "localhost:99999"] {
             assert!(matches!(dial(bad, None), Err(ControlError::Address { .. })), "{bad}");
             assert!(check_address(bad).is_err(), "{bad}");

@@ -2,17 +2,17 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-/// Why a process cannot take part in the control plane. Each is for an operator to mend.
+/// Why a process cannot take part in the control plane. An operator has to fix each of these.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
     /// Pass a TLS directory, or stay on loopback.
     #[error("{address} is not a loopback address: pass --tls-dir DIR, plain text never leaves the machine")]
     PlaintextOffLoopback {
-        /// What was to be listened on or dialled.
+        /// The address to listen on or to dial.
         address: String,
     },
-    /// Mend the address.
-    #[error("`{address}` is no address: write HOST:PORT, for instance 127.0.0.1:7700")]
+    /// Correct the address.
+    #[error("`{address}` is not an address: write HOST:PORT, for instance 127.0.0.1:7700")]
     Address {
         /// What was given.
         address: String,
@@ -33,18 +33,18 @@ pub enum ControlError {
         /// What the system said.
         source: io::Error,
     },
-    /// Make the certificates anew.
-    #[error("the certificates in {} are of no use: {reason}; make them anew", dir.display())]
+    /// Create the certificates again.
+    #[error("the certificates in {} are unusable: {reason}; create them again", dir.display())]
     Certificates {
         /// Where they are.
         dir: PathBuf,
         /// What is wrong with them.
         reason: String,
     },
-    /// End whoever has the port, or take another.
+    /// End the process that has the port, or choose another port.
     #[error("cannot listen on {address}: {source}; choose another address with --listen")]
     Listen {
-        /// Where.
+        /// The address.
         address: SocketAddr,
         /// What the system said.
         source: io::Error,

@@ -6,14 +6,14 @@ use tonic::{Code, Status};
 
 use crate::SERVER_NAME;
 
-/// Why a peer and this process cannot talk to each other. Both sides use the same words. Each variant needs
-/// another action of an operator.
+/// Why a peer and this process cannot talk to each other. Both sides use the same words. Each variant calls
+/// for a different action of the operator.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Fault {
-    /// Start it, or mend the address.
+    /// Start it, or correct the address.
     #[error("{0}")]
     Unreachable(String),
-    /// Start it, or find out what holds it up.
+    /// Start it, or find out what delays it.
     #[error("no answer in time")]
     Late,
     /// Pass `--tls-dir`.
@@ -22,10 +22,10 @@ pub enum Fault {
     /// Leave `--tls-dir` out.
     #[error("it does not speak TLS, and this side does: start it with --tls-dir DIR, or leave that out here")]
     NoTls,
-    /// Make its certificate anew.
+    /// Create its certificate again.
     #[error("its certificate {0}")]
     ItsCertificate(CertificateFault),
-    /// Make our certificate anew.
+    /// Create our certificate again.
     #[error("it refuses this side's certificate, which {0}")]
     OurCertificate(CertificateFault),
     /// Give it `--tls-dir`.
@@ -40,18 +40,18 @@ pub enum Fault {
     #[error("this side has as many connections as it can serve")]
     NoPlace,
     /// Name another address.
-    #[error("it does not speak as brokers and nodes of Farpool do")]
+    #[error("it does not speak the protocol of Farpool's brokers and nodes: check the address")]
     NotFarpool,
     /// Try again: its process has ended, or it has too many connections.
-    #[error("it closed the connection before it had greeted")]
+    #[error("it closed the connection before the greeting")]
     Closed,
 }
 
 /// What is wrong with a certificate.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum CertificateFault {
-    /// Make it anew.
-    #[error("has expired: make it anew")]
+    /// Create it again.
+    #[error("has expired: create it again")]
     Expired,
     /// Set the clocks.
     #[error("is not valid yet: compare the clocks of the two machines")]
@@ -59,19 +59,19 @@ pub enum CertificateFault {
     /// Have it signed by the pool's authority.
     #[error("is not of this pool's authority: cert.pem must be signed by the ca.pem of the other side")]
     Stranger,
-    /// Make it with that name.
-    #[error("does not carry the name {SERVER_NAME}: make it anew")]
+    /// Create it with that name.
+    #[error("does not carry the name {SERVER_NAME}: create it again with that name")]
     Name,
     /// Pass one.
     #[error("is missing: put cert.pem and key.pem into the --tls-dir")]
     Missing,
-    /// Make it anew.
-    #[error("is of no use ({0}): make it anew")]
+    /// Create it again.
+    #[error("is unusable ({0}): create it again")]
     Unusable(String),
 }
 
 impl Fault {
-    /// The fault that a failed handshake shows to the side that dialled.
+    /// The fault behind a failed handshake, as the client sees it.
     pub(crate) fn of_dialled(error: &io::Error) -> Fault {
         match tls_cause(error) {
             Some(rustls::Error::InvalidMessage(_)) => Fault::NoTls,
@@ -86,7 +86,7 @@ impl Fault {
         }
     }
 
-    /// The fault that a failed handshake shows to the side that listens.
+    /// The fault behind a failed handshake, as the server sees it.
     pub(crate) fn of_accepted(error: &io::Error) -> Fault {
         match tls_cause(error) {
             Some(rustls::Error::NoCertificatesPresented) => Fault::ItsCertificate(CertificateFault::Missing),
@@ -141,19 +141,20 @@ fn tls_cause(error: &io::Error) -> Option<&rustls::Error> {
     error.get_ref()?.downcast_ref()
 }
 
-/// The fault that kept a request's connection from being made, if that is why the request failed.
+/// The fault that prevented the request's connection, if that is why the request failed.
 pub fn fault_of(status: &Status) -> Option<&Fault> {
     causes(status).find_map(|cause| cause.downcast_ref())
 }
 
-/// Why a request failed, for people to read: the fault of the connection, else what the peer says.
+/// Why a request failed, as text for people: the fault of the connection, or else the peer's message.
 pub fn explain(status: &Status) -> String {
     if let Some(fault) = fault_of(status) {
         return fault.to_string();
     }
     match (status.code(), causes(status).last()) {
         (Code::Unimplemented, _) => {
-            "it does not know this request: it is not what it was taken for, or of another release".to_owned()
+            "it does not know this request: check the address, and that both sides run the same release"
+                .to_owned()
         }
         (_, Some(cause)) => format!("the connection was lost ({cause})"),
         _ => status.message().to_owned(),

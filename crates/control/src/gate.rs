@@ -1,13 +1,13 @@
-//! The gate: which connections are let in.
+//! The gate decides which connections are admitted.
 //!
 //! G1. A connection is a newcomer until its peer has greeted: until it has proved by TLS that it belongs to
 //!     the pool, if TLS is used, and has sent HTTP/2's preface. That takes an honest peer a few round trips.
-//! G2. There are at most [`MAX_NEWCOMERS`] newcomers, each for at most [`GREETING_DEADLINE`]. One more is
-//!     never refused: the oldest newcomer of the network that has most of them makes room. So a flood from
-//!     elsewhere shuts no peer out; a flood from a peer's own machine shuts it out only if its greeting takes
-//!     longer than opening that many connections.
-//! G3. Newcomers take no place of connections that have greeted, of which one network has at most
-//!     [`MAX_PLACES_PER_NETWORK`].
+//! G2. There are at most [`MAX_NEWCOMERS`] newcomers, each for at most [`GREETING_DEADLINE`]. A further one
+//!     is never refused: the gate closes the oldest newcomer of the network that has most of them. So a flood
+//!     from elsewhere keeps no peer out. A flood from a peer's own machine keeps the peer out only if its
+//!     greeting takes longer than opening that many connections.
+//! G3. Newcomers do not take places from connections that have greeted. One network has at most
+//!     [`MAX_PLACES_PER_NETWORK`] of these places.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, Ipv6Addr};
@@ -20,20 +20,20 @@ use parking_lot::Mutex;
 use crate::dial::is_loopback_ip;
 use crate::fault::Fault;
 
-/// Most connections at a time that have not greeted yet. At 1,400 new ones a second each has 0.7 s, ten times
-/// what a handshake to the far side of the world takes.
+/// Most connections at a time that have not greeted yet. At 1,400 new connections a second, each has 0.7 s:
+/// ten times as long as a handshake with the far side of the world.
 pub const MAX_NEWCOMERS: usize = 1_024;
 
 /// A peer must have greeted within this time: several round trips to the far side of the world, and a lost
 /// packet.
 pub const GREETING_DEADLINE: Duration = Duration::from_secs(3);
 
-/// Most connections at a time that have greeted: the largest pool's nodes and as many clients, and with the
-/// newcomers well below the usual 4,096 descriptors.
+/// Most connections at a time that have greeted: enough for the largest pool's nodes and as many clients.
+/// Together with the newcomers, they stay well below the usual limit of 4,096 descriptors.
 pub const MAX_CONNECTIONS: usize = 2_048;
 
-/// Most of them from one machine, or one network of IPv6 (RFC 6177: a site has a /64 at least). A machine's
-/// own processes are not bounded by this: a whole pool may run on one machine.
+/// Most of these connections from one machine or one IPv6 network (RFC 6177: a site has at least a /64).
+/// Processes on the listener's own machine have no such limit: a whole pool may run on one machine.
 pub const MAX_PLACES_PER_NETWORK: usize = MAX_CONNECTIONS / 2;
 
 /// The connections that have not greeted yet.
@@ -45,8 +45,8 @@ pub(crate) struct Gate {
 }
 
 impl Gate {
-    /// Adds a newcomer, which `handle` closes; returns its number, and the network of another newcomer that
-    /// was closed to make room for it.
+    /// Adds a newcomer, which can be closed with `handle`. Returns its number and, if another newcomer was
+    /// closed to make room, the network of that one.
     pub(crate) fn arrives(&mut self, address: IpAddr, handle: AbortHandle) -> (u64, Option<IpAddr>) {
         let made_room = if self.newcomers.len() >= MAX_NEWCOMERS { self.make_room() } else { None };
         let network = network_of(address);
@@ -70,7 +70,7 @@ impl Gate {
     }
 
     fn make_room(&mut self) -> Option<IpAddr> {
-        // There are at most as many networks as newcomers, and one newcomer goes each time.
+        // A linear search suffices: there are at most as many networks as newcomers.
         let (&network, numbers) = self.by_network.iter().max_by_key(|(_, numbers)| numbers.len())?;
         let oldest = numbers.first().copied()?;
         self.leaves(oldest)?.abort();
@@ -83,7 +83,7 @@ impl Gate {
 pub(crate) struct Places(Arc<Mutex<HashMap<IpAddr, usize>>>);
 
 impl Places {
-    /// A place for a connection; given back when dropped.
+    /// Takes a place for a connection. Dropping it frees the place.
     pub(crate) fn take(&self, address: IpAddr) -> Result<Place, Fault> {
         let network = network_of(address);
         let mut inside = self.0.lock();
@@ -117,8 +117,8 @@ impl Drop for Place {
     }
 }
 
-/// What counts as one machine: an address of IPv4, or a network of IPv6, in which one machine may take any
-/// number of addresses.
+/// What counts as one machine: an IPv4 address, or an IPv6 network, in which one machine may use any number
+/// of addresses.
 fn network_of(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) if !address.is_loopback() => {
@@ -150,11 +150,11 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_from_elsewhere_sends_nobody_else_away() {
+    fn a_flood_from_one_network_closes_no_newcomer_of_another() {
         let mut gate = Gate::default();
         let honest: Vec<_> = (1..9).map(|host| arrive(&mut gate, &format!("10.0.0.{host}"))).collect();
         for at in 0..3 * MAX_NEWCOMERS {
-            // One machine has a whole network of IPv6 addresses.
+            // One machine uses the addresses of a whole IPv6 network.
             arrive(&mut gate, &format!("2001:db8::{:x}", at % 0xFFFF));
         }
         assert!(honest.iter().all(|(_, handle)| !handle.is_aborted()));

@@ -1,6 +1,6 @@
 //! The greeting of a connection, on either side: TLS if it is used, then HTTP/2's preface and its answer.
-//! Both sides look at the first bytes themselves: an HTTP/2 library that meets anything else only says `http2
-//! error`.
+//! This module checks the first bytes itself, because an HTTP/2 library reports anything unexpected only as
+//! `http2 error`.
 
 use std::io;
 use std::pin::Pin;
@@ -29,21 +29,21 @@ const TLS_ALERT: u8 = 21;
 /// The answer to a client that speaks plain text to an endpoint with TLS: a fatal alert,
 /// `unexpected_message`.
 const ANSWER_TO_PLAIN_TEXT: &[u8; 7] = &[TLS_ALERT, 3, 3, 0, 2, 2, 10];
-/// The answer to a client that speaks TLS to an endpoint without: the frame GOAWAY with INADEQUATE_SECURITY
-/// (RFC 9113, section 6.8). It is no TLS record, from which the client knows.
+/// The answer to a client that speaks TLS to an endpoint without it: the frame GOAWAY with
+/// INADEQUATE_SECURITY (RFC 9113, section 6.8). Since it is not a TLS record, the client detects the fault.
 const ANSWER_TO_TLS: &[u8; 17] = &[0, 0, 8, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xC];
 
-/// A stream whose greeting was read, and written, already.
+/// A stream whose greeting has been read, or written, already.
 #[derive(Debug)]
 pub(crate) struct Greeted<S> {
     stream: S,
-    /// Bytes that were read already, to be returned first.
+    /// Bytes that have been read already; they are returned first.
     read: Vec<u8>,
-    /// How many of the next bytes to write were written already.
+    /// How many of the next bytes to write have been written already.
     written: usize,
 }
 
-/// Greets as the side that dialled, and checks the answer.
+/// Greets as the client, and checks the answer.
 pub(crate) async fn greet<S>(mut stream: S) -> Result<Greeted<S>, Fault>
 where
     S: AsyncRead + AsyncWrite + Unpin,
@@ -60,7 +60,8 @@ where
             more => heard += more,
         }
         if header[0] == TLS_ALERT {
-            return Err(Fault::WantsTls); // a frame of 1.3 MiB would be too long for a first one
+            // As the length of a frame, this byte would mean 1.3 MiB: too long for a first frame.
+            return Err(Fault::WantsTls);
         }
     }
     if heard < header.len() || header[TYPE_AT] != SETTINGS {
@@ -69,18 +70,18 @@ where
     Ok(Greeted { stream, read: header.to_vec(), written: PREFACE.len() })
 }
 
-/// The kind of a connection, by the first bytes of the side that dialled.
+/// The kind of a connection, by the first bytes of the client.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Begins {
     Tls,
     Http2,
-    /// Neither.
+    /// Neither of the two.
     Otherwise,
-    /// It ended without a byte.
+    /// The connection ended without a byte.
     Not,
 }
 
-/// Looks at the first bytes; they stay to be read.
+/// Peeks at the first bytes without consuming them.
 pub(crate) async fn begins(stream: &TcpStream) -> io::Result<Begins> {
     let mut first = [0; TLS_GREETING.len()];
     let heard = stream.peek(&mut first).await?;
@@ -98,7 +99,7 @@ impl Begins {
     }
 }
 
-/// Waits for the greeting, as the side that listens.
+/// Waits for the greeting, as the server.
 pub(crate) async fn await_greeting<S>(mut stream: S) -> Result<Greeted<S>, Fault>
 where
     S: AsyncRead + Unpin,
@@ -117,7 +118,7 @@ where
     Ok(Greeted { stream, read, written: 0 })
 }
 
-/// The most bytes that a client may have sent before it gets the answer: a greeting, and some.
+/// The most bytes that a client may have sent before it gets the answer: a greeting with room to spare.
 const MOST_READ_AFTER_ANSWER: u64 = 64 << 10;
 
 /// Tells a client that this endpoint does not speak its protocol.
@@ -127,23 +128,23 @@ pub(crate) async fn turn_away<T>(mut stream: TcpStream, fault: Fault) -> Result<
         Fault::SpokeTls => ANSWER_TO_TLS,
         _ => &[],
     };
-    let _ = stream.write_all(answer).await; // it may have gone
+    let _ = stream.write_all(answer).await; // the client may be gone
     part(stream).await;
     Err(fault)
 }
 
-/// Ends a connection so that the client gets the last answer: if received bytes were left unread, the kernel
-/// would drop that answer.
+/// Ends a connection so that the client gets the last answer. The received bytes are read first: if some
+/// were left unread, the kernel would reset the connection and drop the answer.
 pub(crate) async fn part(mut stream: TcpStream) {
     let parted = async {
         stream.shutdown().await?;
         tokio::io::copy(&mut (&mut stream).take(MOST_READ_AFTER_ANSWER), &mut tokio::io::sink()).await
     };
-    // If the client has gone, or stays silent, there is nothing more to do.
+    // If the client is gone or stays silent, there is nothing more to do.
     let _ = tokio::time::timeout(TOLD_WITHIN, parted).await;
 }
 
-/// How long a client may take to receive the answer: a round trip to the far side of the world, and some.
+/// How long a client may take to receive the answer: more than a round trip to the far side of the world.
 const TOLD_WITHIN: Duration = Duration::from_millis(500);
 
 impl<S: AsyncRead + Unpin> AsyncRead for Greeted<S> {
@@ -172,7 +173,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Greeted<S> {
         if skipped == bytes.len() {
             return Poll::Ready(Ok(skipped));
         }
-        // Not `Pending`: some of the bytes count as written. The caller writes the rest again.
+        // Never `Pending` here: some of the bytes count as written, and the caller writes the rest again.
         match Pin::new(&mut self.stream).poll_write(cx, &bytes[skipped..]) {
             Poll::Ready(Ok(more)) => Poll::Ready(Ok(skipped + more)),
             Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
@@ -194,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn how_a_peer_begins_is_known_from_its_first_byte_on() {
+    fn the_kind_of_a_connection_is_detected_from_its_first_byte() {
         assert_eq!(Begins::of(b""), Begins::Not);
         assert_eq!((Begins::of(b"P"), Begins::of(b"PR")), (Begins::Http2, Begins::Http2));
         assert_eq!((Begins::of(&[22]), Begins::of(&[22, 3])), (Begins::Tls, Begins::Tls));
@@ -204,7 +205,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn both_sides_greet_and_lose_no_byte_by_it() {
+    async fn both_sides_greet_without_losing_a_byte() {
         let (near, far) = tokio::io::duplex(64);
         let settings = [0, 0, 0, SETTINGS, 0, 0, 0, 0, 0];
         let listening = tokio::spawn(async move {

@@ -1,5 +1,5 @@
-/// Names this host by its kernel's boot id: equal for all processes that can share memory, and for no others.
-/// Empty where the kernel does not tell; then nobody counts as being on the same host.
+/// The boot id of this host's kernel. Two processes have the same id if and only if they can share memory.
+/// Empty if the kernel does not provide it; then no process counts as being on the same host.
 pub fn this_host() -> String {
     std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
 }

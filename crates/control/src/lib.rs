@@ -1,11 +1,11 @@
-//! How the control plane's processes listen, dial and prove who they are: what broker, node and pool share of
-//! gRPC.
+//! How the processes of the control plane listen, connect and authenticate: the use of gRPC that broker, node
+//! and pool share.
 //!
-//! C1. Without TLS nothing leaves the machine: only loopback addresses are listened on or dialled.
-//! C2. With TLS both sides prove themselves by a certificate of the pool's own authority.
+//! C1. Without TLS, nothing leaves the machine: processes listen on and dial loopback addresses only.
+//! C2. With TLS, both sides prove by a certificate of the pool's own authority that they belong to the pool.
 //! C3. Connections, requests and shutdowns are bounded in number and time. A peer that has not greeted yet
-//!     takes no place of those that have, and makes room for others (`gate`).
-//! C4. If two sides cannot talk to each other, both say why in the same words ([`Fault`]).
+//!     takes no place from those that have, and may be closed to make room for others (`gate`).
+//! C4. If two sides cannot talk to each other, both report the reason in the same words ([`Fault`]).
 //! Not here: the messages, and what they mean.
 
 mod ask;

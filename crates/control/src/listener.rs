@@ -25,30 +25,30 @@ use crate::refusals::Refusals;
 use crate::version::{CONTROL_VERSION, Versioned};
 use crate::{ControlError, Tls};
 
-/// Longest time for any request: above the longest of those that wait for others.
+/// Longest time for any request: more than the longest request that itself waits for other processes.
 pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long requests under way may take to end when the server stops.
+/// How long requests in progress may take to end when the server stops.
 pub const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
 
-/// Most requests at a time on one connection: a peer has a handful of kinds, and one of each under way.
+/// Most requests at a time on one connection: a peer has a handful of kinds, with one request of each.
 const MAX_REQUESTS_PER_CONNECTION: usize = 64;
 
-/// A connection that is silent for so long is asked whether it lives, so that lost peers free their places.
+/// Silence after which a connection's peer is sent a keepalive, so that lost peers free their places.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
-/// A peer that does not answer this question in time is gone.
+/// A peer that does not answer a keepalive within this time is gone.
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Pause after a failed accept (descriptors used up): the cause does not pass by trying at once.
+/// Pause after a failed accept (no descriptor is free): trying again at once would fail, too.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// Connections that have greeted and wait for the server, which takes them at once.
+/// Capacity of the channel of connections that have greeted; the server takes them from it at once.
 const GREETED_AT_ONCE: usize = 16;
 
-/// Logged when the oldest newcomer of the network that has most of them is closed to make room for another.
+/// Logged when the gate closes a connection to make room: the oldest newcomer of the network with most.
 const CROWDED: &str = "too many connections have not greeted; the oldest was closed";
 
-/// Called for each connection that is closed because its peer did not greet as it must.
+/// Called for each refused connection that counts ([`Listener::on_rejected`]).
 type OnRejected = Arc<dyn Fn() + Send + Sync>;
 
 /// A bound address of the control plane.
@@ -72,18 +72,18 @@ impl Listener {
         Ok(Listener { socket, address, tls, version: CONTROL_VERSION, on_rejected: Arc::new(|| {}) })
     }
 
-    /// Calls `count` for each connection that is closed since its peer speaks neither HTTP/2 nor, where it
-    /// must, TLS; for a counter.
+    /// Calls `count` for each connection that is refused because of what its peer sent, or because no place
+    /// is free. Peers that leave before they have greeted, or that greet too late, are not counted.
     pub fn on_rejected(self, count: impl Fn() + Send + Sync + 'static) -> Self {
         Listener { on_rejected: Arc::new(count), ..self }
     }
 
-    /// Speaks another version of the control plane, as another release would; for tests.
+    /// Makes the listener speak another version of the control plane, as another release would; for tests.
     pub fn speaking(self, version: u32) -> Self {
         Listener { version, ..self }
     }
 
-    /// Where it listens, with the real port.
+    /// The address on which it listens, with the real port.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -142,7 +142,7 @@ impl fmt::Debug for Listener {
     }
 }
 
-/// Accepts connections, and lets those in whose peers greet correctly.
+/// Accepts connections, and admits those whose peers greet correctly.
 async fn let_in(socket: &TcpListener, doorway: &Doorway) -> Infallible {
     let mut gate = Gate::default();
     let mut greetings = FuturesUnordered::new();
@@ -189,7 +189,7 @@ impl Doorway {
     async fn receive(&self, stream: TcpStream, address: SocketAddr) {
         match timeout(GREETING_DEADLINE, self.greet(stream, address)).await {
             Ok(Ok(connection)) => {
-                let _ = self.greeted.send(connection).await; // the server stops
+                let _ = self.greeted.send(connection).await; // fails only when the server stops
             }
             Ok(Err(fault)) => self.refuse(address, &fault),
             Err(_) => self.refuse(address, &Fault::Late),
@@ -204,7 +204,7 @@ impl Doorway {
                 let stream = match acceptor.accept(stream).into_fallible().await {
                     Ok(stream) => stream,
                     Err((error, stream)) => {
-                        part(stream).await; // TLS has said why
+                        part(stream).await; // TLS has sent the reason
                         return Err(Fault::of_accepted(&error));
                     }
                 };
@@ -222,12 +222,12 @@ impl Doorway {
         Ok(Connection { stream, peer, _place: self.places.take(address.ip())? })
     }
 
-    /// Logs why a peer was not let in. A peer that only checked whether the port is open is no operator's
-    /// concern.
+    /// Logs why a peer was not admitted. A peer that only checked whether the port is open does not concern
+    /// an operator, and is logged at debug level.
     fn refuse(&self, address: SocketAddr, fault: &Fault) {
         match fault {
             Fault::Closed | Fault::Late | Fault::Unreachable(_) => {
-                tracing::debug!(%address, %fault, "a peer went without a greeting");
+                tracing::debug!(%address, %fault, "a peer left without a greeting");
             }
             Fault::NotFarpool => {
                 tracing::debug!(%address, %fault, "a peer was refused");
@@ -243,7 +243,7 @@ impl Doorway {
         }
     }
 
-    /// Tells of refusals that were left out and that no other refusal has told of.
+    /// Logs how many refusals were left out of the log and are not counted in a line yet.
     fn tell_overdue(&self) {
         let left_out = self.refusals.overdue(Instant::now());
         if left_out > 0 {

@@ -1,7 +1,7 @@
 //! Folders and files of this user that no other user of the machine can change, lock or replace.
 //!
-//! O1. Only its owner can open a file made here. So no other user can lock it: `flock` needs no other right
-//!     than to open.
+//! O1. Only its owner can open a file made here. So no other user can lock it: `flock` works on any file that
+//!     a process can open.
 //! O2. A folder is our own if no other user can change it or any folder above it: a user that can rename a
 //!     folder on the way decides what the path means. A sticky bit makes folders above it harmless, since
 //!     only owners rename and remove what lies there.
@@ -10,9 +10,9 @@
 //!     So what was opened there is checked by its descriptor: it must be a regular file and no link, belong
 //!     to us, have no other name (another user may link to a file that we have elsewhere), and be closed to
 //!     other users.
-//! O4. O3 does not hold for a socket. A socket ends with its process, and another user may then bind one of
-//!     the same name, to which the clients of the ended process connect. Nor does O3 hold for a folder that
-//!     is to hold files of fixed names. Both must lie in a folder of our own.
+//! O4. O3 is not enough for a socket. A socket ends with its process; another user may then bind one of the
+//!     same name, and the clients of the ended process connect to it. O3 is not enough, either, for a folder
+//!     that is to hold files of fixed names. Both must lie in a folder of our own.
 
 use std::fs::{DirBuilder, File, Permissions};
 use std::io::{self, ErrorKind};
@@ -22,24 +22,24 @@ use std::path::Path;
 use rustix::fs::OFlags;
 use rustix::process::geteuid;
 
-/// Folders: for their owner alone.
+/// Mode of folders: only the owner has access.
 const FOLDER_MODE: u32 = 0o700;
-/// Files: for their owner alone.
+/// Mode of files: only the owner has access.
 const FILE_MODE: u32 = 0o600;
-/// The bits that let other users than the owner change a folder. Access lists (acl(5)) show in the group's
-/// bits.
+/// The mode bits that let users other than the owner change a folder. Access lists (acl(5)) show up in the
+/// group's bits.
 const CHANGED_BY_OTHERS: u32 = 0o022;
 /// The bit with which only owners rename and remove what lies in a folder.
 const STICKY: u32 = 0o1000;
-/// What mends a place that is not ours.
+/// The advice for a place that is not ours.
 const FIX: &str = "use a folder of your own";
 
-/// What others can do in a folder.
+/// What other users can do in a folder.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Others {
     /// Nothing.
     Nothing,
-    /// Add what is theirs, and leave alone what is not (O3).
+    /// Add their own files, but not change those of others (O3).
     Add,
 }
 
@@ -113,18 +113,18 @@ pub fn open_file(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Whether a file in a folder to which others may add is ours alone (O3).
+/// Checks that a file is ours alone (O3), in a folder to which other users may add files.
 fn check_alone(path: &Path, file: &File) -> io::Result<()> {
     let found = file.metadata()?;
     let place = path.display();
     let owner = found.uid();
     match () {
         () if !found.is_file() => {
-            refuse(format!("{place} is no file, and other users may have put it there: {FIX}"))
+            refuse(format!("{place} is not a file, and other users may have put it there: {FIX}"))
         }
         () if owner != geteuid().as_raw() => refuse(format!("{place} belongs to user {owner}: {FIX}")),
         () if found.nlink() != 1 => {
-            refuse(format!("{place} has another name, which another user may have given it: {FIX}"))
+            refuse(format!("{place} has another name (a hard link), maybe made by another user: {FIX}"))
         }
         () if found.mode() & 0o777 & !FILE_MODE != 0 => {
             refuse(format!("other users may open {place}: {FIX}, or chmod 600 {place}"))
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_made_is_for_its_owner_alone() {
+    fn files_and_folders_are_created_for_their_owner_only() {
         let parent = tempfile::tempdir().unwrap();
         let folder = parent.path().join("a/b");
         make_folder(&folder).unwrap();
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn what_another_user_may_have_put_into_a_sticky_folder_is_refused_with_the_fix_and_not_touched() {
+    fn a_file_that_another_user_may_have_made_in_a_sticky_folder_is_refused_and_not_touched() {
         let parent = tempfile::tempdir().unwrap();
         let sticky = sticky_folder(parent.path());
         let precious = parent.path().join("precious");
@@ -227,15 +227,15 @@ mod tests {
         refused("open", "chmod 600");
         let fifo = sticky.join("fifo");
         rustix::fs::mknodat(CWD, &fifo, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
-        refused("fifo", "no file");
+        refused("fifo", "not a file");
         std::fs::create_dir(sticky.join("folder")).unwrap();
         refused("folder", "put files beside");
         if geteuid().is_root() {
-            // Only root gives files away.
+            // Only root can give files away.
             let theirs = sticky.join("theirs");
             drop(open_file(&theirs).unwrap());
             std::os::unix::fs::chown(&theirs, Some(65_534), None).unwrap();
-            refused("theirs", ""); // the system may come first
+            refused("theirs", ""); // the system itself may refuse first
         }
         assert_eq!(std::fs::read_to_string(&precious).unwrap(), "precious");
     }
@@ -243,7 +243,7 @@ mod tests {
     #[test]
     fn a_folder_of_another_user_is_refused() {
         if !geteuid().is_root() {
-            return; // only root gives folders away
+            return; // only root can give folders away
         }
         let theirs = tempfile::tempdir().unwrap();
         std::os::unix::fs::chown(theirs.path(), Some(65_534), None).unwrap();

@@ -15,13 +15,13 @@ use crate::greeting::Greeted;
 /// The other end of a connection. Every request carries it among its extensions.
 #[derive(Clone, Debug)]
 pub struct Peer {
-    /// Where it is.
+    /// Its address.
     pub address: SocketAddr,
-    /// The identity by which it is counted.
+    /// The identity under which it is counted.
     pub identity: Identity,
 }
 
-/// What bounds are counted by: a certificate with TLS, and the address without.
+/// The key by which limits per peer are counted: the certificate with TLS, the address without.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Identity {
     /// The certificate, in DER, by which the peer has proved that it belongs to the pool.

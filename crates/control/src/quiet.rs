@@ -6,8 +6,8 @@ use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::TcpStream;
 
-/// A connection that never raises `SIGPIPE`, which would end a C program that this library is part of.
-/// `TcpStream` writes a single buffer with `MSG_NOSIGNAL`, but several buffers by `writev`, which has no
+/// A connection that never raises `SIGPIPE`: the signal would end a C program that uses the library.
+/// `TcpStream` writes a single buffer with `MSG_NOSIGNAL`, but several buffers with `writev`, which has no
 /// flags.
 #[derive(Debug)]
 pub(crate) struct Quiet(pub(crate) TcpStream);
@@ -27,8 +27,8 @@ impl AsyncWrite for Quiet {
         Pin::new(&mut self.0).poll_write(cx, bytes)
     }
 
-    // Together in one call, as TLS has it: when a handshake fails, its alert is written once, behind other
-    // records.
+    // All buffers go in one call, as TLS expects: when a handshake fails, its alert is written only once,
+    // after other records.
     fn poll_write_vectored(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -38,7 +38,7 @@ impl AsyncWrite for Quiet {
         loop {
             ready!(self.0.poll_write_ready(cx))?;
             match self.0.try_io(Interest::WRITABLE, send) {
-                // And so it is not ready any more.
+                // `try_io` has cleared the readiness; the loop waits for it again.
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 sent => return Poll::Ready(sent),
             }

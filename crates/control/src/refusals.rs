@@ -1,5 +1,5 @@
-//! Which refusals of peers are written to the log: each reason has a throttle of its own, so that a flood of
-//! one kind does not hide another. Not here: the clock, and the lines.
+//! Decides which refusals of peers are logged. Each reason has a throttle of its own, so that a flood of one
+//! kind does not hide another. Not here: the clock, and the text of the log lines.
 
 use std::mem::{Discriminant, discriminant};
 use std::time::Instant;
@@ -8,7 +8,7 @@ use farpool_throttle::Throttles;
 
 use crate::fault::{CertificateFault, Fault};
 
-/// A reason without what differs from peer to peer.
+/// The reason without the parts that differ from peer to peer.
 type Kind = (Discriminant<Fault>, Option<Discriminant<CertificateFault>>);
 
 /// Refusals of one listener.
@@ -16,8 +16,8 @@ type Kind = (Discriminant<Fault>, Option<Discriminant<CertificateFault>>);
 pub(crate) struct Refusals(Throttles<Kind>);
 
 impl Refusals {
-    /// A peer is refused. If a line is to be written, returns how many of the same kind were left out since
-    /// the last.
+    /// A peer is refused. If a line is to be logged, returns how many refusals of the same kind were left out
+    /// since the last line.
     pub(crate) fn occurs(&self, fault: &Fault, now: Instant) -> Option<u64> {
         let certificate = match fault {
             Fault::ItsCertificate(wrong) | Fault::OurCertificate(wrong) => Some(discriminant(wrong)),
@@ -26,7 +26,7 @@ impl Refusals {
         self.0.occurs((discriminant(fault), certificate), now)
     }
 
-    /// How many were left out, of all kinds whose last line is a period old.
+    /// How many refusals were left out, summed over all kinds whose last line is at least a period old.
     pub(crate) fn overdue(&self, now: Instant) -> u64 {
         self.0.overdue(now)
     }

@@ -15,7 +15,7 @@ use crate::ControlError;
 /// pool, not which machine they run on. `.internal` is reserved for private use.
 pub const SERVER_NAME: &str = "farpool.internal";
 
-/// The protocol within TLS, as both sides name it (RFC 7301).
+/// The name of the protocol inside TLS, which both sides announce (ALPN, RFC 7301).
 const HTTP2: &[u8] = b"h2";
 
 /// The pool's authority and this process's certificate and key.
@@ -91,7 +91,7 @@ impl Tls {
     }
 }
 
-/// What is wrong with the files.
+/// What is wrong with the certificate files.
 struct Unusable(String);
 
 impl Unusable {

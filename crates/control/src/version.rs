@@ -9,11 +9,11 @@ use tonic::Status;
 use tonic::body::Body;
 use tonic::codegen::{Service, http};
 
-/// Version of the control plane's messages. It stays when fields are added, and is raised when a release
-/// would misunderstand another's requests or answers.
+/// Version of the control plane's messages. Added fields do not raise it. It is raised when two releases
+/// would misunderstand each other's requests or answers.
 pub const CONTROL_VERSION: u32 = 1;
 
-/// The beginning of a client's header `user-agent`; the version follows.
+/// The prefix of a client's header `user-agent`; the version follows.
 const AGENT: &str = "farpool-control/";
 
 /// The value of that header.
@@ -26,7 +26,7 @@ pub(crate) fn agent() -> String {
 pub(crate) struct Versioned<S> {
     inner: S,
     version: u32,
-    /// Of all its copies: each connection has one.
+    /// Shared by all copies of the service: each connection has one.
     refusals: Arc<Throttle>,
 }
 
@@ -51,8 +51,8 @@ impl<S> Versioned<S> {
                     );
                 }
                 Err(Status::failed_precondition(format!(
-                    "it speaks version {ours} of the control plane, and this side version {theirs}: run the same release of \
-                     Farpool on both"
+                    "it speaks version {ours} of the control plane, and this side version {theirs}: \
+                     run the same release of Farpool on both"
                 )))
             }
             _ => Ok(()),

@@ -1,10 +1,10 @@
-//! Where a user's pool is, for programs that were not told.
+//! Finds the user's pool when a program is not given its address.
 //!
-//! W1. What the caller says comes first, then the environment (`FARPOOL_BROKER`, `FARPOOL_TLS_DIR`), then
-//!     what this user's `farpool up` has published in its run directory. Its certificates are used for its
-//!     own broker only.
-//! W2. A run directory that belongs to another user, or that others may write to, is an error: it would let
-//!     them choose our broker and our certificates.
+//! W1. What the caller passes comes first, then the environment (`FARPOOL_BROKER`, `FARPOOL_TLS_DIR`), then
+//!     what this user's `farpool up` has published in its run directory. The certificates published there are
+//!     used only for the broker published there.
+//! W2. A run directory that belongs to another user, or that other users may write to, is an error: they
+//!     could choose our broker and our certificates.
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
@@ -17,17 +17,17 @@ use rustix::process::geteuid;
 
 use crate::{ControlError, Tls};
 
-/// In the run directory: the broker's address. The file is there once the pool is ready.
+/// File in the run directory with the broker's address. It exists once the pool is ready.
 pub const BROKER_ADDRESS: &str = "broker.addr";
-/// In the run directory: the folder of the pool's certificates.
+/// Folder in the run directory with the pool's certificates.
 pub const TLS_FOLDER: &str = "tls";
 
-/// Names the broker, `HOST:PORT`.
+/// The environment variable that names the broker, `HOST:PORT`.
 const BROKER_VARIABLE: &str = "FARPOOL_BROKER";
-/// Names the folder with the certificates of the pool.
+/// The environment variable that names the folder with the pool's certificates.
 const TLS_VARIABLE: &str = "FARPOOL_TLS_DIR";
 
-/// A broker, and the certificates that it wants to see.
+/// A broker, and the certificates for it.
 #[derive(Clone, Debug)]
 pub struct Located {
     /// Its `host:port`.
@@ -36,15 +36,15 @@ pub struct Located {
     pub tls: Option<Tls>,
 }
 
-/// Finds the broker by what the caller says, the environment, and this user's `farpool up` (W1). `None` when
-/// none of them names a broker.
+/// Finds the broker by the arguments, the environment, and this user's `farpool up` (W1). `None` if none of
+/// them names a broker.
 ///
 /// # Errors
 /// When certificates cannot be read, or the run directory is not this user's own.
 pub fn locate(broker: Option<&str>, tls_dir: Option<&Path>) -> Result<Option<Located>, ControlError> {
     let variable = |name| std::env::var_os(name).filter(|value: &OsString| !value.is_empty());
     let said = Said {
-        // An address that is no text is shown as such by the error that says that no broker answers there.
+        // An address that is not UTF-8 fails later, with an error that shows it.
         broker: broker
             .map(str::to_owned)
             .or_else(|| Some(variable(BROKER_VARIABLE)?.to_string_lossy().into_owned())),
@@ -53,7 +53,7 @@ pub fn locate(broker: Option<&str>, tls_dir: Option<&Path>) -> Result<Option<Loc
     said.complete(&default_run_dir())
 }
 
-/// What caller and environment say.
+/// What the caller and the environment specify.
 struct Said {
     broker: Option<String>,
     tls_dir: Option<PathBuf>,
@@ -72,7 +72,7 @@ impl Said {
     }
 }
 
-/// Where a user's pool is unless `farpool up --dir` says otherwise.
+/// The run directory of a user's pool unless `farpool up --dir` names another one.
 pub fn default_run_dir() -> PathBuf {
     match std::env::var_os("XDG_RUNTIME_DIR").filter(|folder| Path::new(folder).is_absolute()) {
         Some(folder) => Path::new(&folder).join("farpool"),
@@ -88,7 +88,7 @@ pub fn published_broker(run_dir: &Path) -> Result<Option<String>, ControlError> 
     if !run_dir.exists() {
         return Ok(None);
     }
-    // First: a folder of another user may hold anything, a pipe that never answers among it.
+    // Checked first: a folder of another user may hold anything, such as a pipe that never answers.
     open_run_dir(run_dir)?;
     match fs::read_to_string(run_dir.join(BROKER_ADDRESS)) {
         Ok(address) => Ok(Some(address.trim().to_owned())),
@@ -97,10 +97,10 @@ pub fn published_broker(run_dir: &Path) -> Result<Option<String>, ControlError> 
     }
 }
 
-/// Opens a folder that only this user can have filled (W2).
+/// Opens a folder and checks that only this user can have put files there (W2).
 ///
 /// # Errors
-/// When others can have filled it, with what mends it, or when it cannot be opened.
+/// When other users can have put files there (the error names the fix), or when it cannot be opened.
 pub fn open_run_dir(path: &Path) -> Result<File, ControlError> {
     let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW;
     let opened = OpenOptions::new().read(true).custom_flags(flags.bits() as i32).open(path);
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn another_broker_is_not_shown_the_certificates_of_the_published_one() {
+    fn the_published_certificates_are_not_used_for_another_broker() {
         let folder = run_dir();
         let found = said(Some("127.0.0.1:9"), None).complete(folder.path()).unwrap().unwrap();
         assert_eq!(found.address, "127.0.0.1:9");
@@ -183,7 +183,7 @@ mod tests {
         let link = parent.path().join("link");
         std::os::unix::fs::symlink(folder.path(), &link).unwrap();
         assert!(said(None, None).complete(&link).is_err());
-        // What is named in full does not depend on it.
+        // If the caller names both broker and certificates, the run directory is not needed.
         let tls = folder.path().join(TLS_FOLDER);
         assert!(said(Some(BROKER), Some(&tls)).complete(&link).unwrap().is_some());
     }

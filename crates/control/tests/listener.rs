@@ -100,7 +100,7 @@ async fn garbage_on_the_port_does_nothing() {
 }
 
 #[tokio::test]
-async fn peers_that_do_not_begin_as_they_must_are_counted_and_others_are_not() {
+async fn peers_without_a_correct_greeting_are_counted_and_others_are_not() {
     let rejected = Arc::new(AtomicU64::new(0));
     let counter = rejected.clone();
     let listener = Listener::bind("127.0.0.1:0".parse().unwrap(), None).await.unwrap();
@@ -113,11 +113,11 @@ async fn peers_that_do_not_begin_as_they_must_are_counted_and_others_are_not() {
         let mut stream = TcpStream::connect(&address).await.unwrap();
         let _ = stream.write_all(greeting).await; // the server may have closed already
         stream.shutdown().await.ok();
-        // So that it has looked at this one before the next.
+        // Wait until the listener has closed this connection before opening the next one.
         let _ = stream.read_to_end(&mut Vec::new()).await;
     }
     assert_eq!(regions_total(&address, None).await.unwrap(), 7);
-    assert_eq!(rejected.load(Ordering::Relaxed), 3, "all but the one that said nothing");
+    assert_eq!(rejected.load(Ordering::Relaxed), 3, "all except the connection that sent nothing");
 }
 
 #[tokio::test(start_paused = true)]
@@ -129,15 +129,15 @@ async fn a_silent_connection_is_closed() {
     assert!(began.elapsed() < 2 * farpool_control::GREETING_DEADLINE);
 }
 
-/// Half-open handshakes that a flood keeps: more than any listener has places, with the kernel's queue of
-/// 1,024.
+/// Half-open handshakes that a flood holds: more than a listener's places and the kernel's queue of 1,024
+/// together.
 const HALF_OPEN: usize = 3_500;
 
-/// Threads that make them, so that an honest peer is one of many.
+/// Threads that open them, so that an honest peer is one of many.
 const FLOODERS: usize = 8;
 
-/// How often each of them opens one: 4,000 a second in all. As fast as they can, they would leave the server
-/// no processor on a small machine, and so measure that.
+/// Interval at which each thread opens one: 4,000 a second in all. Without a pause, the threads would leave
+/// the server no processor time on a small machine, and the test would measure that.
 const FLOOD_EVERY: Duration = Duration::from_millis(2);
 
 /// Opens connections that begin a TLS handshake and say no more, until told to stop.

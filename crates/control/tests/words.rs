@@ -1,4 +1,4 @@
-//! What both sides say when they cannot talk to each other: the same words, with the reason and the remedy.
+//! What both sides say when they cannot talk to each other: the same words, with the reason and the fix.
 
 mod support;
 
@@ -44,7 +44,7 @@ impl Subscriber for Said {
     fn exit(&self, _: &Id) {}
 }
 
-/// What the client is told, and what the listener logs, when one dials the other.
+/// The client's error and the listener's log after the client has dialled the listener.
 async fn words(listener: Option<Tls>, client: Option<Tls>) -> (String, String) {
     let said = Said::default();
     // The tests' runtime has one thread, on which all of this runs.
@@ -62,7 +62,7 @@ async fn words(listener: Option<Tls>, client: Option<Tls>) -> (String, String) {
 }
 
 #[tokio::test]
-async fn plain_text_to_an_endpoint_with_tls_is_told_so_by_both() {
+async fn both_sides_report_plain_text_to_an_endpoint_with_tls() {
     let authority = Authority::new();
     let (client, listener) = words(Some(load(&authority.directory(&authority))), None).await;
     assert!(client.contains("wants TLS") && client.contains("--tls-dir"), "{client}");
@@ -70,7 +70,7 @@ async fn plain_text_to_an_endpoint_with_tls_is_told_so_by_both() {
 }
 
 #[tokio::test]
-async fn tls_to_an_endpoint_without_is_told_so_by_both() {
+async fn both_sides_report_tls_to_an_endpoint_without_it() {
     let authority = Authority::new();
     let (client, listener) = words(None, Some(load(&authority.directory(&authority)))).await;
     assert!(client.contains("does not speak TLS"), "{client}");
@@ -78,7 +78,7 @@ async fn tls_to_an_endpoint_without_is_told_so_by_both() {
 }
 
 #[tokio::test]
-async fn a_certificate_of_another_authority_is_told_by_both_whichever_side_has_it() {
+async fn both_sides_report_a_certificate_of_another_authority() {
     let (authority, other) = (Authority::new(), Authority::new());
     let good = || Some(load(&authority.directory(&authority)));
     let (client, listener) = words(good(), Some(load(&authority.directory(&other)))).await;
@@ -90,7 +90,7 @@ async fn a_certificate_of_another_authority_is_told_by_both_whichever_side_has_i
 }
 
 #[tokio::test]
-async fn a_certificate_that_has_expired_is_told_by_both_whichever_side_has_it() {
+async fn both_sides_report_an_expired_certificate() {
     let authority = Authority::new();
     let good = || Some(load(&authority.directory(&authority)));
     let expired = || {
@@ -107,7 +107,7 @@ async fn a_certificate_that_has_expired_is_told_by_both_whichever_side_has_it() 
 }
 
 #[tokio::test]
-async fn a_certificate_without_the_name_of_the_pool_is_told() {
+async fn a_certificate_without_the_name_of_the_pool_is_reported() {
     let authority = Authority::new();
     let params = CertificateParams::new(vec!["elsewhere.internal".to_owned()]).unwrap();
     let other = load(&authority.directory_with(&authority, params));
@@ -116,7 +116,7 @@ async fn a_certificate_without_the_name_of_the_pool_is_told() {
 }
 
 #[tokio::test]
-async fn another_version_is_told_by_both_with_both_numbers() {
+async fn both_sides_report_another_version_with_both_numbers() {
     let said = Said::default();
     let _guard = tracing::subscriber::set_default(said.clone());
     let listener = Listener::bind("127.0.0.1:0".parse().unwrap(), None).await.unwrap();
@@ -160,7 +160,7 @@ async fn a_hundred_refusals_in_a_row_are_one_line_for_each_reason() {
 }
 
 #[tokio::test]
-async fn a_peer_that_is_no_farpool_and_one_that_is_not_there_are_told_apart() {
+async fn a_peer_that_is_not_farpool_and_an_absent_peer_give_different_errors() {
     let other = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = other.local_addr().unwrap().to_string();
     let answering = tokio::spawn(async move {
@@ -176,12 +176,12 @@ async fn a_peer_that_is_no_farpool_and_one_that_is_not_there_are_told_apart() {
     }
     answering.await.unwrap();
     told.push(explain(&regions_total(&address, None).await.unwrap_err()));
-    assert!(told[0].contains("does not speak as brokers and nodes"), "{told:?}");
+    assert!(told[0].contains("does not speak the protocol of Farpool's"), "{told:?}");
     assert!(told[1].contains("closed the connection"), "{told:?}");
     assert!(told[2].contains("refused"), "{told:?}");
 }
 
-/// Passes connections on to a listener, but for the first, which it cuts once both sides have greeted.
+/// Forwards connections to a listener, except that it cuts the first one once both sides have greeted.
 async fn cut_the_first(listener: String) -> String {
     let between = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = between.local_addr().unwrap().to_string();

@@ -18,7 +18,7 @@ use shared::Shared;
 /// How a transport behaves.
 #[derive(Clone, Copy, Debug)]
 pub struct VerbsConfig {
-    /// That of the endpoint's operations: a card's own retransmissions are over before.
+    /// The deadline of the endpoint's operations. A card gives up its own retransmissions earlier.
     pub deadline: Duration,
 }
 
@@ -50,7 +50,7 @@ impl VerbsTransport {
         Ok(VerbsTransport { shared: Rc::new(Shared::new(config)?) })
     }
 
-    /// What it has done so far.
+    /// The counters of the transport so far.
     pub fn counters(&self) -> Counters {
         self.shared.counters()
     }

@@ -1,7 +1,7 @@
 //! The connection manager: identifiers, their queue pairs, and events.
 //!
-//! Events are copied and acknowledged as soon as they are taken, so that destroying an identifier never
-//! waits.
+//! Events are copied and acknowledged as soon as they are taken, so that destroying an identifier never has
+//! to wait.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
@@ -18,14 +18,14 @@ use crate::memory::Domain;
 
 /// Retransmissions before a queue pair gives up: the most that the field can hold.
 const RETRIES: u8 = 7;
-/// Attempts when the receiver has no buffer ready (seven would mean for ever). Receivers post one per message
-/// that may come, so this only bridges a moment.
+/// Retries when the receiver has no buffer ready (seven would mean for ever). Receivers post a buffer for
+/// each message that may arrive, so this only bridges a moment.
 const RECEIVER_RETRIES: u8 = 6;
-/// Bounds of the exponent of the time for one attempt, 4.096 us times two to its power: 4 ms, below which a
-/// busy peer looks dead; half a second, above which one lost packet costs too much.
+/// Bounds of the exponent for the time of one attempt, which is 4.096 us times two to the exponent. With less
+/// than 4 ms, a busy peer looks dead; with more than half a second, one lost packet costs too much.
 const ACK_TIMEOUT_EXPONENTS: (u8, u8) = (10, 17);
 
-/// Where events of identifiers arrive.
+/// The channel on which the events of identifiers arrive.
 pub(crate) struct EventChannel {
     library: &'static Library,
     raw: NonNull<ffi::RdmaEventChannel>,
@@ -38,14 +38,15 @@ unsafe impl Sync for EventChannel {}
 
 /// An event, copied.
 pub(crate) struct Event {
-    /// Which identifier, by its address.
+    /// The identifier that the event belongs to, by its address ([`CmId::key`]).
     pub(crate) id: usize,
     pub(crate) kind: u32,
     pub(crate) status: i32,
     pub(crate) private_data: Vec<u8>,
-    /// The peer's wishes: READs and atomics it would serve, and have under way.
+    /// The peer's limits: how many READs and atomics it serves at once, and how many of its own it has in
+    /// flight.
     pub(crate) depths: (u8, u8),
-    /// Connection requests bring an identifier of their own.
+    /// The new identifier of a connection request.
     pub(crate) request: Option<CmId>,
 }
 
@@ -82,7 +83,7 @@ impl EventChannel {
         let event = unsafe { &*raw };
         let conn = &event.conn;
         let has_data = !conn.private_data.is_null() && conn.private_data_len > 0;
-        // SAFETY: the library's copy of as many bytes, valid until the acknowledgement.
+        // SAFETY: the library's copy of `private_data_len` bytes, valid until the acknowledgement.
         let data = has_data.then(|| unsafe {
             std::slice::from_raw_parts(conn.private_data.cast::<u8>(), conn.private_data_len.into())
         });
@@ -98,7 +99,7 @@ impl EventChannel {
             depths: (conn.responder_resources, conn.initiator_depth),
             request,
         };
-        // SAFETY: taken above, acknowledged once, not used any more.
+        // SAFETY: taken above, acknowledged once, and not used afterwards.
         unsafe { (self.library.cm.rdma_ack_cm_event)(raw) };
         Ok(Some(copied))
     }
@@ -106,7 +107,8 @@ impl EventChannel {
 
 impl Drop for EventChannel {
     fn drop(&mut self) {
-        // SAFETY: identifiers keep their channel, so none is left; all events were acknowledged.
+        // SAFETY: identifiers hold a reference to their channel, so none is left; all events were
+        // acknowledged.
         unsafe { (self.library.cm.rdma_destroy_event_channel)(self.raw.as_ptr()) };
     }
 }
@@ -121,12 +123,12 @@ pub(crate) struct CmId {
 // SAFETY: a handle of librdmacm, which may be called from any thread.
 unsafe impl Send for CmId {}
 
-/// What a connection is made with.
+/// Limits of a connection.
 #[derive(Clone, Copy)]
 pub(crate) struct Depths {
-    /// READs and atomics of the peer that are served at once.
+    /// READs and atomics of the peer that our card serves at once.
     pub(crate) responder: u8,
-    /// READs and atomics of our own under way.
+    /// Our own READs and atomics in flight.
     pub(crate) initiator: u8,
 }
 
@@ -142,12 +144,12 @@ impl CmId {
         Ok(CmId { library: channel.library, raw, _channel: channel.clone() })
     }
 
-    /// Under which events name it.
+    /// The value by which events name it.
     pub(crate) fn key(&self) -> usize {
         self.raw.as_ptr() as usize
     }
 
-    /// Binds to a local address, and with it to the device that has it; checks the port and the GID chosen.
+    /// Binds to a local address, and thus to the device that has it. Checks the port and the chosen GID.
     pub(crate) fn bind(&self, local: SocketAddr) -> Result<Device, VerbsError> {
         let mut address = to_c(local);
         // SAFETY: the identifier lives; the address is read during the call.
@@ -178,7 +180,7 @@ impl CmId {
 
     fn set(&self, option: i32, value: &[u8], what: &'static str) -> Result<(), VerbsError> {
         let mut value = value.to_vec();
-        // SAFETY: the value is read during the call, as long as it is said to be.
+        // SAFETY: the value is read during the call, with the length given.
         let failed = unsafe {
             let pointer = value.as_mut_ptr().cast();
             (self.library.cm.rdma_set_option)(
@@ -218,11 +220,11 @@ impl CmId {
         if failed == 0 { Ok(()) } else { Err(VerbsError::last("resolving an RDMA route")) }
     }
 
-    /// Makes the queue pair. Returns how many bytes it sends inline.
+    /// Makes the queue pair. Returns how many bytes it can send inline.
     ///
     /// # Safety
-    /// `completions` outlives the queue pair, which lives until [`CmId::destroy_queue_pair`] or drop; so does
-    /// `domain`.
+    /// `completions` and `domain` outlive the queue pair, which lives until [`CmId::destroy_queue_pair`] or
+    /// drop.
     pub(crate) unsafe fn create_queue_pair(
         &self,
         domain: &Domain,
@@ -249,11 +251,11 @@ impl CmId {
             if cap.max_inline_data == 0 {
                 return Err(VerbsError::last("making a queue pair"));
             }
-            cap.max_inline_data /= 2; // how much a card takes inline cannot be asked, only tried
+            cap.max_inline_data /= 2; // a card's limit on inline data cannot be queried, only tried
         }
     }
 
-    /// After this the card touches nothing on behalf of the queue pair.
+    /// Destroys the queue pair. After this, the card accesses no memory for it.
     pub(crate) fn destroy_queue_pair(&self) {
         // SAFETY: the identifier lives; without a queue pair there is nothing to do.
         unsafe {
@@ -278,7 +280,7 @@ impl CmId {
     }
 
     pub(crate) fn reject(&self, private_data: &[u8]) {
-        // SAFETY: as above. Failure leaves the peer to its own timeout.
+        // SAFETY: as above. If it fails, the peer runs into its own timeout.
         unsafe {
             (self.library.cm.rdma_reject)(
                 self.raw.as_ptr(),
@@ -288,7 +290,7 @@ impl CmId {
         }
     }
 
-    /// Tells the peer, and puts the queue pair in error. It may be so already.
+    /// Tells the peer, and puts the queue pair in the error state if it is not there yet.
     pub(crate) fn disconnect(&self) {
         // SAFETY: the identifier lives.
         unsafe { (self.library.cm.rdma_disconnect)(self.raw.as_ptr()) };
@@ -305,18 +307,18 @@ impl CmId {
         u16::from_be(unsafe { (self.library.cm.rdma_get_src_port)(self.raw.as_ptr()) })
     }
 
-    /// Where the other side of a connection, or of a request for one, is.
+    /// The address of the other side of a connection or of a connection request.
     pub(crate) fn peer(&self) -> Option<SocketAddr> {
-        // SAFETY: the identifier lives; the library has filled the address in before the event that told of
-        // it.
+        // SAFETY: the identifier lives; the library has filled in the address before the event that announced
+        // the peer.
         from_c(&unsafe { self.raw.as_ref() }.dst_addr)
     }
 
     /// Hands a chain of work requests to the card: one doorbell.
     ///
     /// # Safety
-    /// The chain is well formed, and the memory it names stays what it is until each request has completed or
-    /// the queue pair is destroyed.
+    /// The chain is well formed. The memory that it names stays valid, and is used for nothing else, until
+    /// each request has completed or the queue pair is destroyed.
     pub(crate) unsafe fn post_send(&self, first: *mut ffi::SendWr) -> io::Result<()> {
         let qp = self.queue_pair()?;
         let mut bad = null_mut();
@@ -328,7 +330,7 @@ impl CmId {
         if failed == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(failed)) }
     }
 
-    /// Makes room for one message.
+    /// Posts a receive buffer for one message.
     ///
     /// # Safety
     /// As for [`CmId::post_send`]; the card writes to the memory.
@@ -399,7 +401,7 @@ fn to_c(address: SocketAddr) -> ffi::SockAddr {
     ffi::SockAddr(bytes)
 }
 
-/// `None` for what is neither IPv4 nor IPv6.
+/// `None` for an address that is neither IPv4 nor IPv6.
 fn from_c(address: &ffi::SockAddr) -> Option<SocketAddr> {
     let bytes = &address.0;
     let part = |at: usize| [bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]];
@@ -415,7 +417,8 @@ fn from_c(address: &ffi::SockAddr) -> Option<SocketAddr> {
     }
 }
 
-/// The local address by which the kernel would reach `peer`: connecting a datagram socket sends nothing.
+/// The local address from which the kernel would reach `peer`. It is found by connecting a datagram socket,
+/// which sends nothing.
 pub(crate) fn local_address_towards(peer: SocketAddr) -> io::Result<SocketAddr> {
     let any: IpAddr = match peer {
         SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),

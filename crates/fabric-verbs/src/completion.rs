@@ -1,4 +1,4 @@
-//! A completion queue with its event channel: polled while busy, slept on while idle.
+//! A completion queue with its event channel: busy threads poll the queue, idle threads sleep on the channel.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -46,15 +46,16 @@ impl CompletionQueue {
         self.raw.as_ptr()
     }
 
-    /// Readable once a completion came after [`CompletionQueue::arm`].
+    /// Becomes readable when a completion arrives after [`CompletionQueue::arm`].
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the channel and its descriptor live until drop.
         unsafe { BorrowedFd::borrow_raw(self.channel.as_ref().fd) }
     }
 
-    /// Takes completions; how many.
+    /// Takes completions; returns how many.
     pub(crate) fn poll(&self, completions: &mut [ffi::Wc]) -> io::Result<usize> {
-        // SAFETY: the queue and its context live until drop; the call fills at most as many as there are.
+        // SAFETY: the queue and its context live until drop; the call writes at most `completions.len()`
+        // entries.
         let polled = unsafe {
             let poll = (*self.raw.as_ref().context).ops.poll_cq.ok_or(io::ErrorKind::Unsupported)?;
             poll(self.raw(), completions.len() as i32, completions.as_mut_ptr())
@@ -62,7 +63,7 @@ impl CompletionQueue {
         if polled < 0 { Err(io::Error::other("the completion queue is broken")) } else { Ok(polled as usize) }
     }
 
-    /// Asks for an event at the next completion. Poll once more afterwards: one may have come before.
+    /// Asks for an event at the next completion. Poll once more afterwards: one may have arrived before.
     pub(crate) fn arm(&self) -> io::Result<()> {
         // SAFETY: as in `poll`.
         let failed = unsafe {
@@ -88,8 +89,8 @@ impl CompletionQueue {
 
 impl Drop for CompletionQueue {
     fn drop(&mut self) {
-        // SAFETY: all events were acknowledged when taken; queue pairs that complete here are gone before
-        // (their owners drop them first), and the channel is destroyed after its only queue.
+        // SAFETY: all events were acknowledged when taken; the queue pairs that use this queue are gone,
+        // since their owners drop them first; and the channel is destroyed after its only queue.
         unsafe {
             let failed = (self.library.verbs.ibv_destroy_cq)(self.raw());
             debug_assert_eq!(failed, 0, "a completion queue is still in use");

@@ -1,7 +1,7 @@
 //! RDMA devices of this machine: what they can do, and whether they are set up.
 //!
-//! Ports and GIDs are read from sysfs: the connection manager chooses the GID by address, and what matters
-//! here is only whether its choice is one of RoCE version 2, which alone crosses routers.
+//! Ports and GIDs are read from sysfs. The connection manager chooses the GID by address; this module only
+//! checks that the choice is a GID of RoCE version 2, the only version that crosses routers.
 
 use std::ffi::CStr;
 use std::fs;
@@ -13,7 +13,7 @@ use crate::error::VerbsError;
 use crate::ffi;
 use crate::library::Library;
 
-/// A device that the connection manager has opened; it stays open for as long as the process lives.
+/// A device that the connection manager has opened; it stays open as long as the process lives.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Device(NonNull<ffi::Context>);
 
@@ -25,13 +25,13 @@ unsafe impl Sync for Device {}
 /// What a device can do.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Capabilities {
-    /// CAS and FAA, atomic at least among those of this device.
+    /// CAS and FAA, atomic at least with respect to each other on this device.
     pub(crate) atomics: bool,
     /// Memory windows bound to one queue pair.
     pub(crate) windows: bool,
-    /// READs and atomics that a queue pair may have under way as requester.
+    /// READs and atomics that a queue pair may have in flight as requester.
     pub(crate) initiator_depth: u8,
-    /// The same as responder.
+    /// READs and atomics that a queue pair serves at once as responder.
     pub(crate) responder_depth: u8,
     /// Longest completion queue.
     pub(crate) completions: u32,
@@ -47,7 +47,7 @@ impl Device {
         self.0.as_ptr()
     }
 
-    /// All devices. They stay open: rdma-core says so of this call, and of no other.
+    /// All devices. rdma-core guarantees for this call, and for no other, that they stay open.
     pub(crate) fn all(library: &Library) -> Result<Vec<Device>, VerbsError> {
         let mut count = 0;
         // SAFETY: `count` is written before the call returns.
@@ -106,7 +106,7 @@ pub fn device_addresses() -> Result<Vec<IpAddr>, VerbsError> {
     if found.is_empty() { Err(VerbsError::NoAddress) } else { Ok(found) }
 }
 
-/// One port, as sysfs shows it.
+/// One port, as described in sysfs.
 pub(crate) struct Port {
     pub(crate) device: String,
     pub(crate) number: u8,

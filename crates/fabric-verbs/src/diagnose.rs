@@ -1,4 +1,4 @@
-//! Looks for the usual faults of an RDMA set-up, and says what mends each.
+//! Looks for the usual faults of an RDMA set-up, and says how to fix each.
 
 use std::net::Ipv6Addr;
 
@@ -8,30 +8,30 @@ use crate::cm::EventChannel;
 use crate::device::{Device, Port};
 use crate::library::Library;
 
-/// Memory that a node wants to register at the least: one region of the default size.
+/// The least memory that a node must be able to register: one region of the default size.
 const LEAST_MEMLOCK_BYTES: u64 = 64 << 20;
 
-/// How a finding is to be taken.
+/// The severity of a finding.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Level {
-    /// As it should be.
+    /// No problem.
     Good,
-    /// RDMA is not there; everything works without it.
+    /// This machine has no RDMA; everything works without it.
     Absent,
-    /// RDMA is there and cannot be used as it is.
+    /// This machine has RDMA, but it cannot be used as it is.
     Wrong,
 }
 
-/// One thing that was looked at.
+/// The result of one check.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Finding {
-    /// What was looked at, in a word or two.
+    /// What was checked, in a word or two.
     pub subject: String,
-    /// How it is to be taken.
+    /// Its severity.
     pub level: Level,
     /// What was found.
     pub found: String,
-    /// What to do about it; always there when it is wrong.
+    /// How to fix it; always present if the level is [`Level::Wrong`].
     pub mend: Option<String>,
 }
 
@@ -50,8 +50,8 @@ impl Finding {
     }
 }
 
-/// Looks at the libraries, the connection manager, every port of every device, and the limit on locked
-/// memory. Without libraries or devices there is one finding, which says so.
+/// Checks the libraries, the connection manager, every port of every device, and the limit on locked memory.
+/// Without libraries or devices there is only one finding, which says so.
 pub fn diagnose() -> Vec<Finding> {
     let Ok(library) = Library::get() else {
         let mend = "install rdma-core (Debian: libibverbs1 librdmacm1 ibverbs-providers)";
@@ -82,7 +82,7 @@ fn capabilities(library: &Library, device: Device, name: &str) -> Finding {
             Finding::good(format!("device {name}"), format!("{atomics}, {windows}"))
         }
         Err(error) => {
-            let mend = "look for the driver's complaint in dmesg";
+            let mend = "look for the driver's message in dmesg";
             Finding::wrong(format!("device {name}"), error.to_string(), mend)
         }
     }
@@ -95,13 +95,13 @@ fn port(port: &Port) -> Finding {
         return Finding::wrong(
             subject,
             state.to_lowercase(),
-            "ip link set INTERFACE up, and look at the cable",
+            "ip link set INTERFACE up, and check the cable",
         );
     }
     if !port.is_ethernet() {
         return Finding::good(subject, "active");
     }
-    // Every port has one of its link, by which no address is reached.
+    // Every port has a link-local GID, which does not serve to reach an address.
     let of_addresses = |gid: &&[u8; 16]| !Ipv6Addr::from(**gid).is_unicast_link_local();
     match port.roce_v2_gids().iter().filter(of_addresses).count() {
         0 => {
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn every_machine_gets_at_least_one_finding_and_every_fault_a_mend() {
+    fn every_machine_gets_a_finding_and_every_fault_names_its_fix() {
         let findings = diagnose();
         assert!(!findings.is_empty());
         for finding in findings {

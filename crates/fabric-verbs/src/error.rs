@@ -1,19 +1,20 @@
-//! Why RDMA cannot be used, in words that name what mends it.
+//! Why RDMA cannot be used; each message names the fix.
 
 use std::io;
 use std::net::IpAddr;
 
-/// One variant per usual fault of a set-up.
+/// One variant for each usual fault of a set-up.
 #[derive(Debug, thiserror::Error)]
 pub enum VerbsError {
     /// rdma-core is not installed.
     #[error(
-        "{library} cannot be loaded ({reason}): install rdma-core (Debian: libibverbs1 librdmacm1 ibverbs-providers)"
+        "{library} cannot be loaded ({reason}): \
+         install rdma-core (Debian: libibverbs1 librdmacm1 ibverbs-providers)"
     )]
     Library {
         /// File name of the library.
         library: &'static str,
-        /// The loader's words.
+        /// The loader's message.
         reason: String,
     },
     /// No device at all.
@@ -22,7 +23,7 @@ pub enum VerbsError {
          (rdma link add rxe0 type rxe netdev INTERFACE)"
     )]
     NoDevice,
-    /// There are devices, but nobody could reach them.
+    /// There are devices, but none can be reached.
     #[error(
         "no RDMA device has an IPv4 address on an active port: set its interface up and give it one \
          (ip link set INTERFACE up, ip addr add ADDRESS dev INTERFACE)"
@@ -37,7 +38,7 @@ pub enum VerbsError {
         /// The local address.
         address: IpAddr,
     },
-    /// The cable, or the interface.
+    /// The port is down: the cable, or the interface.
     #[error(
         "port {port} of RDMA device {device} is {state}: set its interface up (ip link set INTERFACE up)"
     )]
@@ -49,10 +50,10 @@ pub enum VerbsError {
         /// As the kernel calls it.
         state: String,
     },
-    /// Ethernet, but no GID of RoCE version 2 for the address in use.
+    /// An Ethernet port without a GID of RoCE version 2 for the address in use.
     #[error(
-        "port {port} of RDMA device {device} has no RoCE v2 GID for {address}: give its interface that address \
-         (ip addr add), or set the connection manager's default (cma_roce_mode -d {device} -m 2)"
+        "port {port} of RDMA device {device} has no RoCE v2 GID for {address}: give its interface that \
+         address (ip addr add), or set the connection manager's default (cma_roce_mode -d {device} -m 2)"
     )]
     NoRoceGid {
         /// The device.
@@ -62,10 +63,10 @@ pub enum VerbsError {
         /// The local address.
         address: IpAddr,
     },
-    /// Registered memory is locked memory.
+    /// Too little memory may be locked: registered memory counts as locked.
     #[error(
-        "the limit on locked memory ({limit_kib} KiB) is too low to register {bytes} bytes with the network card: \
-         raise it (ulimit -l unlimited, LimitMEMLOCK=infinity)"
+        "the limit on locked memory ({limit_kib} KiB) is too low to register {bytes} bytes with the network \
+         card: raise it (ulimit -l unlimited, LimitMEMLOCK=infinity)"
     )]
     Memlock {
         /// What was to be registered.
@@ -73,7 +74,7 @@ pub enum VerbsError {
         /// The limit in force.
         limit_kib: u64,
     },
-    /// An address that names no device.
+    /// The address to listen on names no device.
     #[error("RDMA listens on one device: give the address of its interface instead of {address}")]
     Wildcard {
         /// What was given.
@@ -90,7 +91,7 @@ pub enum VerbsError {
 }
 
 impl VerbsError {
-    /// The reason of the call that failed just now.
+    /// The error of the library call that failed just now.
     pub(crate) fn last(what: &'static str) -> Self {
         VerbsError::Call { what, source: io::Error::last_os_error() }
     }

@@ -1,9 +1,10 @@
-//! What we use of rdma-core's C interface: layouts of `infiniband/verbs.h` and `rdma/rdma_cma.h`, written
-//! down by hand from the headers' BSD-licensed side. The interface has been stable since rdma-core 13 (2017).
+//! The part of rdma-core's C interface that we use: layouts of `infiniband/verbs.h` and `rdma/rdma_cma.h`,
+//! written by hand from the headers under their BSD license. The interface has been stable since rdma-core 13
+//! (2017).
 //!
-//! Fields that are never looked at are summed up as padding. Sizes and places are those of the 64-bit ABI,
-//! checked at the end of this file; structures that only the libraries make are cut off behind the last field
-//! in use.
+//! Fields that are never used are merged into padding. Sizes and offsets are those of the 64-bit ABI; the end
+//! of this file checks them. Structures that only the libraries allocate are cut off after the last field in
+//! use.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -268,7 +269,7 @@ pub struct RdmaConnParam {
     pub qp_num: u32,
 }
 
-/// `struct rdma_cm_event`; of its union the part for connections.
+/// `struct rdma_cm_event`, with the union's part for connections.
 #[repr(C)]
 pub struct RdmaCmEvent {
     pub id: *mut RdmaCmId,
@@ -330,7 +331,8 @@ macro_rules! functions {
             /// Looks all functions up.
             ///
             /// # Safety
-            /// `library` is what the name says, so that the functions have these types, and stays loaded.
+            /// `library` is the library that the name says, so its functions have these types. It stays
+            /// loaded.
             pub unsafe fn load(library: &libloading::Library) -> Result<Self, libloading::Error> {
                 Ok($name {
                     $($function: {
@@ -388,7 +390,7 @@ functions! {
     }
 }
 
-/// Sizes and places as a C compiler gives them for the headers of rdma-core 44, x86-64 and aarch64.
+/// Sizes and offsets from a C compiler with the headers of rdma-core 44, on x86-64 and aarch64.
 #[cfg(target_pointer_width = "64")]
 const _: () = {
     use std::mem::{offset_of, size_of};

@@ -1,6 +1,7 @@
 //! Protection domains, registered memory and memory windows.
 //!
-//! Each value keeps what it is made from: a domain outlives its registrations, a registration its windows.
+//! Each value holds the object that it was made from: a domain outlives its registrations, and a registration
+//! outlives its windows.
 
 use std::io;
 use std::ptr::NonNull;
@@ -39,7 +40,7 @@ impl Domain {
 
 impl Drop for Domain {
     fn drop(&mut self) {
-        // SAFETY: everything made in the domain keeps it, so nothing is left in it.
+        // SAFETY: everything made in the domain holds a reference to it, so nothing is left in it.
         let failed = unsafe { (self.library.verbs.ibv_dealloc_pd)(self.raw()) };
         debug_assert_eq!(failed, 0, "a protection domain is still in use");
     }
@@ -57,13 +58,13 @@ unsafe impl Send for Registration {}
 unsafe impl Sync for Registration {}
 
 impl Registration {
-    /// Registers `bytes` bytes from `start`. The kernel pins the pages, so that the card never meets a page
-    /// of somebody else; who may reach them through the card is said by `access`.
+    /// Registers `bytes` bytes from `start`. The kernel pins the pages, so that the card never reaches other
+    /// pages. `access` says which local and remote operations may reach them through the card.
     ///
     /// # Safety
-    /// The range is mapped. Until this value is dropped, nobody relies on a Rust reference into the range
-    /// while the card writes there, which it does only for work requests posted here and for peers that know
-    /// a remote key.
+    /// The range is mapped. Until this value is dropped, no code relies on a Rust reference into the range
+    /// while the card writes there. The card writes only for work requests posted here and for peers that
+    /// know a remote key.
     pub(crate) unsafe fn new(
         domain: &Arc<Domain>,
         start: *mut u8,
@@ -93,7 +94,7 @@ impl Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        // SAFETY: made by `ibv_reg_mr`, given back once; windows on it keep it.
+        // SAFETY: made by `ibv_reg_mr` and freed once; windows hold a reference to it, so none is left.
         let failed = unsafe { (self.domain.library.verbs.ibv_dereg_mr)(self.raw()) };
         if failed != 0 {
             let error = io::Error::from_raw_os_error(failed);
@@ -113,7 +114,7 @@ fn registration_error(bytes: usize) -> VerbsError {
     }
 }
 
-/// A memory window of type 2: part of a registration, open to one queue pair once it is bound there.
+/// A memory window of type 2: part of a registration, open to one queue pair once it is bound to it.
 pub(crate) struct Window {
     registration: Arc<Registration>,
     raw: NonNull<ffi::Mw>,
@@ -126,7 +127,7 @@ unsafe impl Sync for Window {}
 
 impl Window {
     pub(crate) fn new(registration: Arc<Registration>, device: Device) -> Result<Self, VerbsError> {
-        // SAFETY: the device is open; drivers without windows leave the call empty.
+        // SAFETY: the device is open; drivers without windows leave the pointer null.
         let alloc = unsafe { (*device.raw()).ops.alloc_mw };
         let what = "making a memory window";
         let alloc = alloc.ok_or(VerbsError::Call { what, source: io::ErrorKind::Unsupported.into() })?;
@@ -143,10 +144,10 @@ impl Window {
         &self.registration
     }
 
-    /// The key that the window gets when it is bound: the device gives 24 bits, its owner counts the lowest
-    /// byte.
+    /// The key that the window gets when it is bound: the device chooses the upper 24 bits, and we count up
+    /// the lowest byte.
     pub(crate) fn next_key(&self) -> u32 {
-        // SAFETY: alive until drop; nobody changes the field for windows of type 2 but their owner, who does
+        // SAFETY: alive until drop; only the user of a window of type 2 changes the field, and this code does
         // not.
         let key = unsafe { self.raw.as_ref() }.rkey;
         key & !0xFF | (key.wrapping_add(1) & 0xFF)
@@ -155,7 +156,7 @@ impl Window {
 
 impl Drop for Window {
     fn drop(&mut self) {
-        // SAFETY: alive until here; made by `alloc_mw` of the same driver, given back once.
+        // SAFETY: alive until here; made by `alloc_mw` of the same driver, and freed once.
         let failed = unsafe {
             let dealloc = (*(*self.raw()).context).ops.dealloc_mw;
             dealloc.map_or(libc::EOPNOTSUPP, |dealloc| dealloc(self.raw()))
@@ -167,12 +168,12 @@ impl Drop for Window {
     }
 }
 
-/// Memory of our own that the card may read and write for work requests posted here: messages, headers, old
-/// words.
+/// Our own memory that the card may read and write for work requests posted here: messages, headers, and the
+/// words before atomics.
 ///
-/// Only ever reached through raw pointers and copies: the card writes it behind the language's back.
+/// Accessed only through raw pointers and copies, since the card writes it without the compiler's knowledge.
 pub(crate) struct Block {
-    // Before `start` is freed the registration has to go: fields drop in this order, and `Memory` last.
+    // Fields drop in this order: the registration must end before `memory` is freed.
     registration: Registration,
     memory: Memory,
 }
@@ -192,7 +193,7 @@ impl Drop for Memory {
     }
 }
 
-/// Blocks begin at multiples of this: a page, so that no other memory is pinned with them.
+/// Alignment and granularity of blocks: a page, so that no other memory is pinned with them.
 const BLOCK_ALIGN: usize = 4096;
 
 impl Block {
@@ -219,18 +220,20 @@ impl Block {
         }
     }
 
-    /// Copies out what the card has written and will not write again before the next work request on it.
+    /// Copies out bytes that the card has written. It must not write them again until another work request
+    /// names them.
     pub(crate) fn read(&self, at: usize, to: &mut [u8]) {
         let from = self.piece(at, to.len()).addr as *const u8;
-        // SAFETY: in bounds by `piece`; `to` is ours alone and lies elsewhere; alive as long as `self`.
+        // SAFETY: in bounds by `piece`; `to` is an exclusive reference, and no reference points into the
+        // block, so they do not overlap; the block lives as long as `self`.
         unsafe { std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len()) };
     }
 
-    /// Copies in what the card is to send.
+    /// Copies in bytes that the card is to send.
     pub(crate) fn write(&mut self, at: usize, from: &[u8]) {
         let to = self.piece(at, from.len()).addr as *mut u8;
-        // SAFETY: in bounds by `piece`; nothing else writes here: `self` is borrowed mutably and callers post
-        // no work request that fills a place whose contents they still set.
+        // SAFETY: in bounds by `piece`; nothing else writes here: `self` is borrowed mutably, and callers
+        // have no work request posted that lets the card write to the place.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) };
     }
 }

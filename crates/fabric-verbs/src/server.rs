@@ -1,10 +1,11 @@
-//! The node's side: one thread that answers connection requests and messages. READs, WRITEs and atomics pass
-//! it by.
+//! The node's side: one thread that answers connection requests and messages. The card carries out READs,
+//! WRITEs and, where it can, atomics without this thread.
 //!
-//! N1. A connection's queue pair is destroyed before anything that it could reach is used otherwise: a fence
-//!     cuts it ([`farpool_fabric::CutOff`]), a newer incarnation of its session does, its end does.
-//! N2. A client reaches a region only by a memory window bound to its queue pair, or, where the device has
-//!     none, by a registration in a protection domain that holds its queue pair alone.
+//! N1. A connection's queue pair is destroyed before the memory that it could reach is used for anything
+//!     else. This happens when a fence cuts the connection ([`farpool_fabric::CutOff`]), when a newer
+//!     incarnation of its session supersedes it, and when it ends.
+//! N2. A client reaches a region only by a memory window bound to its queue pair or, if the device has no
+//!     windows, by a registration in a protection domain that contains only its queue pair.
 //! N3. Malformed messages close their connection, count as rejected, and change nothing else.
 //! N4. Memory is bounded: connections, messages in flight on each and regions attached on each have limits.
 
@@ -28,9 +29,9 @@ use rustix::event::EventfdFlags;
 pub struct ServeOptions {
     /// Use memory windows where the device has them.
     pub windows: bool,
-    /// Let cards do atomics where the device can. Right only while nobody reaches the same words by a path on
-    /// which the processor does them (other transports): the two kinds are not atomic with respect to each
-    /// other.
+    /// Let cards do atomics if the device can. This is correct only while no client reaches the same words by
+    /// a path on which the processor does the atomics (other transports): the two kinds are not atomic with
+    /// respect to each other.
     pub card_atomics: bool,
 }
 
@@ -53,7 +54,7 @@ struct Stop {
 }
 
 impl VerbsServer {
-    /// Where it listens, the port included.
+    /// The address on which it listens, with the real port.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -62,7 +63,7 @@ impl VerbsServer {
 impl Drop for VerbsServer {
     fn drop(&mut self) {
         self.stop.asked.store(true, Ordering::Release); // pairs with the load in `Server::run`
-        // Failing to write means the counter is full: the thread is being woken anyway.
+        // The write fails only if the counter is full; then the thread is being woken already.
         let _ = rustix::io::write(&self.stop.wake, &1u64.to_ne_bytes());
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()

@@ -1,5 +1,5 @@
-//! What is special to network cards: doorbells and completions counted, limits of what a card may be asked,
-//! and that a client that is gone reaches nothing.
+//! Tests specific to network cards: counts of doorbells and completions, limits on what a card may be asked,
+//! and that a client that is gone reaches no memory.
 
 mod support;
 
@@ -102,7 +102,7 @@ impl Rig {
         queue
     }
 
-    /// What happened between two looks.
+    /// The counters' increase during `work`.
     fn counted(&self, work: impl FnOnce()) -> Counters {
         let before = self.transport.counters();
         work();

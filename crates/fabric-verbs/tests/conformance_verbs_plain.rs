@@ -21,7 +21,7 @@ impl Carrier for Verbs {
         (Peer { node, tcp: None, verbs: Some(server.address()), shm_socket: None }, Box::new(server))
     }
 
-    /// Soft devices of emulated machines take a third of a second for each.
+    /// Soft devices on emulated machines take a third of a second for each queue.
     fn queues_to_open(&self) -> usize {
         100
     }

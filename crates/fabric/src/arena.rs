@@ -1,10 +1,10 @@
 //! A thread's staging arena: local memory that transfers go to and come from.
 //!
-//! Network cards need their local memory registered, which costs more than a transfer; so a thread registers
-//! one block and works inside it (paper 1, sections 4.1.4 and 4.2: 1 MiB for 128 transfers).
+//! Network cards need their local memory registered, which costs more than a transfer. So a thread registers
+//! one block and takes its buffers from it (paper 1, sections 4.1.4 and 4.2: 1 MiB for 128 transfers).
 //!
-//! A1. A granule belongs to at most one [`ArenaBuf`]; a buffer in flight is owned by its operation, so nobody
-//!     reads or writes it meanwhile.
+//! A1. A granule belongs to at most one [`ArenaBuf`]; a buffer in flight is owned by its operation, so
+//!     nothing else reads or writes it meanwhile.
 //! A2. The block lives until the arena and its last buffer are gone.
 
 use std::alloc::Layout;
@@ -48,7 +48,7 @@ impl Arena {
         Self::of(layout).unwrap_or_else(|| std::alloc::handle_alloc_error(layout))
     }
 
-    /// As [`new`](Self::new), for who can do without.
+    /// As [`new`](Self::new), for callers that can do without an arena.
     ///
     /// # Errors
     /// When there is no memory.
@@ -95,14 +95,14 @@ impl Arena {
 
 impl Drop for Block {
     fn drop(&mut self) {
-        // SAFETY: allocated with this layout in `Arena::new`; the last `Rc` is going, so no buffer is left.
+        // SAFETY: allocated with this layout in `Arena::of`; the last `Rc` is going, so no buffer is left.
         unsafe { std::alloc::dealloc(self.base.as_ptr(), self.layout) };
     }
 }
 
 /// A piece of an arena, owned like a `Vec`; dropping it gives the piece back.
 ///
-/// Two words, which processors and compilers move in registers: a buffer goes through all futures of its
+/// It is two words long, which compilers pass in registers: a buffer goes through all futures of its
 /// operation, and back.
 pub struct ArenaBuf {
     block: Rc<Block>,
@@ -114,10 +114,10 @@ pub struct ArenaBuf {
 struct Place(u64);
 
 impl Place {
-    /// Of what another buffer owns now. No buffer has this granule.
+    /// The place of a buffer whose bytes another buffer owns now. No buffer has this granule.
     const NONE: Place = Place(u64::MAX);
 
-    /// `None` if buffers cannot be as large as that, or as far from the block's begin.
+    /// `None` if a buffer cannot be that long, or that far from the start of the block.
     fn of(first: usize, bytes: usize) -> Option<Place> {
         let (low, high) = (u32::try_from(bytes).ok()?, u32::try_from(first).ok()?);
         let place = Place(u64::from(high) << 32 | u64::from(low));
@@ -155,15 +155,16 @@ impl ArenaBuf {
     /// Undoes [`ArenaBuf::split_off`].
     ///
     /// # Panics
-    /// When `rest` is empty, or does not follow this buffer, which fills its granules: a bug of the caller.
+    /// When `rest` is empty or does not directly follow this buffer, or this buffer does not fill its
+    /// granules: a bug of the caller.
     pub fn join(&mut self, rest: ArenaBuf) {
         let granules = self.place.granules();
         let adjacent = Rc::ptr_eq(&self.block, &rest.block) && granules.end == rest.place.first();
-        // An empty buffer has a granule, which the bytes of both would not count.
+        // An empty buffer has a granule, which the sum of the bytes would not cover.
         let is_full = self.place.bytes() == granules.len() * ARENA_GRANULE_BYTES && !rest.is_empty();
         let both = Place::of(granules.start, self.place.bytes() + rest.place.bytes());
         self.place = both.filter(|_| adjacent && is_full).expect("only neighbours join");
-        // `rest` must not free what is ours now; its share of the block's count goes by the usual way.
+        // `rest` must not free what is ours now; dropping it only releases its reference to the block.
         let mut rest = rest;
         rest.place = Place::NONE;
     }
@@ -215,7 +216,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_full_arena_says_so_and_takes_buffers_back() {
+    fn a_full_arena_returns_an_error_and_takes_buffers_back() {
         let arena = Arena::new(4 * ARENA_GRANULE_BYTES);
         let first = arena.take(2 * ARENA_GRANULE_BYTES).unwrap();
         let _second = arena.take(ARENA_GRANULE_BYTES + 1).unwrap();
@@ -226,12 +227,12 @@ mod tests {
     }
 
     #[test]
-    fn an_arena_larger_than_any_address_space_is_an_error_for_who_asks() {
+    fn try_new_returns_an_error_for_an_arena_larger_than_any_address_space() {
         assert_eq!(Arena::try_new(1 << 47).err().unwrap().kind(), io::ErrorKind::OutOfMemory);
     }
 
     #[test]
-    fn what_is_larger_or_farther_than_a_buffer_can_be_has_no_place() {
+    fn a_buffer_too_long_or_too_far_from_the_start_has_no_place() {
         let place = Place::of(3, ARENA_GRANULE_BYTES + 1).unwrap();
         assert_eq!((place.first(), place.bytes(), place.granules()), (3, ARENA_GRANULE_BYTES + 1, 3..5));
         let last = u32::MAX as usize;

@@ -41,26 +41,26 @@ pub use rig::SuiteHost;
 pub use sharing::*;
 pub use transfers::*;
 
-/// How the suite gets at a transport.
+/// The suite's access to a transport.
 pub trait Carrier: Sync {
-    /// Serves `host` until the guard is dropped; dropping it stands for the death of the node. With `at`,
-    /// where an earlier node that is dead by now was reached.
+    /// Serves `host` until the guard is dropped, which stands for the death of the node. With `at`, serves at
+    /// the addresses of an earlier node that is dead by now.
     fn serve(&self, host: Arc<SuiteHost>, at: Option<&Peer>) -> (Peer, Box<dyn Any>);
 
     /// Opens links to peers that [`Carrier::serve`] returned.
     fn transport(&self) -> Rc<dyn Transport>;
 
-    /// Whether another process can open links to the peers. The simulator's cannot: some checks then make do
-    /// with this process, or have nothing to check.
+    /// Whether another process can open links to the peers. In the simulator it cannot: some checks then use
+    /// only this process, or have nothing to check.
     fn reaches_other_processes(&self) -> bool {
         true
     }
 
-    /// Holds back what clients send on the connections that are open now, or delivers it at last. For
-    /// networks that can; elsewhere only a node that does not get round to its requests delays them.
+    /// Holds back what clients send on the connections that are open now, or delivers it. For networks that
+    /// can do that; elsewhere, requests are delayed only by a node that does not serve them.
     fn hold_back(&self, _held: bool) {}
 
-    /// How many queues the suite opens and closes when it looks for leaks. Fewer where opening one takes
+    /// How many queues the suite opens and closes when it checks for leaks. Fewer where opening one takes
     /// long.
     fn queues_to_open(&self) -> usize {
         10_000
@@ -72,8 +72,8 @@ pub trait Carrier: Sync {
     }
 }
 
-/// Makes a `#[test]` of each check of the suite, for the carrier that an expression gives: a transport cannot
-/// leave one out.
+/// Makes a `#[test]` of each check of the suite, for the carrier that an expression gives, so that a
+/// transport cannot leave one out.
 #[macro_export]
 macro_rules! conformance_tests {
     ($carrier:expr $(,)?) => {

@@ -1,17 +1,17 @@
 //! Copies between private memory and memory that other processes may change at any moment.
 //!
-//! C1. Far bytes are touched only by atomics and by one machine instruction (`rep movsq` / `rep stosq`) that
+//! C1. Far bytes are accessed only by atomics and by one machine instruction (`rep movsq` / `rep stosq`) that
 //!     the compiler treats as a black box: a peer's concurrent stores are no data race of the language.
 //! C2. An aligned far word is moved by one 8-byte access, whatever the alignment of the private side. The
-//!     string instruction is used only where that is aligned as well: nothing says how it splits its accesses
-//!     otherwise.
-//! C3. Nothing is said about the order of words: anything above a word may tear.
+//!     string instruction is used only where the private side is aligned as well: how it splits its accesses
+//!     otherwise is not specified.
+//! C3. The order of words is not specified: anything longer than a word may tear.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 const WORD: usize = 8;
 
-/// From here up the string instruction's start-up cost is less than what it saves.
+/// From this length on, the string instruction saves more than its start-up costs.
 #[cfg(target_arch = "x86_64")]
 const STRING_COPY_WORDS: usize = 32;
 
@@ -45,10 +45,10 @@ pub(crate) unsafe fn to_shared(mut to: *mut u8, mut from: *const u8, length: usi
     }
 }
 
-/// Cache lines fetched ahead for one operation: what the processor's own prefetcher needs to see to go on.
+/// Cache lines prefetched for one operation: enough for the processor's own prefetcher to go on.
 const PREFETCHED_LINES: usize = 4;
 
-/// Starts to fetch the beginning of far memory into the cache. Touches nothing: any address will do.
+/// Prefetches the beginning of far memory into the cache. Accesses nothing: any address is allowed.
 pub(crate) fn prefetch(from: *const u8, length: usize) {
     #[cfg(target_arch = "x86_64")]
     for line in 0..length.div_ceil(64).clamp(1, PREFETCHED_LINES) {
@@ -67,7 +67,7 @@ pub(crate) fn prefetch(from: *const u8, length: usize) {
 pub(crate) unsafe fn between_shared(to: *mut u8, from: *mut u8, length: usize) {
     let (head, words, tail) = split(from, length);
     debug_assert_eq!(head, 0);
-    // SAFETY: in bounds by the caller's promise; both sides are touched as far memory.
+    // SAFETY: in bounds by the caller's promise; both sides are accessed as far memory.
     unsafe {
         #[cfg(target_arch = "x86_64")]
         string_copy(to, from, words);
@@ -99,7 +99,8 @@ pub(crate) unsafe fn zero_shared(to: *mut u8, length: usize) {
     }
 }
 
-/// Bytes before the first aligned far word, whole words, bytes behind the last.
+/// How many bytes come before the first aligned far word, how many whole words follow, and how many bytes
+/// come after them.
 fn split(far: *mut u8, length: usize) -> (usize, usize, usize) {
     let head = far.align_offset(WORD).min(length);
     let words = (length - head) / WORD;
@@ -188,7 +189,7 @@ mod tests {
     const WORDS: usize = 512;
     const ROUNDS: usize = 2_000_000;
 
-    /// Words whose bytes are all alike, as long as none is torn.
+    /// A word whose bytes are all alike, as long as it is not torn.
     fn alike(byte: usize) -> u64 {
         u64::from_ne_bytes([byte as u8; 8])
     }

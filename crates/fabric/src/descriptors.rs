@@ -1,8 +1,8 @@
-//! Descriptors: how many a process of ours may have, and those in processes that are not ours (databases by
-//! the C library or the interposer).
+//! File descriptors: how many a process of ours may have, and how ours survive in other programs (databases
+//! that use the C library or the interposer).
 //!
-//! Such programs count on low numbers for their own, and some close all that they do not know and go on. A
-//! descriptor of ours that was replaced by one of theirs would have us read what is meant for them, or close
+//! Such programs use low numbers for their own descriptors, and some close every number that they do not know
+//! and go on. If a number of ours then became one of theirs, we would read what is meant for them, or close
 //! it.
 
 use std::mem::ManuallyDrop;
@@ -10,15 +10,15 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 
 use rustix::process::{Resource, getrlimit, setrlimit};
 
-/// Lowest number of a descriptor that stays open, or half the limit on open files if that is lower.
+/// Lowest number for a descriptor that stays open, or half the limit on open files if that is lower.
 const FROM: u64 = 1024;
 
-/// Most descriptors of one kind, each with memory mapped: half of how many maps Linux gives a process
+/// Most descriptors of one kind, each with memory mapped: half of the mappings that Linux allows a process
 /// (`vm.max_map_count`).
 const MOST_OF_A_KIND: u64 = 32_767;
 
-/// Lets this process have as many descriptors as it may. The usual limit of 1,024 is there for programs that
-/// use `select`.
+/// Raises the limit on open files of this process as far as it may. The usual limit of 1,024 is there for
+/// programs that use `select`.
 pub fn raise_limit() {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
@@ -27,9 +27,9 @@ pub fn raise_limit() {
     }
 }
 
-/// Whether a descriptor just made leaves enough of them for what this process cannot do without, such as
-/// connections. One that others ask for, one after another, should else be closed again. Numbers are given
-/// out from the lowest, so this one's says how many there are.
+/// Whether a descriptor just opened leaves enough numbers for what this process cannot do without, such as
+/// connections. If not, a descriptor that was opened on request of another process should be closed again.
+/// Numbers are given out from the lowest, so this descriptor's number says how many there are.
 pub fn leaves_room(descriptor: BorrowedFd<'_>) -> bool {
     let most =
         getrlimit(Resource::Nofile).current.map_or(MOST_OF_A_KIND, |limit| MOST_OF_A_KIND.min(limit / 2));
@@ -37,15 +37,15 @@ pub fn leaves_room(descriptor: BorrowedFd<'_>) -> bool {
 }
 
 /// A descriptor that stays open for long in a process which may close it behind our back. Dropping it closes
-/// the number only while that still means what was opened: of sockets that is certain, since each has an
-/// inode of its own; of an `eventfd` it is that some such thing is there.
+/// the number only if that still refers to what was opened. For sockets this is certain, since each has its
+/// own inode; for an `eventfd` it is only certain that the number refers to a file of such a kind.
 #[derive(Debug)]
 pub struct Descriptor {
     fd: ManuallyDrop<OwnedFd>,
     identity: Option<Identity>,
 }
 
-/// Device and inode: what a number means.
+/// Device and inode: what a number refers to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Identity {
     device: u64,
@@ -60,7 +60,8 @@ impl Identity {
 }
 
 impl Descriptor {
-    /// The same descriptor under a number where no program looks for its own; or as it is, if there is none.
+    /// Moves the descriptor to a high number, which programs do not expect for their own; leaves it as it is
+    /// if that fails.
     pub fn out_of_the_way(fd: OwnedFd) -> Self {
         let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
         let from = FROM.min(limit / 2) as i32;
@@ -87,7 +88,7 @@ impl Drop for Descriptor {
         if is_still_ours {
             drop(fd);
         } else {
-            let _ = fd.into_raw_fd(); // closed already, or the program's by now
+            let _ = fd.into_raw_fd(); // it is closed already, or belongs to the program by now
         }
     }
 }
@@ -108,7 +109,7 @@ mod tests {
     }
 
     fn is_open(number: RawFd) -> bool {
-        // SAFETY: only asked whether it is open.
+        // SAFETY: the number is only used to ask whether it is open.
         Identity::of(unsafe { BorrowedFd::borrow_raw(number) }).is_some()
     }
 
@@ -138,14 +139,14 @@ mod tests {
         assert_eq!(unsafe { libc::dup2(theirs.as_raw_fd(), number) }, number);
         drop(descriptor);
         assert!(is_open(number));
-        // SAFETY: the copy made above, which nobody else closes.
+        // SAFETY: the copy made above, which nothing else closes.
         drop(unsafe { OwnedFd::from_raw_fd(number) });
     }
 
     #[test]
     fn a_number_that_the_program_has_closed_is_not_closed_again() {
         let (descriptor, number) = ours();
-        // SAFETY: `descriptor` bears it: that is the claim.
+        // SAFETY: closing it behind the back of `descriptor` is what this test is about.
         assert_eq!(unsafe { libc::close(number) }, 0);
         drop(descriptor);
         assert!(!is_open(number));

@@ -17,15 +17,15 @@ use crate::spin::{Spinner, may_spin};
 /// Longest sleep in one go: a bound on how late a deadline can be noticed if all else fails.
 const LONGEST_SLEEP: Duration = Duration::from_millis(50);
 
-/// The kernel wakes a sleeper some fifty microseconds later than asked (prctl(2), timer slack): what is due
-/// within this is looked for instead, while whoever else wants the processor has it.
+/// The kernel wakes a sleeper some fifty microseconds late (prctl(2), timer slack). What is due within this
+/// time is polled for instead, and the thread yields the processor to others meanwhile.
 const TOO_SHORT_TO_SLEEP: Duration = Duration::from_micros(10);
 
 /// Runs `future` to its end, polling `endpoint`, spinning a little and then sleeping while nothing happens.
 ///
-/// Wakers may be called from any thread: a sleeping `block_on` is woken through its [`Parker`]. That is the
-/// thread's: a `block_on` inside of another may take a wake that is meant for the outer one, which therefore
-/// looks again.
+/// Wakers may be called from any thread: a sleeping `block_on` is woken through its [`Parker`]. A thread has
+/// one parker, so a nested `block_on` may take a wake that is meant for the outer one. The outer one
+/// therefore polls its future again afterwards.
 pub fn block_on<F: Future>(endpoint: &Endpoint, future: F) -> F::Output {
     let mut future = pin!(future);
     let parker = PARKER.with(Arc::clone);
@@ -33,7 +33,8 @@ pub fn block_on<F: Future>(endpoint: &Endpoint, future: F) -> F::Output {
     let waker = Waker::from(parker.clone());
     let mut context = Context::from_waker(&waker);
     loop {
-        // Acquire: pairs with the release in `wake`, so that what the waker did before is seen by the future.
+        // Acquire: pairs with the store in `wake_by_ref`, so that the future sees what the waker's thread did
+        // before it.
         if parker.woken.swap(false, Ordering::AcqRel)
             && let Poll::Ready(output) = future.as_mut().poll(&mut context)
         {
@@ -103,7 +104,7 @@ fn sleep_until_ready(endpoint: &Endpoint, parker: &Parker) {
     }
     parker.sleeping.store(false, Ordering::SeqCst);
     if let Some(event) = &parker.event {
-        let _ = rustix::io::read(event, &mut [0; 8]); // empty it; EAGAIN when nobody wrote
+        let _ = rustix::io::read(event, &mut [0; 8]); // empty it; EAGAIN if it is empty already
     }
 }
 
@@ -113,7 +114,7 @@ fn wait_for_descriptors(endpoint: &Endpoint, parker: &Parker) {
     let longest = until_deadline.unwrap_or(LONGEST_SLEEP).min(LONGEST_SLEEP);
     let mut waits = Vec::new();
     let all_can_wait = endpoint.for_each_busy_link(|readiness| {
-        // A number, since the borrow of the link ends here; the descriptor stays open: only this thread
+        // A number, since the borrow of the link ends here. The descriptor stays open: only this thread
         // closes it.
         use std::os::fd::AsRawFd;
         waits.push((readiness.fd.as_raw_fd(), readiness.writable));
@@ -123,8 +124,8 @@ fn wait_for_descriptors(endpoint: &Endpoint, parker: &Parker) {
         .iter()
         .map(|&(fd, writable)| {
             let interest = if writable { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
-            // SAFETY: the links own their descriptors and live in `endpoint`, which this thread alone changes
-            // and does not until `poll` below returns.
+            // SAFETY: the links own their descriptors and live in `endpoint`, which only this thread changes,
+            // and not until `poll` below has returned.
             let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
             PollFd::from_borrowed_fd(fd, interest)
         })
@@ -133,7 +134,7 @@ fn wait_for_descriptors(endpoint: &Endpoint, parker: &Parker) {
         fds.push(PollFd::new(event, PollFlags::IN));
     }
     let timeout = Timespec { tv_sec: longest.as_secs() as i64, tv_nsec: longest.subsec_nanos() as i64 };
-    // EINTR and the like only mean an earlier look.
+    // EINTR and similar errors only make the next poll come earlier.
     let _ = rustix::event::poll(&mut fds, Some(&timeout));
 }
 

@@ -3,7 +3,7 @@
 //! E1. An operation's buffer belongs to the endpoint from posting until its link has completed it or was
 //!     dropped; dropping the future does not free it earlier.
 //! E2. Every operation ends: completed, refused, or *unknown* when its deadline passes or its link closes.
-//! E3. Once one operation of a queue is unknown for want of an answer, the queue is closed; only
+//! E3. Once an operation of a queue ends as unknown because no answer came, the queue is closed; only
 //!     [`Queue::reconnect`], a new incarnation, opens it again.
 //! E4. At most [`MAX_IN_FLIGHT`] operations are in flight on an endpoint; the next ones wait for a place.
 
@@ -37,17 +37,17 @@ pub const MAX_IN_FLIGHT: usize = 128;
 /// Operations in one batch: half of what may be in flight, so that a second one can be posted meanwhile.
 pub const MAX_BATCH: usize = MAX_IN_FLIGHT / 2;
 
-/// What an endpoint is made of.
+/// The parts of an endpoint.
 pub struct EndpointConfig {
     /// Opens links.
     pub transport: Rc<dyn Transport>,
     /// Tells the time.
     pub clock: Rc<dyn Clock>,
-    /// Gives session ids, unique among all clients of a node; random bits outside the simulator.
+    /// Yields session ids, unique among all clients of a node; random bits outside the simulator.
     pub session_ids: Box<dyn FnMut() -> SessionId>,
     /// Size of the staging arena.
     pub arena_bytes: usize,
-    /// From posting to *unknown*.
+    /// Time limit of an operation, counted from posting. After it, the operation ends as *unknown*.
     pub deadline: Duration,
 }
 
@@ -73,7 +73,7 @@ impl Shared {
     }
 }
 
-/// A duration as the clock counts; one that is longer than any clock runs never ends.
+/// A duration in the clock's unit. One that does not fit becomes the longest one, which never ends.
 fn in_ns(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
@@ -85,7 +85,7 @@ impl Endpoint {
         Self::with_arena(config, arena)
     }
 
-    /// As [`new`](Self::new), for who can do without.
+    /// As [`new`](Self::new), for callers that can do without an endpoint.
     ///
     /// # Errors
     /// When there is no memory for the arena.
@@ -113,7 +113,7 @@ impl Endpoint {
         &self.shared.arena
     }
 
-    /// From posting to *unknown*.
+    /// Time limit of an operation, counted from posting. After it, the operation ends as *unknown*.
     pub fn deadline(&self) -> Duration {
         Duration::from_nanos(self.shared.deadline_ns)
     }
@@ -135,7 +135,7 @@ impl Endpoint {
         Ok(Queue { endpoint: self.clone(), index, node })
     }
 
-    /// Sends what is waiting, collects what has finished, closes queues whose deadline has passed.
+    /// Sends what is waiting, collects finished operations, and closes queues whose deadline has passed.
     /// Returns how many operations ended. Never blocks.
     pub fn poll(&self) -> usize {
         self.shared.turns.another();

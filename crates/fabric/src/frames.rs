@@ -4,7 +4,7 @@
 //! F2. Responses come in the order of the requests. A response's payload goes only to the buffer of the
 //!     operation it answers, and only as many bytes as that operation asked for, while it is in flight;
 //!     anything else from the peer closes the connection.
-//! F3. Nothing touches a buffer after the connection value is dropped.
+//! F3. After the connection value is dropped, it touches no buffer.
 
 mod incoming;
 mod outgoing;
@@ -41,7 +41,7 @@ pub(crate) struct FrameClient {
     incoming: Incoming,
     /// The ring's memory, which came with the node's greeting on a connection that passes descriptors.
     ring: Option<OwnedFd>,
-    /// Something may have come though nothing is awaited: the node's death, or a wake-up.
+    /// The next poll receives although no answer is awaited: the node may have died or sent a wake-up.
     look: bool,
 }
 
@@ -73,12 +73,12 @@ impl FrameClient {
         self.incoming.awaits()
     }
 
-    /// The next poll looks for what has come even if no answer is awaited.
+    /// Makes the next poll receive even if no answer is awaited.
     pub(crate) fn look(&mut self) {
         self.look = true;
     }
 
-    /// Asks the node to look into the ring; [`FrameClient::poll`] sends it.
+    /// Asks the node to poll the ring; [`FrameClient::poll`] sends the request.
     pub(crate) fn kick(&mut self) {
         let look = RequestHeader {
             opcode: Opcode::Look,
@@ -150,7 +150,7 @@ impl FrameClient {
         self.incoming.expect(Awaiting { slot: posted.slot, kind, local: posted.local, ends_at });
     }
 
-    /// Sends what can be sent, receives what has come, and moves finished operations to `done`.
+    /// Sends what can be sent, receives what has arrived, and moves finished operations to `done`.
     pub(crate) fn poll(&mut self, done: &mut Vec<FrameDone>) -> Result<(), LinkClosed> {
         self.outgoing.send(&self.stream)?;
         let sent_bytes = self.outgoing.sent_bytes();
@@ -170,7 +170,7 @@ impl FrameClient {
         Ok(())
     }
 
-    /// True once the node has answered the greeting as it should.
+    /// True once the node has answered the greeting with its id and this incarnation.
     fn digest_greeting(&mut self) -> Result<bool, LinkClosed> {
         match HelloReply::decode(self.incoming.unread()) {
             Ok(Decoded::Incomplete) => Ok(false),

@@ -7,7 +7,7 @@ use farpool_wire::{AccessKey, Epoch, NodeId, OwnerId, Refusal, ShmAttached};
 
 use crate::memory::{AccessError, Mapping};
 
-/// Who a host is, for the handshake.
+/// What a host tells about itself in the handshake.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct HostIdentity {
     /// The node.
@@ -41,9 +41,9 @@ pub enum AccessKind {
 pub trait CutOff: Send + Sync {
     /// When this returns, nothing of the access takes effect any more.
     ///
-    /// It may come before the access was established: then it must not come about. It may come again, and
-    /// from several threads; each call returns only when the access is cut. It may wait for the transport's
-    /// own threads, since no lock of the regions is held; it must not itself ask for a fence.
+    /// It may be called before the access was established, which must then not happen. It may be called
+    /// again, and by several threads; each call returns only when the access is cut. It may wait for the
+    /// transport's own threads, since no lock of the regions is held; it must not itself ask for a fence.
     fn cut(&self);
 }
 
@@ -54,7 +54,7 @@ pub struct LentMemory {
     pub mapping: Arc<Mapping>,
     /// Whether the grant allows more than READ.
     pub writable: bool,
-    /// Kept until the access is over: while it lives, the memory is somebody's.
+    /// Kept until the access has ended: while it lives, the region is not lent to a new owner.
     pub holder: Arc<dyn Send + Sync>,
 }
 
@@ -62,14 +62,14 @@ pub struct LentMemory {
 ///
 /// Calls come from the server's thread and must not wait for anything slow.
 pub trait Host: Send + Sync + 'static {
-    /// Who this is.
+    /// The host's identity.
     fn identity(&self) -> HostIdentity;
 
     /// Checks a key once, when a queue opens a region.
     fn attach(&self, region: u32, epoch: Epoch, key: &AccessKey) -> Result<(), Refusal>;
 
-    /// Runs `access`, which does what `kind` says, on a region's memory, during which the grant cannot be
-    /// fenced: a fence that starts meanwhile takes effect only after it.
+    /// Runs `access`, an access of the given `kind`, on a region's memory. A fence of the grant that starts
+    /// meanwhile takes effect only after it.
     fn with_region(
         &self,
         region: u32,

@@ -3,7 +3,7 @@
 //! M1. No Rust reference to its bytes ever exists: they go in and out by copies, and single words by atomics.
 //! M2. Every access is checked against the mapping's length.
 //! M3. An aligned 8-byte word is moved whole by every copy and every atomic; more than a word may tear.
-//! Not here: who may access what (leases), and what the bytes mean.
+//! Not here: the rights to access memory (leases), and what the bytes mean.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -17,34 +17,35 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise};
 use crate::copy;
 use crate::stamp::Word;
 
-/// Where an access reaches past a mapping's end, or is an atomic on a misaligned word.
+/// Why a mapping did not allow an access.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AccessError {
-    /// Past the end.
+    /// It reaches past the mapping's end.
     OutOfBounds,
-    /// Not a multiple of eight.
+    /// It is an atomic on a word whose offset is not a multiple of eight.
     Misaligned,
-    /// The mapping is read-only.
+    /// It would change a read-only mapping.
     ReadOnly,
 }
 
 /// Size of a large page: one entry of the processor's table of translations instead of 512.
 const LARGE_PAGE_BYTES: usize = 2 << 20;
 
-/// Anonymous memory with a descriptor that can be handed to other processes; its size is sealed. Who was
-/// handed a read-only descriptor cannot open it anew for writing, unless it runs as the same user or as root.
+/// Anonymous memory with a descriptor that can be handed to other processes; its size is sealed. A process
+/// that was handed a read-only descriptor cannot reopen it for writing, unless it runs as the same user or as
+/// root.
 pub fn create_sealed(name: &str, bytes: u64) -> io::Result<OwnedFd> {
     let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     rustix::fs::ftruncate(&fd, bytes)?;
-    // Memory files are born open to all: through /proc a read-only descriptor would be as good as a writable
-    // one.
+    // A memory file is created accessible to everybody: a read-only descriptor could be reopened through
+    // /proc for writing.
     rustix::fs::fchmod(&fd, Mode::RUSR)?;
     rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
     Ok(fd)
 }
 
-/// Whether memory that came from a peer can never become shorter: touching what was cut off would kill the
-/// process.
+/// Whether memory that came from a peer can never become shorter: an access to a part that was cut off would
+/// kill the process.
 pub(crate) fn is_sealed_against_shrinking(fd: BorrowedFd<'_>) -> bool {
     rustix::fs::fcntl_get_seals(fd).is_ok_and(|seals| seals.contains(SealFlags::SHRINK))
 }
@@ -60,12 +61,13 @@ pub fn reopen_read_only(fd: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     )?)
 }
 
-/// What came of putting memory into large pages.
+/// Whether memory was put into large pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LargePages {
-    /// All but what is left over at the end.
+    /// All of it, except a rest at the end that is shorter than a large page.
     AsFarAsTheyFit,
-    /// The memory is shorter than one, or the kernel cannot, or has none left.
+    /// Not all: the memory is shorter than a large page, or the kernel does not support them or has none
+    /// left.
     NotAll,
 }
 
@@ -93,8 +95,8 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps the first `bytes` bytes of `fd`. A descriptor that is shorter is refused: touching pages
-    /// behind its end would kill the process.
+    /// Maps the first `bytes` bytes of `fd`. Memory that is shorter is refused: an access behind its end
+    /// would kill the process.
     pub fn new(fd: BorrowedFd<'_>, bytes: u64, protection: Protection) -> io::Result<Self> {
         let length = usize::try_from(bytes).ok().filter(|&length| length > 0);
         let Some(length) = length.filter(|_| i64::try_from(bytes).is_ok()) else {
@@ -111,7 +113,8 @@ impl Mapping {
             Protection::ReadWrite => ProtFlags::READ | ProtFlags::WRITE,
         };
         let base = map_shared(fd, length, access)?;
-        // A core dump would take memory for every hole of a table, and show what others keep here.
+        // A core dump would allocate memory for every hole of a table, and reveal the data that others keep
+        // here.
         // SAFETY: the range is the mapping just made; the advice changes none of its contents.
         let advised = unsafe { madvise(base.as_ptr().cast(), length, Advice::LinuxDontDump) };
         if let Err(error) = advised {
@@ -130,19 +133,19 @@ impl Mapping {
         false
     }
 
-    /// First byte, for whoever registers the mapping with a device. Not to be dereferenced: see M1.
+    /// First byte, for registering the mapping with a device. Not to be dereferenced: see M1.
     pub fn base(&self) -> *mut u8 {
         self.base.as_ptr()
     }
 
-    /// Allocates every page now, so that no later access has to find memory, unless somebody gives pages
-    /// back: large pages where the kernel has them (Linux 6.1, and memory that is not in crumbs), small ones
-    /// elsewhere. They are pages like any others, not from a reserve: whoever punches holes into them finds
-    /// zeros, and nobody is killed.
+    /// Allocates every page now, so that no later access needs memory, unless pages are given back in
+    /// between. Uses large pages where the kernel has them (Linux 6.1 or later, and memory that is not
+    /// fragmented), small ones elsewhere. Large pages come from no reserve: after a hole was punched into
+    /// them, an access finds zeros, and no process is killed.
     pub fn prefault(&self) -> io::Result<LargePages> {
         let large = self.bytes / LARGE_PAGE_BYTES * LARGE_PAGE_BYTES;
-        // A large page is made of what is there: of one small page, and nothing else that would have to be
-        // copied.
+        // The kernel builds a large page from the small pages that are there, by copying them: give it one,
+        // not 512.
         for start in (0..large).step_by(LARGE_PAGE_BYTES) {
             self.advise(start, 1, libc::MADV_POPULATE_WRITE)?;
         }
@@ -171,7 +174,7 @@ impl Mapping {
     /// Copies `length` bytes at `offset` to `to`.
     ///
     /// # Safety
-    /// `to` is valid for writes of `length` bytes that nobody else accesses meanwhile.
+    /// `to` is valid for writes of `length` bytes, which nothing else accesses during the call.
     pub unsafe fn read_to(&self, offset: u64, to: *mut u8, length: usize) -> Result<(), AccessError> {
         let from = self.place(offset, length)?;
         // SAFETY: in bounds and alive by `place`; `to` is the caller's promise; far bytes may change under
@@ -183,7 +186,7 @@ impl Mapping {
     /// Copies `length` bytes from `from` to `offset`.
     ///
     /// # Safety
-    /// `from` is valid for reads of `length` bytes that nobody else writes meanwhile.
+    /// `from` is valid for reads of `length` bytes, which nothing writes during the call.
     pub unsafe fn write_from(&self, offset: u64, from: *const u8, length: usize) -> Result<(), AccessError> {
         self.writable()?;
         let to = self.place(offset, length)?;
@@ -216,13 +219,13 @@ impl Mapping {
         self.writable()?;
         // SAFETY: the range is ours until drop; it is written as raw memory, never as a Rust object.
         unsafe { copy::zero_shared(self.base.as_ptr(), self.bytes) };
-        // Pairs with the fences of whoever is told afterwards that the region is clean.
+        // Pairs with the fences of those that learn afterwards that the region is clean.
         fence(Ordering::SeqCst);
         Ok(())
     }
 
-    /// Copies all that is in `from`, an equally long mapping; what others store there meanwhile may or may
-    /// not be in it, word by word.
+    /// Copies all of `from`, an equally long mapping. A word that others store there meanwhile may or may not
+    /// be in the copy.
     pub(crate) fn copy_all(&self, from: &Mapping) -> Result<(), AccessError> {
         self.writable()?;
         if from.bytes != self.bytes {
@@ -290,13 +293,12 @@ impl Mapping {
     }
 }
 
-/// Maps the first `length` bytes of a descriptor: at an address where large pages stay large, if one is
-/// found.
+/// Maps the first `length` bytes of a descriptor, at an address where large pages stay large if one is found.
 fn map_shared(fd: BorrowedFd<'_>, length: usize, access: ProtFlags) -> io::Result<NonNull<u8>> {
     let place = if length < LARGE_PAGE_BYTES { None } else { aligned_place(length) };
     let at_place = place.and_then(|place| {
         let flags = MapFlags::SHARED | MapFlags::FIXED_NOREPLACE;
-        // SAFETY: it replaces no mapping: where another thread was faster, it fails.
+        // SAFETY: it replaces no mapping: if another thread has taken the address meanwhile, it fails.
         unsafe { rustix::mm::mmap(place, length, access, flags, fd, 0).ok() }
     });
     let base = match at_place {
@@ -307,12 +309,13 @@ fn map_shared(fd: BorrowedFd<'_>, length: usize, access: ProtFlags) -> io::Resul
     Ok(NonNull::new(base.cast()).expect("mmap never returns null"))
 }
 
-/// Where so many bytes are free, at a multiple of a large page. Somebody else may take it meanwhile.
+/// An address, at a multiple of a large page, with `length` free bytes. Another thread may take it before it
+/// is used.
 fn aligned_place(length: usize) -> Option<*mut std::ffi::c_void> {
     let room = length.checked_add(LARGE_PAGE_BYTES)?;
     let unused = MapFlags::PRIVATE | MapFlags::NORESERVE;
-    // SAFETY: a new mapping at an address the kernel chooses aliases nothing of ours, and it goes before
-    // anybody knows of it.
+    // SAFETY: a new mapping at an address the kernel chooses aliases nothing of ours, and it is unmapped
+    // before its address is used.
     unsafe {
         let start =
             rustix::mm::mmap_anonymous(std::ptr::null_mut(), room, ProtFlags::empty(), unused).ok()?;
@@ -370,13 +373,13 @@ impl SharedMemory {
         Ok(SharedMemory { fd, mapping })
     }
 
-    /// A file of this process's user, who sees to it that nobody cuts it off while it is mapped.
+    /// Maps a file of this process's user. The caller ensures that it is not truncated while it is mapped.
     pub fn of_file(fd: OwnedFd, bytes: u64) -> io::Result<Self> {
         let mapping = Arc::new(Mapping::new(fd.as_fd(), bytes, Protection::ReadWrite)?);
         Ok(SharedMemory { fd, mapping })
     }
 
-    /// Has the system find room for a range of it now, so that no later access has to.
+    /// Allocates a range of it now, so that no later access has to.
     pub fn reserve(&self, offset: u64, bytes: u64) -> io::Result<()> {
         Ok(rustix::fs::fallocate(&self.fd, FallocateFlags::empty(), offset, bytes)?)
     }
@@ -391,13 +394,13 @@ impl SharedMemory {
         &self.mapping
     }
 
-    /// Gives the pages back to the system at once, whoever still has the memory: it finds zeros, and what it
-    /// stores there counts as its own.
+    /// Gives the pages back to the system at once, even if processes still map the memory. Such a process
+    /// then finds zeros, and pages that it touches are charged to it.
     pub(crate) fn discard(&self) {
         let all = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         if let Err(error) = rustix::fs::fallocate(&self.fd, all, 0, self.mapping.len()) {
-            // The pages then go with the last process that has them.
-            tracing::warn!(%error, "memory that is not used any more could not be given back at once");
+            // The pages are then freed when the last process unmaps them.
+            tracing::warn!(%error, "unused memory could not be given back to the system at once");
         }
     }
 }
@@ -469,7 +472,7 @@ mod tests {
         }
     }
 
-    /// Bytes of a mapping that large pages translate, by `smaps`.
+    /// Bytes of a mapping that are mapped by large pages, according to `smaps`.
     fn in_large_pages(mapping: &Mapping) -> u64 {
         let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
         let begins = format!("{:x}-", mapping.base().addr());
@@ -479,7 +482,7 @@ mod tests {
     }
 
     #[test]
-    fn large_pages_are_large_for_everybody_who_maps_them() {
+    fn large_pages_are_large_in_every_mapping() {
         let bytes = 4 * LARGE_PAGE_BYTES as u64;
         let memory = SharedMemory::create("test", bytes).unwrap();
         if memory.mapping().prefault().unwrap() == LargePages::NotAll {
@@ -506,7 +509,7 @@ mod tests {
     }
 
     #[test]
-    fn other_users_cannot_open_memory_anew() {
+    fn other_users_cannot_reopen_memory() {
         let fd = create_sealed("test", 4096).unwrap();
         assert_eq!(rustix::fs::fstat(&fd).unwrap().st_mode & 0o777, Mode::RUSR.bits());
         assert!(reopen_read_only(fd.as_fd()).is_ok());
@@ -520,7 +523,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_survive_the_way_at_every_alignment() {
+    fn bytes_are_copied_unchanged_at_every_alignment() {
         let memory = SharedMemory::create("test", 4096).unwrap();
         for offset in 0..17 {
             for length in [0, 1, 7, 8, 9, 63, 64, 100, 1000] {

@@ -1,9 +1,9 @@
 //! Which transport carries a queue: shared memory on the same host, else a network card, else TCP
 //! (`docs/src/fabric.md`).
 //!
-//! The incarnations of one session all go by the same server of the node, since only that one knows the older
-//! ones it has to bury: shared memory and TCP have one, network cards another. So an endpoint decides once
-//! per node.
+//! All incarnations of a session go to the same server of the node, since only that server knows the older
+//! ones that it has to supersede. Shared memory and TCP have one server, network cards another. So an
+//! endpoint decides once per node.
 
 use std::cell::{OnceCell, RefCell};
 use std::io;
@@ -45,8 +45,8 @@ impl FromStr for TransportChoice {
     }
 }
 
-/// Makes the transport of one endpoint over network cards, for operations with this deadline. It lives in a
-/// crate of its own, and whoever makes a program of the crates brings it.
+/// Makes the transport of one endpoint over network cards, for operations with this deadline. The transport
+/// lives in a crate of its own; the program that uses both crates passes it in.
 pub type CardTransport = fn(Duration) -> io::Result<Rc<dyn Transport>>;
 
 /// The transports of a program: what may be used, and what there is besides shared memory and TCP.
@@ -69,9 +69,9 @@ pub struct Negotiated {
     transports: Transports,
     deadline: Duration,
     arenas: RefCell<Vec<LocalSlice>>,
-    /// Made when first wanted.
+    /// Made when first needed.
     card: OnceCell<Rc<dyn Transport>>,
-    /// Nodes that are reached from here by network card, or not, once that was tried.
+    /// For each node to which a network card was tried, whether it reaches the node.
     by_card: RefCell<Vec<(NodeId, bool)>>,
 }
 
@@ -102,12 +102,12 @@ impl Negotiated {
         }
         let card = self.make_card()?;
         let opened = card.open(peer, hello);
-        let _ = self.card.set(card); // empty until here: one thread, and `open` does not come back
+        let _ = self.card.set(card); // empty until here: one thread, and `open` does not call this again
         opened
     }
 
-    /// By network card, if the node has one, this machine has one, and the first try of this endpoint went
-    /// well.
+    /// Opens a link by network card, if the node and this machine have one and this endpoint's first attempt
+    /// succeeded.
     fn try_card(&self, peer: &Peer, hello: Hello) -> Option<io::Result<Box<dyn Link>>> {
         if self.transports.card.is_none() || peer.verbs.is_none() {
             return None;
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_card_comes_before_tcp_where_both_ends_have_one() {
+    fn a_card_is_preferred_to_tcp_where_both_ends_have_one() {
         let (_listener, peer) = node();
         assert_eq!(carrier(&negotiated(TransportChoice::Auto), &peer, 1).unwrap(), "card");
         assert_eq!(carrier(&negotiated(TransportChoice::Tcp), &peer, 1).unwrap(), "tcp");
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_keeps_its_way_to_a_node_when_cards_fail_or_recover_later() {
+    fn a_session_keeps_its_transport_to_a_node_when_cards_fail_or_recover_later() {
         let (_listener, peer) = node();
         let transport = negotiated(TransportChoice::Auto);
         assert_eq!(carrier(&transport, &peer, 1).unwrap(), "card");

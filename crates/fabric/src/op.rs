@@ -1,12 +1,12 @@
-//! What an operation may end with.
+//! The errors and answers with which operations end.
 
 use farpool_wire::{NodeId, Refusal};
 use rustix::io::Errno;
 
-/// Why an operation did not succeed, as far as anybody here knows.
+/// Why an operation did not succeed, as far as this side knows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum OpError {
-    /// The node said no: nothing happened.
+    /// The node refused it: nothing happened.
     #[error("refused: {0}")]
     Refused(Refusal),
     /// The queue was closed before the operation was handed over: nothing happened. Reconnect, then post
@@ -16,8 +16,8 @@ pub enum OpError {
         /// The queue's node.
         node: NodeId,
     },
-    /// It may have happened or not. Reconnect if the queue is closed; once the node has answered, reading
-    /// tells.
+    /// It may have happened or not. Reconnect if the queue is closed; once the node has answered, a READ
+    /// shows which.
     #[error("node {node}: unknown whether the operation happened: {cause}")]
     Unknown {
         /// The queue's node.
@@ -27,7 +27,7 @@ pub enum OpError {
     },
 }
 
-/// What left an operation's fate open.
+/// Why the outcome of an operation is unknown.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Uncertain {
     /// The connection ended.
@@ -40,8 +40,8 @@ pub enum Uncertain {
     /// No completion in time; the queue is closed.
     #[error("no answer before the deadline")]
     Deadline,
-    /// The grant was fenced while the operation ran, or the memory moved because another was: attaching again
-    /// tells.
+    /// The grant was fenced while the operation ran, or the memory moved because another grant was fenced:
+    /// attaching again tells which.
     #[error("the grant ended or its memory moved meanwhile")]
     EpochMoved,
     /// The peer broke the protocol; the queue is closed.
@@ -50,7 +50,7 @@ pub enum Uncertain {
 }
 
 impl Uncertain {
-    /// The cause that an error of the system stands for.
+    /// The cause that a system error stands for.
     pub(crate) fn of(errno: Errno) -> Self {
         match errno {
             Errno::CONNREFUSED => Uncertain::NotListening,

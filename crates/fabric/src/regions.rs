@@ -2,19 +2,20 @@
 //!
 //! R1. An access takes effect only while its grant is open; a fence returns only when no access of the grant
 //!     through this process is under way and every later one is refused.
-//! R2. Accesses by shared memory are not stopped but found out: the grant's word changes before the fence
-//!     returns, so that they end as *unknown* (`docs/src/fabric.md`, shared memory).
-//! R3. Memory that was handed to other processes is never lent again: the next lease gets new memory, and the
-//!     old one's pages go back to the system before, whoever still maps them. Memory that was not handed out
-//!     is overwritten with zeros.
-//! R4. When one of several grants is fenced whose process was handed the memory, the contents *move* to new
-//!     memory before the fence returns: what that process still stores, it stores where nobody reads.
-//!     Everything that was acknowledged is in the copy; the other grants attach again. Nobody waits for the
-//!     copying but who asked for the fence: meanwhile accesses are refused as busy. The spare memory makes
-//!     that a fence needs none that could be refused.
+//! R2. Accesses through shared memory cannot be stopped, but they are detected: the grant's word changes
+//!     before the fence returns, so that they end as *unknown* (`docs/src/fabric.md`, shared memory).
+//! R3. Memory that was handed to other processes is never lent again: the next lease gets new memory. Before
+//!     that, the old memory's pages go back to the system, even if processes still map them. Memory that was
+//!     not handed out is overwritten with zeros.
+//! R4. When one of several grants is fenced and its process was handed the memory, the contents *move* to new
+//!     memory before the fence returns. What that process still stores goes to the old memory, which nothing
+//!     reads any more. The copy holds everything that was acknowledged; the other grants attach again. Only
+//!     the caller of the fence waits for the copying: accesses are refused as busy meanwhile. With the spare
+//!     memory, a fence needs no allocation that could fail.
 //! R5. Access that no check per operation guards (a network card's) is cut before a fence of its grant
 //!     returns, and before the contents move. Cuts run without the lock of the region, since they may have to
-//!     wait for threads that are waiting for it; meanwhile nobody is given the memory anew.
+//!     wait for threads that wait for it. From the announcement of a move until its end, the memory is
+//!     neither handed out nor lent.
 //! Not here: who gets a region and for how long (crate `lease`).
 
 mod slot;
@@ -35,18 +36,17 @@ use crate::memory::{AccessError, Mapping, SharedMemory};
 use slot::{Move, Slot};
 use words::Words;
 
-/// Accesses of one region by transports that were lent its memory: one for each connection that a node serves
-/// at once.
+/// Most loans of one region's memory to transports at once: one for each connection that a node serves.
 const MAX_LENT_PER_REGION: usize = 1024;
 
 /// Whether regions are kept out of swap.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Locking {
-    /// All of them are; otherwise there is no memory.
+    /// All of them: memory that cannot be locked is an error.
     Required,
-    /// Each of them that the limit on locked memory (RLIMIT_MEMLOCK) has room for is.
+    /// As many of them as the limit on locked memory (RLIMIT_MEMLOCK) has room for.
     AsAllowed,
-    /// None is.
+    /// None of them.
     None,
 }
 
@@ -57,26 +57,26 @@ pub struct RegionSet {
     locking: Locking,
     slots: Vec<RwLock<Slot>>,
     words: Words,
-    /// Held while one grant is fenced: one region moves at a time, so that moving takes one region's memory
-    /// at most. Lies there ready, if it is kept.
+    /// The spare memory, if it is kept. The lock is held while a region moves: one region moves at a time, so
+    /// that moving takes one region's memory at most.
     spare: Mutex<Option<SharedMemory>>,
     keeps_spare: bool,
-    /// Descriptors that were not to be had.
+    /// Throttles the warnings about missing descriptors.
     shortages: Throttle,
 }
 
-/// What [`RegionSet::scrub`] came to.
+/// The outcome of [`RegionSet::scrub`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Scrubbed {
     /// The region may be lent again.
     Clean,
-    /// Some process still maps the memory; try again when it has let go.
+    /// The memory is still lent to a transport or being moved; try again when that has ended.
     StillHeld,
 }
 
 impl RegionSet {
-    /// Takes memory for `regions` regions: prefaulted, and kept out of swap as `locking` says.
-    /// `progress` is told how many regions are done.
+    /// Allocates memory for `regions` regions: prefaulted, and kept out of swap as `locking` says. Calls
+    /// `progress` with the number of regions that are done.
     pub fn create(
         regions: u32,
         region_bytes: u64,
@@ -101,21 +101,22 @@ impl RegionSet {
         Ok(set)
     }
 
-    /// Takes memory for one more region, to which the next fence of a grant can move contents; else the fence
-    /// asks the system for it.
+    /// Allocates memory for one more region, to which the next fence of a grant can move contents; otherwise
+    /// the fence has to allocate it.
     pub fn keep_spare(&mut self) -> io::Result<()> {
         self.keeps_spare = true;
         self.restore_spare()
     }
 
-    /// Takes memory again in the place of the [spare](Self::keep_spare) that a fence has used. Not while one
-    /// is under way.
+    /// Allocates memory to replace the [spare](Self::keep_spare) that a fence has used. Does nothing while a
+    /// region moves.
     pub fn restore_spare(&self) -> io::Result<()> {
         let is_there = || self.spare.try_lock().is_none_or(|spare| spare.is_some());
         if !self.keeps_spare || is_there() {
             return Ok(());
         }
-        // Without the lock: a fence must not wait for this. One that comes meanwhile takes memory of its own.
+        // Without the lock: a fence must not wait for this. One that comes meanwhile allocates its own
+        // memory.
         let memory = self.new_memory()?;
         self.spare.lock().get_or_insert(memory);
         Ok(())
@@ -154,9 +155,10 @@ impl RegionSet {
         slot.grant(epoch, key, mode, region, &self.words);
     }
 
-    /// From now on nothing of any grant of the region takes effect unnoticed (R1, R2, R5).
+    /// Fences all grants of the region: from now on none of their accesses takes effect unnoticed (R1, R2,
+    /// R5).
     ///
-    /// Waits for cuts, see [`CutOff`]; not to be called by the threads that they wait for.
+    /// Waits for cuts, see [`CutOff`]; the threads that these wait for must not call it.
     pub fn fence(&self, region: u32) {
         let cuts = {
             let mut slot = self.slots[region as usize].write();
@@ -169,31 +171,31 @@ impl RegionSet {
         cuts.iter().for_each(|cut| cut.cut());
     }
 
-    /// From now on one grant is refused everything through this process, and its place may be another's. Its
-    /// fence is not done by that: [`fence_grant`](Self::fence_grant) has to follow.
+    /// Refuses one grant every access through this process from now on, and frees its place for another. This
+    /// does not fence it: [`fence_grant`](Self::fence_grant) has to follow.
     pub fn close_grant(&self, region: u32, epoch: Epoch) {
         if let Some(place) = self.slots.get(region as usize) {
             place.write().end(epoch, region, &self.words);
         }
     }
 
-    /// From now on nothing of one grant takes effect that another could see (R1, R2, R4, R5). A grant that
-    /// was fenced before is left so.
+    /// Fences one grant: from now on none of its accesses takes effect where another grant could see it (R1,
+    /// R2, R4, R5). May be called again for a grant that was fenced before.
     ///
     /// May take as long as copying a region's length of memory, and as allocating it without a
     /// [spare](Self::keep_spare); while it is copied, accesses are refused as [`Busy`](Refusal::Busy). Waits
     /// for cuts as [`fence`](Self::fence) does.
     ///
     /// # Errors
-    /// When there is no memory to move to. The grant is refused everything then, but a process that was
-    /// handed the memory may still store there: ask again.
+    /// When there is no memory to move to. The grant's accesses through this process are refused then, but a
+    /// process that was handed the memory may still store there: call this again.
     pub fn fence_grant(&self, region: u32, epoch: Epoch) -> io::Result<()> {
         let Some(place) = self.slots.get(region as usize) else { return Ok(()) };
         let (may_move, cuts) = {
             let mut slot = place.write();
             slot.end(epoch, region, &self.words);
             Words::barrier();
-            // A move under way may have been begun for this grant, by somebody who asked before.
+            // A move in progress may have been begun for this grant, by an earlier caller.
             (slot.exposed || slot.moving != Move::None, slot.cuts(Some(epoch)))
         };
         cuts.iter().for_each(|cut| cut.cut());
@@ -213,7 +215,7 @@ impl RegionSet {
         self.move_memory(region, place, &mut spare)
     }
 
-    /// Moves a region marked so to new memory.
+    /// Moves a region that is marked [`Move::Announced`] to new memory.
     fn move_memory(
         &self,
         region: u32,
@@ -230,7 +232,7 @@ impl RegionSet {
             *spare = Some(fresh).filter(|_| self.keeps_spare);
             return Ok(());
         };
-        // Without the lock: who has business with other regions must not wait.
+        // Without the region's lock: a thread that also serves other regions must not wait for the copying.
         fresh.mapping().copy_all(&from).expect("regions are equally long, and the node's own");
         drop(from);
         let old = place.write().end_copy(fresh);
@@ -238,8 +240,8 @@ impl RegionSet {
         Ok(())
     }
 
-    /// Whether somebody still has memory of the region's present or last lease who must let go of it before
-    /// [`scrub`](Self::scrub).
+    /// Whether the memory of the region's present or last lease is lent to a transport or being moved, which
+    /// has to end before [`scrub`](Self::scrub).
     pub fn is_held(&self, region: u32) -> bool {
         self.slots[region as usize].read().is_held()
     }
@@ -264,8 +266,8 @@ impl RegionSet {
                 memory
             }
             old => {
-                // Before there is new memory, so that the two never count together, whoever keeps the old
-                // one.
+                // Given back before there is new memory, so that the two never take room together, even if a
+                // process still maps the old one.
                 old.iter().for_each(SharedMemory::discard);
                 drop(old);
                 self.new_memory()?
@@ -280,7 +282,7 @@ impl RegionSet {
         self.slot(region)?.read().check(epoch, key).map(drop)
     }
 
-    /// Runs `access`, which does what `kind` says, on the region's memory; a fence waits for it.
+    /// Runs `access`, an access of the given `kind`, on the region's memory; a fence waits for it.
     pub fn with_region(
         &self,
         region: u32,

@@ -4,15 +4,16 @@
 //! G1. Calls are numbered, and call *n* has request slot and answer slot *n* modulo [`SLOTS`]. A slot's first
 //!     word names the lap that filled it, so the two sides share no index: a slot is full when it names the
 //!     lap that its reader waits for.
-//! G2. At most [`SLOTS`] calls are under way. So a slot is filled again only after its reader has done with
+//! G2. At most [`SLOTS`] calls are in flight. So a slot is filled again only after its reader is done with
 //!     it.
-//! G3. The bytes first, then the word that names the lap (release); its reader takes the word first
-//!     (acquire), then the bytes.
-//! G4. Nobody sleeps over a message. Who goes to sleep says so, passes a full barrier and looks once more;
-//!     who has filled a slot passes a full barrier and looks whether the other sleeps. One of the two sees
-//!     the other.
-//! G5. Nobody trusts: a slot's first word is loaded once, its length is checked, and the bytes are copied out
-//!     before anybody looks at them. Whatever the other side scribbles, nothing outside the ring is touched.
+//! G3. A writer stores the bytes first, then the word that names the lap (release). The reader loads the word
+//!     first (acquire), then the bytes.
+//! G4. Neither side sleeps while a message waits for it. A side that goes to sleep announces it, passes a
+//!     full barrier and checks its slot once more. A side that has filled a slot passes a full barrier and
+//!     checks whether the other side sleeps. One of the two sees the other.
+//! G5. Neither side trusts the other: each check loads a slot's first word once and tests its length, and the
+//!     bytes are copied out before they are parsed. Whatever the other side writes, nothing outside the ring
+//!     is touched.
 //! Not here: how a sleeper is woken (frames on the socket), and what the messages mean.
 
 mod memory;
@@ -27,16 +28,16 @@ use farpool_wire::{MAX_CALL_BYTES, Refusal};
 
 pub(crate) use memory::RingMemory;
 
-/// Calls under way at once; the next ones wait at the client. Enough to keep a node busy while answers
-/// travel.
+/// Calls in flight at once; further ones wait at the client. Enough to keep a node busy while answers travel.
 pub(crate) const SLOTS: u64 = 8;
-/// What travels from one processor to another in one piece.
+/// Size of a cache line, which moves between processors as a whole.
 const LINE_BYTES: usize = 64;
-/// What two processors write lies so far apart that no prefetcher takes two for one.
+/// Distance between words that different processors write: more than the pair of lines that a prefetcher
+/// fetches together.
 const APART_BYTES: usize = 128;
 /// The lap, the length and the status in one word.
 const HEADER_BYTES: usize = 8;
-/// One slot holds the longest message; the system gives memory only for what is ever touched of it.
+/// A slot holds the longest message; parts of it that are never touched take no memory.
 const SLOT_BYTES: usize = (HEADER_BYTES + MAX_CALL_BYTES).next_multiple_of(APART_BYTES);
 
 /// Not zero: the node sleeps, or is about to.
@@ -51,26 +52,26 @@ pub(crate) const RING_BYTES: usize = (ANSWERS + SLOTS as usize * SLOT_BYTES).nex
 /// Shared words, addressed in bytes from the start. The code of the ring is generic over them, so that models
 /// of all interleavings run the very same code.
 pub(crate) trait Words {
-    /// Calls under way at once.
+    /// Calls in flight at once.
     const SLOTS: u64 = SLOTS;
 
     fn load(&self, at: usize, order: Ordering) -> u64;
     fn store(&self, at: usize, value: u64, order: Ordering);
     fn barrier(&self);
-    /// What was loaded before was loaded before what is loaded after.
+    /// Orders all loads before it before all loads after it.
     fn loads_in_order(&self);
-    /// Starts to fetch a line; nothing depends on it.
+    /// Prefetches a line; correctness does not depend on it.
     fn prefetch(&self, at: usize);
     /// Copies bytes in; like relaxed stores of words.
     fn copy_in(&self, at: usize, from: &[u8]);
     /// Copies bytes out to `to`; like relaxed loads of words.
     ///
     /// # Safety
-    /// `to` is valid for writes of `bytes` bytes that nobody else accesses meanwhile.
+    /// `to` is valid for writes of `bytes` bytes, which nothing else accesses during the call.
     unsafe fn copy_out(&self, at: usize, to: *mut u8, bytes: usize);
 }
 
-/// The peer broke the rules of the ring; there is no telling what else it holds.
+/// The peer broke the rules of the ring: nothing in it can be trusted any more.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Broken;
 
@@ -79,7 +80,7 @@ pub(crate) struct Broken;
 pub(crate) struct Message {
     /// Length, at most that of a call.
     pub bytes: usize,
-    /// Of an answer: done, or why not.
+    /// Of an answer: success, or why the call was refused.
     pub outcome: Result<(), Refusal>,
 }
 
@@ -98,7 +99,7 @@ pub(crate) struct NodeEnd<W> {
 
 /// Whether the other side has to be woken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[must_use = "a sleeper that is not woken sleeps over its message"]
+#[must_use = "a sleeping peer that is not woken does not see its message"]
 pub(crate) enum Peer {
     Awake,
     Asleep,
@@ -132,16 +133,17 @@ impl<W: Words> ClientEnd<W> {
         if self.posted == self.taken { Ok(None) } else { look(&self.words, ANSWERS, self.taken) }
     }
 
-    /// Takes the answer that [`ClientEnd::answer`] has shown. False: the node has let go of the ring
-    /// meanwhile, and what was copied may be the zeros that it left.
+    /// Takes the answer that [`ClientEnd::answer`] returned. False if the node has released the ring
+    /// meanwhile: what was copied may then be zeros.
     ///
     /// # Safety
-    /// `to` is valid for writes of the answer's length that nobody else accesses meanwhile.
+    /// `to` is valid for writes of the answer's length, which nothing else accesses during the call.
     #[inline]
     pub(crate) unsafe fn take(&mut self, answer: Message, to: *mut u8) -> Result<bool, Broken> {
         // SAFETY: the caller's promise.
         unsafe { self.words.copy_out(payload::<W>(ANSWERS, self.taken), to, answer.bytes) };
-        // Pairs with the kernel, which takes all pages from everybody before it shows the first one empty.
+        // Pairs with the kernel, which unmaps all pages from every process before any process can see the
+        // first one empty.
         self.words.loads_in_order();
         match look(&self.words, ANSWERS, self.taken)? {
             Some(same) if same == answer => {
@@ -153,26 +155,26 @@ impl<W: Words> ClientEnd<W> {
         }
     }
 
-    /// Leaves the answer that [`ClientEnd::answer`] has shown.
+    /// Drops the answer that [`ClientEnd::answer`] returned.
     pub(crate) fn skip(&mut self) {
         self.taken += 1;
     }
 
-    /// Announces that this side goes to sleep. False: an answer is there, so it must not.
+    /// Announces that this side goes to sleep. False if an answer is there: then it must not sleep.
     pub(crate) fn fall_asleep(&self) -> bool {
         fall_asleep(&self.words, CLIENT_ASLEEP, ANSWERS, self.taken)
     }
 
-    /// This side looks again by itself.
+    /// Announces that this side is awake and polls by itself.
     pub(crate) fn wake_up(&self) {
         self.words.store(CLIENT_ASLEEP, 0, Ordering::Relaxed); // at worst the node wakes us once too often
     }
 }
 
 impl<W: Words> NodeEnd<W> {
-    /// Nobody looks at a new ring: its first call comes with a kick.
+    /// A new ring is not polled: its first call comes with a kick.
     pub(crate) fn new(words: W) -> Self {
-        words.store(NODE_ASLEEP, 1, Ordering::Relaxed); // the ring goes to the client by a system call later
+        words.store(NODE_ASLEEP, 1, Ordering::Relaxed); // the client gets the ring by a later system call
         NodeEnd { words, served: 0 }
     }
 
@@ -185,13 +187,13 @@ impl<W: Words> NodeEnd<W> {
         }
     }
 
-    /// Copies the request that [`NodeEnd::request`] has shown to the end of `to`.
+    /// Copies the request that [`NodeEnd::request`] returned to the end of `to`.
     #[inline]
     pub(crate) fn copy_request(&self, request: Message, to: &mut Vec<u8>) {
         let start = to.len();
         to.reserve(request.bytes);
-        // SAFETY: so many bytes were reserved behind the vector's end, nobody else has them, and all are
-        // written.
+        // SAFETY: `request.bytes` bytes were reserved behind the vector's end; the vector is borrowed
+        // exclusively; and all of them are written.
         unsafe {
             let room = to.as_mut_ptr().add(start);
             self.words.copy_out(payload::<W>(REQUESTS, self.served), room, request.bytes);
@@ -214,12 +216,12 @@ impl<W: Words> NodeEnd<W> {
         peer(&self.words, CLIENT_ASLEEP)
     }
 
-    /// Announces that this side goes to sleep. False: a request is there, so it must not.
+    /// Announces that this side goes to sleep. False if a request is there: then it must not sleep.
     pub(crate) fn fall_asleep(&self) -> bool {
         fall_asleep(&self.words, NODE_ASLEEP, REQUESTS, self.served)
     }
 
-    /// This side looks again by itself.
+    /// Announces that this side is awake and polls by itself.
     pub(crate) fn wake_up(&self) {
         self.words.store(NODE_ASLEEP, 0, Ordering::Relaxed); // at worst the client kicks us once too often
     }
@@ -236,8 +238,8 @@ fn payload<W: Words>(slots: usize, number: u64) -> usize {
     slot::<W>(slots, number) + HEADER_BYTES
 }
 
-/// How call `number` marks its slots. Comes back after 2^32 laps, between which every slot is filled with
-/// others.
+/// The mark of call `number` in its slots. It repeats after 2^32 laps, in which every slot is filled with
+/// other marks.
 #[inline]
 fn lap<W: Words>(number: u64) -> u32 {
     (number / W::SLOTS + 1) as u32
@@ -258,8 +260,8 @@ fn look<W: Words>(words: &W, slots: usize, number: u64) -> Result<Option<Message
     let header = words.load(slot::<W>(slots, number), Ordering::Acquire);
     let awaited = lap::<W>(number);
     if header as u32 != awaited {
-        // Until it is filled, a slot holds what the lap before has left, or nothing: before the first lap,
-        // and when the node has let go of the ring.
+        // Until it is filled, a slot holds the mark of the lap before, or zero: before the first lap, and
+        // after the node has released the ring.
         let is_empty = header == 0 || header as u32 == awaited.wrapping_sub(1);
         return if is_empty { Ok(None) } else { Err(Broken) };
     }
@@ -274,7 +276,7 @@ fn look<W: Words>(words: &W, slots: usize, number: u64) -> Result<Option<Message
     Ok(Some(Message { bytes, outcome }))
 }
 
-/// After a slot was filled: whether its reader sleeps and is now this side's to wake.
+/// Whether the reader of a slot just filled sleeps, so that this side has to wake it.
 #[inline]
 fn peer<W: Words>(words: &W, asleep: usize) -> Peer {
     words.barrier(); // G4; pairs with the barrier in `fall_asleep`

@@ -14,7 +14,7 @@ use crate::op::Uncertain;
 /// Where a node can be reached from here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// Who is wanted; another node at the same address is refused.
+    /// The node that is wanted; another node at the same address is refused.
     pub node: NodeId,
     /// Its data plane over TCP.
     pub tcp: Option<SocketAddr>,
@@ -34,14 +34,15 @@ pub trait Transport {
     fn open(&self, peer: &Peer, hello: Hello) -> std::io::Result<Box<dyn Link>>;
 
     /// Names the memory in which the buffers of all operations will lie, once, before the first link is
-    /// opened. It outlives every link of this transport. Network cards register it; others need not know.
+    /// opened. It outlives every link of this transport. Network cards register it; other transports ignore
+    /// it.
     fn local_memory(&self, _arena: LocalSlice) {}
 }
 
 /// One incarnation of one connection to one node.
 ///
-/// After a link is dropped it touches no local memory any more: that is what makes an operation's buffer
-/// reusable when its fate is unknown.
+/// After a link is dropped it touches no local memory. That makes an operation's buffer reusable when its
+/// outcome is unknown.
 pub trait Link {
     /// Hands over an operation. It may complete at once; else it completes in a later [`Link::poll`].
     ///
@@ -50,8 +51,8 @@ pub trait Link {
     fn post(&mut self, posted: Posted) -> Option<Outcome>;
 
     /// Hands over several operations, with the effect of [`Link::post`] for one after the other; those that
-    /// complete at once go to `done`, in their order. For transports that do many together faster than one by
-    /// one.
+    /// complete at once go to `done`, in their order. For transports that handle many operations together
+    /// faster than one by one.
     fn post_batch(&mut self, batch: &[Posted], done: &mut Vec<Done>) {
         for posted in batch {
             if let Some(outcome) = self.post(*posted) {
@@ -64,7 +65,7 @@ pub trait Link {
     /// finished operations to `done`. Never blocks.
     fn poll(&mut self, done: &mut Vec<Done>) -> Result<(), LinkClosed>;
 
-    /// What to wait for when a poll brought nothing; `None` when polling again is all one can do.
+    /// The descriptor to wait for when a poll brought nothing; `None` when the link can only be polled.
     fn readiness(&self) -> Option<Readiness<'_>>;
 
     /// Name of the transport, for people to read.
@@ -80,7 +81,7 @@ pub struct Readiness<'a> {
     pub writable: bool,
 }
 
-/// The link is of no use any more; operations that did not complete are of unknown outcome.
+/// The link can no longer be used; the outcome of operations that did not complete is unknown.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LinkClosed {
     /// Why.
@@ -101,7 +102,7 @@ impl LocalSlice {
     pub const NONE: LocalSlice = LocalSlice { start: std::ptr::null_mut(), bytes: 0 };
 }
 
-/// An operation on its way.
+/// An operation that is handed to a link.
 #[derive(Clone, Copy, Debug)]
 pub struct Posted {
     /// Comes back in [`Done`]; unique among the operations in flight on this link.
@@ -110,13 +111,13 @@ pub struct Posted {
     pub op: Op,
     /// The node's region.
     pub region: u32,
-    /// The lease under which to act.
+    /// The epoch of the grant under which to act.
     pub epoch: Epoch,
     /// Bytes from the region's start.
     pub offset: u64,
     /// READ: destination. WRITE: source. CALL: `request` bytes, then room for the answer. Else unused.
     pub local: LocalSlice,
-    /// Not before every READ and atomic posted earlier is done.
+    /// Whether the operation waits for every READ and atomic posted earlier.
     pub fence: bool,
 }
 
@@ -125,7 +126,7 @@ pub struct Posted {
 pub enum Op {
     /// Opens a region for this queue.
     Attach(AccessKey),
-    /// Lets go of a region.
+    /// Closes a region for this queue.
     Detach,
     /// Far to local.
     Read,
@@ -157,14 +158,14 @@ pub enum Outcome {
     Done(u64),
     /// Nothing happened.
     Refused(Refusal),
-    /// Nobody knows.
+    /// It may have taken effect or not.
     Unknown(Uncertain),
 }
 
 /// A finished operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Done {
-    /// That of [`Posted`].
+    /// The slot of its [`Posted`].
     pub slot: u32,
     /// How it ended.
     pub outcome: Outcome,

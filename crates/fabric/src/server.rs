@@ -1,22 +1,23 @@
 //! The node's side of framed connections: one thread, all connections, TCP and Unix sockets alike.
 //!
-//! V1. Operations of a connection take effect in the order received, one at a time: the fence flag needs
-//!     nothing.
-//! V2. A greeting of a newer incarnation buries older connections of its session before it is answered; since
-//!     one thread serves all, nothing of them is under way then (`docs/src/fabric.md`).
+//! V1. The operations of a connection take effect one at a time, in the order received, so the fence flag
+//!     needs no work of its own.
+//! V2. A greeting of a newer incarnation supersedes the session's older connection, which is closed before
+//!     the greeting is answered. One thread serves all connections, so none of its operations is being
+//!     carried out then (`docs/src/fabric.md`).
 //! V3. Malformed bytes close their connection, count as rejected, and change nothing else.
-//! V4. Memory is bounded. Between its turns each connection keeps at most [`SMALL_BYTES`] of what it has
-//!     received and of answers, but for [`SHARES`] of them, which have regions attached and are in the middle
-//!     of something larger: two large buffers each. With those of the turn under way and the spare ones that
-//!     is [`MAX_KEPT_BYTES`] in all. The payload of a WRITE that is refused in any case is thrown away as it
-//!     comes. Not counted: tables of attachments (2 KiB for each of them at the most, less where regions are
-//!     neighbours, and a word for every 64 regions of the node), and rings, of which clients and calls touch
-//!     a megabyte each at the most.
-//! V5. While there are places, every connection gets one. Connections without a key never displace one that
-//!     has shown a key (`newcomers.rs`). Users and hosts come to have equal shares, and so do the owners of
-//!     each (`room.rs`).
-//! V6. Without a key there is no service beyond the greeting: the server refuses a few requests, at one
-//!     receive a turn, then closes the connection.
+//! V4. Memory is bounded. Between its turns a connection keeps at most [`SMALL_BYTES`] of received bytes and
+//!     answers. Up to [`SHARES`] connections may keep two large buffers each instead: they have regions
+//!     attached and are in the middle of a larger request or answer. With the buffers of the current turn and
+//!     the spare ones, the total is [`MAX_KEPT_BYTES`]. The payload of a WRITE that will be refused is
+//!     discarded as it arrives. Not counted: tables of attachments (at most 2 KiB for each attachment, less
+//!     where regions are neighbours, and a word for every 64 regions of the node), and rings, of which
+//!     clients and calls can touch about a megabyte each.
+//! V5. While places are free, every connection gets one. A connection without a key never displaces one that
+//!     has presented a key (`newcomers.rs`). The shares of users and hosts become equal, and so do those of
+//!     the owners within each (`room.rs`).
+//! V6. A connection without a key gets no service beyond the greeting: the server receives from it once a
+//!     turn, refuses a few requests, then closes it.
 
 mod accepting;
 mod answers;
@@ -62,37 +63,40 @@ pub use room::{Account, Places};
 pub use sessions::Sessions;
 use shares::{SHARES, Shares};
 
-/// Connections served at once; for the next one, another makes room. Two queues of a few hundred threads.
+/// Connections served at once: two queues for each of a few hundred threads. To admit another one, the server
+/// closes one of them.
 const MAX_CONNECTIONS: usize = 1024;
-/// What all connections can make the server keep: a small part of what a node lends.
+/// Most memory that all connections together can make the server keep: a small part of what a node lends.
 const MAX_KEPT_BYTES: usize = 112 << 20;
 const _: () = assert!(
     MAX_CONNECTIONS * SMALL_BYTES + (2 * SHARES + 2 + SPARE_BUFFERS) * BUFFER_BYTES <= MAX_KEPT_BYTES,
     "V4"
 );
-/// Connections served at once whatever the limit on descriptors.
+/// Connections served at once even if the limit on descriptors leaves room for fewer.
 const LEAST_CONNECTIONS: usize = 16;
-/// A connection that has not greeted by then is closed.
+/// A connection that has sent no greeting within this time is closed.
 const GREETING_DEADLINE: Duration = Duration::from_secs(5);
-/// A greeted connection that has had nothing attached for so long is closed, whatever it sends: its place may
-/// be wanted.
+/// A connection that has greeted but had nothing attached for this long is closed, whatever it sends: another
+/// client may need its place.
 const UNATTACHED_DEADLINE: Duration = Duration::from_secs(60);
-/// How often an idle server looks for overdue greetings.
+/// Interval of the server's housekeeping: it closes overdue and useless connections, and listens again after
+/// a failed accept.
 const HOUSEKEEPING: Duration = Duration::from_secs(1);
 
-/// Connections asked directly while they are busy: beyond, one call to epoll costs less than asking each.
+/// Busy connections that are served without asking epoll. For more of them, one call to epoll costs less than
+/// trying each.
 const MAX_HOT: usize = 4;
-/// Turns in which only the hot connections and rings are asked: how long, in turns of some microseconds or
-/// requests, others may wait.
+/// Consecutive turns that serve only the hot connections and the rings. This bounds how long others wait: a
+/// turn takes some microseconds, or as long as its requests.
 const TURNS_WITHOUT_EPOLL: u32 = 16;
 
-/// Events taken in one call.
+/// Events fetched by one call to epoll.
 const EVENTS: usize = 64;
 
 /// Descriptors that the node needs for other things than connections and regions: its store, its control
 /// plane, logs.
 const OTHER_DESCRIPTORS: u64 = 256;
-/// Descriptors of a connection, most of the time: its socket, its ring, and some on their way to the client.
+/// Descriptors that a connection usually has: its socket, its ring, and some on their way to the client.
 const DESCRIPTORS_PER_CONNECTION: u64 = 4;
 
 const TCP_TOKEN: u64 = 0;
@@ -105,7 +109,7 @@ const FIRST_CONNECTION_TOKEN: u64 = 3;
 pub struct Listeners {
     /// For the TCP transport.
     pub tcp: Option<TcpListener>,
-    /// For the shared-memory transport, and its path, removed when the server ends.
+    /// For the shared-memory transport, with its path, which is removed when the server stops.
     pub unix: Option<(UnixListener, PathBuf)>,
 }
 
@@ -162,7 +166,7 @@ pub fn serve(host: Arc<dyn Host>, listeners: Listeners) -> io::Result<ServerHand
     Ok(ServerHandle { stop, thread: Some(thread), tcp, unix })
 }
 
-/// As many connections as the limit on descriptors has room for.
+/// How many connections the limit on descriptors leaves room for.
 fn most_connections(regions: u32) -> usize {
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     let left = limit.saturating_sub(OTHER_DESCRIPTORS + u64::from(regions));
@@ -182,12 +186,12 @@ struct Server {
     spare: SpareBuffers,
     complaints: Complaints,
     next_token: u64,
-    /// Connections that were active of late; some may be closed by now.
+    /// Recently active connections; some may be closed by now.
     hot: Vec<u64>,
-    /// Rings that are looked at.
+    /// Rings that are being polled.
     rings: AwakeRings,
     most_connections: usize,
-    /// When the last events came: for what need not be exact.
+    /// When the last events arrived: a cheap clock for what need not be exact.
     now: Instant,
     last_housekeeping: Instant,
 }
@@ -253,7 +257,7 @@ impl Server {
                 continue;
             }
             if let Err(error) = self.serve_events(&mut events, sleep) {
-                tracing::error!(%error, "the data plane cannot wait for its connections any more");
+                tracing::error!(%error, "cannot wait for events; the data plane stops: restart the node");
                 return;
             }
             if !events.is_empty() || self.shares.can_go_on() {
@@ -267,8 +271,8 @@ impl Server {
         }
     }
 
-    /// Waits for events, for so long at most and not at all if there is something to do, and serves whom they
-    /// are about.
+    /// Waits for events, at most for `longest` and not at all if there is work to do, then serves the
+    /// connections concerned.
     fn serve_events(&mut self, events: &mut Vec<Event>, longest: Duration) -> Result<(), Errno> {
         events.clear();
         let longest = if self.shares.can_go_on() { Duration::ZERO } else { longest };
@@ -292,7 +296,8 @@ impl Server {
         Ok(())
     }
 
-    /// Asks the connections that were active of late, without asking epoll first; true if something had come.
+    /// Serves the recently active connections without asking epoll first; true if any of them had sent
+    /// something.
     fn serve_hot(&mut self) -> bool {
         let mut progressed = false;
         for place in 0..self.hot.len() {
@@ -303,7 +308,7 @@ impl Server {
         progressed
     }
 
-    /// Answers calls that came by the rings; true if some had come.
+    /// Answers calls that came through rings; true if there were any.
     fn serve_rings(&mut self) -> bool {
         let progressed = self.rings.turn(&*self.host, !self.hot.is_empty());
         while let Some(event) = self.rings.next_event() {
@@ -321,7 +326,8 @@ impl Server {
         progressed
     }
 
-    /// Before the server sleeps: from then on clients kick. False when some request came meanwhile.
+    /// Puts the rings to sleep before the server sleeps: from then on clients kick. False if a request has
+    /// come meanwhile.
     fn let_rings_sleep(&mut self) -> bool {
         while let Some((token, ring)) = self.rings.next_asleep() {
             self.keep_ring(token, ring);
@@ -348,7 +354,8 @@ impl Server {
             TCP_TOKEN => self.accept_tcp(),
             UNIX_TOKEN => self.accept_unix(),
             STOP_TOKEN => {}
-            // Nothing is asked for while it waits; that it has ended is told all the same.
+            // A connection that waits for a share watches for no events, but epoll reports its end all the
+            // same.
             token if { event.flags }.contains(EventFlags::HUP) && self.shares.is_waiting(token) => {
                 self.close(token);
             }
@@ -368,8 +375,8 @@ impl Server {
         self.serve_within(allowance, token);
     }
 
-    /// Goes on with some of those that wait for a share of the memory, as long as there is one; true if there
-    /// was one. Others have their turn between these.
+    /// Serves connections that wait for a share of the memory, while shares are free; true if it served any.
+    /// Serves at most [`SHARES`], so that others have their turn in between.
     fn serve_waiting(&mut self) -> bool {
         let mut served = 0;
         while served < SHARES {
@@ -424,8 +431,8 @@ impl Server {
     fn greeted(&mut self, token: u64, hello: Hello) {
         let identity = self.host.identity();
         let mut in_force = hello.incarnation;
-        // A greeting meant for another node is answered, so that the client learns who is here, and enters no
-        // table.
+        // A greeting meant for another node is answered, so that the client learns which node this is, but is
+        // not entered into the table of sessions.
         if hello.node == identity.node {
             let (incarnation, older) = self.sessions.greet(hello, token);
             in_force = incarnation;
@@ -438,7 +445,7 @@ impl Server {
             self.complaints.no_memory(&error, self.now);
             return self.close(token);
         }
-        // What was sent right behind the greeting is here already and raises no further event.
+        // Bytes sent right behind the greeting are here already and raise no further event.
         self.serve_connection(token);
     }
 
@@ -448,8 +455,8 @@ impl Server {
         }
     }
 
-    /// Asks for room to send while answers wait, for nothing while it waits for others, and for input
-    /// otherwise.
+    /// Watches for room to send while answers wait, for nothing while the connection waits for a share, and
+    /// for input otherwise.
     fn watch(&mut self, token: u64) {
         let Some(connection) = self.connections.get_mut(&token) else { return };
         let interest = connection.interest();
@@ -479,7 +486,7 @@ impl Server {
         self.last_housekeeping = now;
         self.listen_for(EventFlags::IN);
         for token in self.shares.overdue(now) {
-            tracing::debug!("closing a connection in the middle of a request that others wait for");
+            tracing::debug!("closing a connection that held its share too long while others waited");
             self.close(token);
         }
         self.close_useless();

@@ -1,18 +1,19 @@
 //! Shared memory: same host. The node hands out a region's memory over a Unix socket after checking the key;
 //! then operations are loads and stores of this thread (`docs/src/fabric.md`).
 //!
-//! S1. Nobody can refuse a store. So an operation counts as done only if the grant's word, loaded after the
+//! S1. A store cannot be refused. So an operation counts as done only if the grant's word, loaded after the
 //!     access and a full barrier, still holds the stamp that came with the memory; else its outcome is
 //!     *unknown*.
 //! S2. The node changes the word and passes a barrier before it copies or reuses the memory; the barriers
 //!     pair. Stamps never repeat, so a word that has changed never looks as before.
-//! S3. Atomics are the processor's, as those of every other path to the region.
-//! S4. Once the word has changed the memory is let go of. Whether the grant is over or its memory another,
-//!     only the node knows: operations are refused as *not attached* until the region was attached again.
-//! S5. What the node has to do goes two ways: calls by the ring, attachments by frames. Only one of the two
-//!     is in use at any time and the rest is held back, so that the node does all of it in the order posted.
-//! S6. A node that has died refuses nothing. So the connection is looked at now and then, and what finds it
-//!     ended is not carried out.
+//! S3. Atomics are the processor's, as on every other path to the region.
+//! S4. Once the word has changed, the memory is unmapped. Only the node knows whether the grant has ended or
+//!     its memory has moved, so operations are refused as *not attached* until the region is attached again.
+//! S5. Requests go to the node in two ways: calls through the ring, attachments as frames. Only one way is in
+//!     use at any time, and requests for the other are held back, so that the node carries out all of them in
+//!     the order posted.
+//! S6. A dead node cannot refuse an access. So the connection is checked now and then, and an operation that
+//!     finds it ended is not carried out.
 
 mod attached;
 mod calls;
@@ -36,7 +37,7 @@ use calls::Calls;
 /// Most regions of one node that a link maps: 64 Ki regions of 64 MiB are 4 TiB.
 const MAX_REGIONS: u32 = 1 << 16;
 
-/// Operations between two looks at the connection, which take a millisecond or a few; a look costs as much as
+/// Operations between two checks of the connection, a millisecond or a few apart; a check costs as much as
 /// several small operations.
 const OPERATIONS_PER_LOOK: u32 = 4096;
 
@@ -45,7 +46,7 @@ const OPERATIONS_PER_LOOK: u32 = 4096;
 pub struct ShmTransport;
 
 impl ShmTransport {
-    /// A connection to a node's socket, to be given to a process that cannot go there itself. Never waits.
+    /// Connects to a node's socket, for a process that cannot go there itself. Never waits.
     ///
     /// # Errors
     /// When the node is not on this host, the socket is out of reach, or its backlog is full (`EAGAIN`).
@@ -61,10 +62,10 @@ impl ShmTransport {
         Ok(stream)
     }
 
-    /// A link by a connection that somebody else has made with [`connect`](Self::connect).
+    /// A link over a connection that another process has made with [`connect`](Self::connect).
     ///
     /// # Errors
-    /// When it is no socket whose waiting can be switched off.
+    /// When `stream` cannot be made non-blocking.
     pub fn open_on(stream: OwnedFd, hello: Hello) -> io::Result<Box<dyn Link>> {
         rustix::io::ioctl_fionbio(&stream, true)?;
         Ok(Self::link(stream, hello))
@@ -95,7 +96,7 @@ struct ShmLink {
     frames: FrameClient,
     /// By region.
     attached: Vec<Option<Attached>>,
-    /// The regions that the node takes for attached, as far as its answers say.
+    /// The regions that the node considers attached, according to its answers.
     open: BTreeSet<u32>,
     attaching: Vec<Attaching>,
     calls: Calls,
@@ -103,7 +104,7 @@ struct ShmLink {
     held: VecDeque<Posted>,
     /// Scratch, kept for its capacity.
     done: Vec<FrameDone>,
-    /// Operations since the connection was looked at.
+    /// Operations since the connection was last checked.
     since_look: u32,
     node_is_gone: bool,
 }
@@ -113,7 +114,7 @@ struct Attaching {
     slot: u32,
     region: u32,
     epoch: Epoch,
-    /// The region was let go of meanwhile.
+    /// The region was detached meanwhile.
     detached: bool,
 }
 
@@ -127,7 +128,7 @@ impl Link for ShmLink {
                 self.post_to_node(posted)
             }
             Op::Detach => {
-                // Unmapped here first: the node may take the memory for free once it hears of it.
+                // Unmapped here first: once the node learns of it, it may take the memory for free.
                 if let Some(place) = self.attached.get_mut(posted.region as usize) {
                     *place = None;
                 }
@@ -137,14 +138,15 @@ impl Link for ShmLink {
                 self.post_to_node(posted)
             }
             Op::Call { .. } => self.post_to_node(posted),
-            // Left undone: the next poll closes the link.
+            // Not carried out: the next poll closes the link.
             _ if self.finds_node_gone() => None,
             _ => Some(self.access(&posted)),
         }
     }
 
     fn post_batch(&mut self, batch: &[Posted], done: &mut Vec<Done>) {
-        // Far words first, all at once: the processor fetches them while the first ones are being copied.
+        // All far words are prefetched first: the processor fetches them while the first ones are being
+        // copied.
         for posted in batch {
             if let Some(Some(attached)) = self.attached.get(posted.region as usize) {
                 attached.prefetch(posted);
@@ -202,7 +204,7 @@ impl ShmLink {
         None
     }
 
-    /// Whether nothing is under way by the other way (S5), and there is room.
+    /// Whether nothing is in flight on the other way (S5), and there is room.
     fn may_go(&self, posted: &Posted) -> bool {
         match posted.op {
             Op::Call { .. } => self.calls.has_room() && !self.frames.awaits(),
@@ -219,7 +221,7 @@ impl ShmLink {
             return None;
         };
         if self.open.is_empty() {
-            return Some(Outcome::Refused(Refusal::NotAttached)); // the node would not look at the ring
+            return Some(Outcome::Refused(Refusal::NotAttached)); // the node would not poll the ring
         }
         let outcome = self.calls.post(posted.slot, posted.local, request);
         if self.calls.must_kick() {
@@ -240,7 +242,7 @@ impl ShmLink {
         self.held.len() < held
     }
 
-    /// Looks at the connection when it is time to (S6).
+    /// Checks the connection when it is time to (S6); true if the node is gone.
     fn finds_node_gone(&mut self) -> bool {
         self.since_look += 1;
         if self.since_look >= OPERATIONS_PER_LOOK {

@@ -1,27 +1,28 @@
 //! How long to spin before sleeping.
 //!
-//! Answers come within microseconds, a sleep costs tens of them (paper 1, section 4.1.3); but a spinner on a
-//! busy machine takes the processor from the very peer it waits for. So a spinner yields to whoever is
-//! runnable, spins as long as waits of late were worth it, less and less while they were not, and not at all
-//! on one processor.
+//! Answers come within microseconds, and a sleep costs tens of them (paper 1, section 4.1.3). But on a busy
+//! machine a thread that spins takes the processor from the very peer that it waits for. So a spinner yields
+//! to other runnable threads. It spins for long when recent waits were short, for less and less time when
+//! they were not, and not at all on a single processor.
 
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 /// Longest spin: the round trip of a full queue of 8 KiB reads over loopback, with some reserve.
 const LONGEST_SPIN: Duration = Duration::from_micros(100);
-/// A wait of up to this would have been, or was, worth spinning through: the longest spin, and what it takes
-/// to be woken up, which is part of what was waited after a sleep.
+/// Longest wait that was, or would have been, worth spinning through: the longest spin, plus the time of a
+/// wake-up, which is part of a wait that ended in a sleep.
 const WORTH_SPINNING: Duration = Duration::from_micros(200);
-/// Shortest budget kept: a turn or two, in case the next answer comes at once.
+/// Shortest budget: a turn or two, in case the next answer comes at once.
 const SHORTEST_SPIN: Duration = Duration::from_micros(4);
-/// Looks from one yield to the next while nobody else wants the processor: a yield costs as much as two looks
-/// at a socket.
+/// Polls between two yields while no other thread wants the processor: a yield costs as much as two polls of
+/// a socket.
 const LOOKS_PER_YIELD: u32 = 4;
-/// A yield that takes longer has let somebody else run; one that has not takes a quarter of it.
+/// A yield that takes longer has let another thread run; one that has not takes a quarter of this.
 const SHARED_YIELD: Duration = Duration::from_micros(1);
 
-/// Whether there is a processor for whoever is waited for. Asked of the system once: it reads files.
+/// Whether the peer has a processor to run on while this thread spins. The system is asked once, since that
+/// reads files.
 pub(crate) fn may_spin() -> bool {
     static SEVERAL_CORES: LazyLock<bool> =
         LazyLock::new(|| std::thread::available_parallelism().is_ok_and(|cores| cores.get() > 1));
@@ -32,9 +33,9 @@ pub(crate) fn may_spin() -> bool {
 #[derive(Debug)]
 pub struct Spinner {
     budget: Duration,
-    /// Start of the present wait, spun and slept.
+    /// Start of the current wait, spinning and asleep.
     since: Option<Instant>,
-    /// Until the next yield.
+    /// Polls left until the next yield.
     looks: u32,
     allowed: bool,
 }
@@ -51,14 +52,14 @@ impl Spinner {
         Spinner { budget: LONGEST_SPIN, since: None, looks: LOOKS_PER_YIELD, allowed: may_spin() }
     }
 
-    /// Something came: how long it took tells how long to spin the next time.
+    /// Something arrived: how long that took determines how long to spin the next time.
     pub fn progressed(&mut self) {
         if let Some(since) = self.since.take() {
             self.learn(since.elapsed());
         }
     }
 
-    /// Nothing came: true to look again at once, false to sleep.
+    /// Nothing arrived: true to poll again at once, false to sleep.
     pub fn spin_again(&mut self) -> bool {
         if !self.allowed {
             return false;
@@ -76,15 +77,16 @@ impl Spinner {
         true
     }
 
-    /// A sleep counts as well: a budget that was once too short by a little must not stay so for ever.
+    /// Time asleep counts as well: otherwise a budget that was a little too short once would never grow
+    /// again.
     fn learn(&mut self, waited: Duration) {
         self.budget =
             if waited <= WORTH_SPINNING { LONGEST_SPIN } else { (self.budget / 2).max(SHORTEST_SPIN) };
     }
 }
 
-/// Looks until the next yield, by how long the last one took. Whoever else ran may well be the peer that is
-/// waited for.
+/// Polls until the next yield, from the time that the last yield took. A thread that ran meanwhile may well
+/// be the peer that is waited for.
 fn looks_until_next(took: Duration) -> u32 {
     if took > SHARED_YIELD { 1 } else { LOOKS_PER_YIELD }
 }
@@ -103,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_has_spun_in_vain_sleeps_until_something_comes() {
+    fn a_spinner_without_budget_sleeps_until_something_arrives() {
         let mut spinner = Spinner { allowed: true, ..Spinner::new() };
         while spinner.spin_again() {}
         assert!(!spinner.spin_again());
@@ -112,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_shares_a_processor_gives_way_after_every_look() {
+    fn a_spinner_on_a_shared_processor_yields_after_every_poll() {
         assert_eq!(looks_until_next(2 * SHARED_YIELD), 1);
         assert_eq!(looks_until_next(SHARED_YIELD / 4), LOOKS_PER_YIELD);
     }

@@ -1,12 +1,12 @@
-//! The rule by which accesses that nobody can refuse are found out: a word beside the memory, and who looks
-//! at it when.
+//! How accesses that cannot be refused are detected: by a word beside the memory, and by the order in which
+//! the two sides access the word and the memory.
 //!
-//! P1. An access counts only if the word, loaded after it and a barrier, still holds the stamp that was told
-//!     with the memory.
-//! P2. Who takes the memory away changes the word, passes a full barrier, and only then looks at the memory,
-//!     copies it or lets others store there.
-//! P3. So of an access that counts, everything is in what is looked at after P2 (a store), or nothing of what
-//!     is stored after P2 (a load). The barriers pair.
+//! P1. An access counts only if the word, loaded after it and a barrier, still holds the stamp that was
+//!     handed out with the memory.
+//! P2. The side that takes the memory away changes the word, passes a full barrier, and only then reads the
+//!     memory, copies it or lets others store there.
+//! P3. So a store that counts is wholly visible to what reads the memory after P2, and a load that counts
+//!     sees nothing that is stored after P2. The barriers pair.
 //! The code is generic over the word, so that models of all interleavings run the very same code.
 
 #[cfg(test)]
@@ -33,11 +33,11 @@ pub(crate) enum Touch {
 /// The word holds another value than the stamp.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Moved {
-    /// The access was under way.
+    /// The access had begun: it may have taken effect.
     pub begun: bool,
 }
 
-/// Runs an access under the rule (P1). One that fails has touched nothing.
+/// Runs an access under the rule (P1). One that returns an error has touched nothing.
 #[inline]
 pub(crate) fn guarded<W: Word, T, E>(
     word: &W,
@@ -63,12 +63,12 @@ pub(crate) fn guarded<W: Word, T, E>(
     if word.load(Ordering::SeqCst) == stamp { Ok(Ok(value)) } else { Err(Moved { begun: true }) }
 }
 
-/// Takes the memory away from whoever knows the present stamp, once [`barrier`] is passed (P2).
+/// Takes the memory away from the processes that know the current stamp, once [`barrier`] is passed (P2).
 pub(crate) fn change<W: Word>(word: &W, value: u64) {
     word.store(value, Ordering::SeqCst);
 }
 
-/// After words were changed, and before the memory is looked at or another told.
+/// To be passed after words were changed, and before the memory is read or anyone is told.
 pub(crate) fn barrier<W: Word>() {
     W::barrier(Ordering::SeqCst); // pairs with the barrier in `guarded`
 }

@@ -1,4 +1,4 @@
-//! TCP: anywhere. Frames over one non-blocking connection per queue.
+//! The TCP transport, which reaches any host: frames over one non-blocking connection per queue.
 
 use std::io;
 use std::net::SocketAddr;
@@ -11,12 +11,12 @@ use crate::descriptors::Descriptor;
 use crate::frames::{FrameClient, FrameDone, connecting};
 use crate::seam::{Done, Link, LinkClosed, Outcome, Peer, Posted, Readiness, Transport};
 
-/// Paces nothing, and every kernel has it.
+/// A congestion control that does not pace, and that every kernel has.
 const UNPACED: &str = "reno";
 
-/// Between processes of one host there is nothing that could be congested, but a congestion control that
-/// paces by its model of the path (BBR) misjudges one of microseconds and holds large transfers back by half.
-/// Between hosts the operator's choice stays.
+/// Switches pacing off between processes of one host. Their path cannot be congested, but a congestion
+/// control that paces by its model of the path (BBR) misjudges one of microseconds and halves the rate of
+/// large transfers. Between hosts the operator's choice stays.
 pub(crate) fn calm_loopback(stream: impl AsFd, peer: SocketAddr) {
     let local = rustix::net::getsockname(&stream).ok().and_then(|local| SocketAddr::try_from(local).ok());
     if local.is_some_and(|local| local.ip() == peer.ip()) {

@@ -1,5 +1,5 @@
-//! One region by several transports at once: what is completed by one path is seen by every other, and
-//! atomics of all paths count together.
+//! One region over several transports at once: an operation completed on one path is visible on every other,
+//! and the atomics of all paths are atomic with respect to each other.
 
 use std::net::TcpListener;
 use std::os::unix::net::UnixListener;
@@ -64,7 +64,7 @@ impl Host for Node {
     fn rejected(&self) {}
 }
 
-/// The node, and how it is reached. The directory of its socket goes last.
+/// The node, and how clients reach it. The directory of its socket is dropped last.
 struct Served {
     peer: Peer,
     _server: ServerHandle,
@@ -91,7 +91,7 @@ impl Served {
         let endpoint = Endpoint::new(EndpointConfig {
             transport,
             clock: Rc::new(MonotonicClock),
-            // Only has to differ.
+            // A session id only has to be unique.
             session_ids: Box::new(|| SessionId(NEXT_SESSION.fetch_add(1, Ordering::Relaxed))),
             arena_bytes: 64 << 10,
             deadline: DEADLINE,
@@ -125,7 +125,8 @@ impl Client {
         block_on(&self.endpoint, self.queue.fetch_and_add(at(COUNTER_AT), EPOCH, 1)).unwrap()
     }
 
-    /// One more than before, by reading and swapping until nobody came between.
+    /// Adds one with a loop of compare-and-swap: it repeats until no other client has changed the word
+    /// between.
     fn increment(&self) {
         let mut seen = 0;
         loop {
@@ -145,7 +146,7 @@ fn at(offset: u64) -> RemoteAddr {
 }
 
 #[test]
-fn what_one_path_has_completed_is_seen_by_the_other() {
+fn operations_completed_on_one_path_are_visible_on_the_other() {
     let served = Served::new();
     let (shared, remote) = (served.client(Rc::new(ShmTransport)), served.client(Rc::new(TcpTransport)));
     for round in 0..200u8 {

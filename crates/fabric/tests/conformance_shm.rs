@@ -10,7 +10,7 @@ use farpool_fabric::conformance::{Carrier, SuiteHost};
 use farpool_fabric::{Host, Listeners, Peer, ShmTransport, Transport, conformance_tests, serve};
 use tempfile::TempDir;
 
-/// Sockets lie in a directory of its own, which outlives the nodes.
+/// The nodes' sockets are in one directory, which outlives the nodes.
 struct Shm {
     directory: TempDir,
 }
@@ -25,7 +25,7 @@ impl Carrier for Shm {
     fn serve(&self, host: Arc<SuiteHost>, at: Option<&Peer>) -> (Peer, Box<dyn Any>) {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let path = at.and_then(|peer| peer.shm_socket.clone()).unwrap_or_else(|| {
-            let number = NEXT.fetch_add(1, Ordering::Relaxed); // only has to differ
+            let number = NEXT.fetch_add(1, Ordering::Relaxed); // only has to be unique
             self.directory.path().join(format!("node-{number}.sock"))
         });
         let listener = UnixListener::bind(&path).unwrap();

@@ -1,8 +1,8 @@
-//! The conformance suite over the simulated fabric: packets that a node checks, served whole or torn word by
-//! word, and memory that clients copy to and from themselves.
+//! The conformance suite over the simulated fabric. It covers packets that a node checks, served whole or
+//! torn word by word, and memory that clients copy to and from themselves.
 //!
-//! The suite brings threads and blocks, so the world is driven by whoever polls; scenarios in which one seed
-//! gives one history are in the crate `farpool-sim`.
+//! The suite uses threads and blocks, so the thread that polls drives the simulated world. Scenarios in which
+//! one seed gives one history are in the crate `farpool-sim`.
 
 use std::any::Any;
 use std::rc::Rc;

@@ -28,7 +28,7 @@ impl Carrier for Tcp {
     }
 }
 
-/// Clients reach the node through a network that can hold their packets back.
+/// Clients reach the node through a relay that can hold their packets back.
 struct SlowNetwork {
     relay: Relay,
 }
@@ -50,7 +50,7 @@ impl Carrier for SlowNetwork {
 }
 
 #[test]
-fn what_the_network_held_back_takes_no_effect_after_a_new_incarnation() {
+fn operations_held_back_by_the_network_take_no_effect_after_a_new_incarnation() {
     let carrier = SlowNetwork { relay: Relay::new() };
     conformance::what_was_delayed_past_unknown_takes_no_effect_after_a_new_incarnation(&carrier);
 }

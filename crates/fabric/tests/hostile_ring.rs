@@ -1,5 +1,5 @@
-//! Clients that do with their ring what they like: they lose their connection, and nobody else notices
-//! anything. Written from the wire format alone.
+//! Hostile clients that write arbitrary bytes into their ring: they lose their connection, and no other
+//! client is affected. The tests use the wire format directly, without the client library.
 
 use std::io::{IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
@@ -35,7 +35,7 @@ const ATTACH: [u8; 40] = {
     frame
 };
 const KEY: [u8; 16] = [0x5A; 16];
-/// The answer to it.
+/// Length of the answer to it.
 const ATTACHED_BYTES: usize = 24 + 32;
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -72,7 +72,7 @@ impl Node {
     }
 }
 
-/// A client that has greeted, shown a key, and holds its ring.
+/// A client that has greeted and attached the region, and that has mapped its ring.
 struct Raw {
     stream: UnixStream,
     ring: Mapping,
@@ -87,7 +87,7 @@ impl Raw {
         stream.write_all(&hello.encode()).unwrap();
         let ring = receive_greeting(&stream);
         stream.write_all(&[&ATTACH[..], &KEY].concat()).unwrap();
-        stream.read_exact(&mut [0; ATTACHED_BYTES]).unwrap(); // the descriptors beside them are dropped
+        stream.read_exact(&mut [0; ATTACHED_BYTES]).unwrap(); // the descriptors that come with it are dropped
         Raw { stream, ring: Mapping::new(ring.as_fd(), RING_BYTES, Protection::ReadWrite).unwrap() }
     }
 
@@ -130,12 +130,12 @@ fn receive_greeting(stream: &UnixStream) -> OwnedFd {
 fn echo(queue: &Queue) -> Vec<u8> {
     let mut buffer = queue.endpoint().arena().take(8).unwrap();
     buffer.copy_from_slice(b"echo yes");
-    let answer = block_on(queue.endpoint(), queue.call(buffer, 8)).expect("nobody hinders this client");
+    let answer = block_on(queue.endpoint(), queue.call(buffer, 8)).expect("this client is not affected");
     answer.buffer[..answer.bytes].to_vec()
 }
 
 #[test]
-fn a_call_by_the_letter_of_the_wire_format_is_answered() {
+fn a_call_encoded_by_hand_is_answered() {
     let node = Node::start();
     let mut raw = Raw::connect(&node, 2);
     raw.ring.write(FIRST_REQUEST + 8, b"echo letter").unwrap();
@@ -153,12 +153,12 @@ fn a_call_by_the_letter_of_the_wire_format_is_answered() {
 }
 
 #[test]
-fn impossible_words_of_a_slot_end_that_connection_alone() {
+fn invalid_words_in_a_slot_end_only_that_connection() {
     let node = Node::start();
     let honest = node.client();
     let lengths = [1 | 65_537 << 32, 1 | 0xFF_FFFF << 32, 1 | u64::MAX << 32];
-    let statuses = [1 | 0xFE << 56, 1 | 1 << 56, 1 | 8 << 32 | 9 << 56]; // a request has none
-    let laps = [2, 3 | 8 << 32, u64::from(u32::MAX)]; // neither the one before nor the one awaited
+    let statuses = [1 | 0xFE << 56, 1 | 1 << 56, 1 | 8 << 32 | 9 << 56]; // a request has no status
+    let laps = [2, 3 | 8 << 32, u64::from(u32::MAX)]; // neither the previous lap nor the expected one
     let words = [&lengths[..], &statuses, &laps].concat();
     for (place, word) in (0u64..).zip(words) {
         let mut raw = Raw::connect(&node, 2 + place);
@@ -171,7 +171,7 @@ fn impossible_words_of_a_slot_end_that_connection_alone() {
 }
 
 #[test]
-fn a_client_that_scribbles_all_over_its_ring_hinders_nobody() {
+fn a_client_that_writes_random_words_into_its_ring_affects_no_other_client() {
     let node = Node::start();
     let honest = node.client();
     let mut random = 0x9E37_79B9_7F4A_7C15_u64;
@@ -184,7 +184,7 @@ fn a_client_that_scribbles_all_over_its_ring_hinders_nobody() {
     for session in 2..12 {
         let mut raw = Raw::connect(&node, session);
         for _ in 0..500 {
-            // The two words of sleep, and the first words of slots, more often than chance would.
+            // The two sleep words and the first words of slots are chosen more often than the others.
             let slot = next() % 16 * 65_664 + FIRST_REQUEST;
             let at = [0, 128, slot, next() % (RING_BYTES / 8) * 8][(next() % 4) as usize];
             let word = [next(), next() % 3, 1 | ((next() % 70_000) << 32)][(next() % 3) as usize];
@@ -205,7 +205,7 @@ fn asking_to_look_into_the_ring_without_a_key_is_malformed() {
     let hello = Hello { session: SessionId(1), incarnation: Incarnation(1), node: node.host.identity().node };
     stream.write_all(&hello.encode()).unwrap();
     stream.write_all(&LOOK).unwrap();
-    let _ = stream.read_to_end(&mut Vec::new()); // ends, by a reset or not
+    let _ = stream.read_to_end(&mut Vec::new()); // returns at the end of the stream or at a reset
     assert_eq!(node.host.rejected_connections(), 1);
 }
 
@@ -221,6 +221,6 @@ fn asking_to_look_where_there_is_no_ring_is_malformed() {
     stream.write_all(&hello.encode()).unwrap();
     stream.write_all(&LOOK).unwrap();
     let mut greeting = Vec::new();
-    let _ = stream.read_to_end(&mut greeting); // ends, by a reset or not
+    let _ = stream.read_to_end(&mut greeting); // returns at the end of the stream or at a reset
     assert_eq!(host.rejected_connections(), 1);
 }

@@ -5,7 +5,7 @@
 //! change   u8 kind, u32 bytes of the key, key, and for a value: u32 bytes, value
 //! ```
 
-/// Longest key: a table's byte, numbers, and a name of 255 bytes.
+/// Longest key: it suffices for a table's byte, numbers, and a name of 255 bytes.
 pub(crate) const MAX_KEY_BYTES: usize = 512;
 /// Largest value: an extended attribute of 64 KiB and what is stored with it.
 pub(crate) const MAX_VALUE_BYTES: usize = 128 << 10;
@@ -21,19 +21,19 @@ const REMOVE_ALL: u8 = 3;
 /// One change of the state.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Change {
-    /// A key has this value from now on.
+    /// Sets the value of a key.
     Put {
         /// The key.
         key: Vec<u8>,
         /// Its value.
         value: Vec<u8>,
     },
-    /// A key has no value from now on.
+    /// Removes a key.
     Remove {
         /// The key.
         key: Vec<u8>,
     },
-    /// No key that begins with the prefix has a value from now on.
+    /// Removes all keys that begin with a prefix.
     RemoveAll {
         /// The prefix.
         prefix: Vec<u8>,
@@ -58,7 +58,7 @@ impl Change {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct NotARecord;
 
-/// Encodes changes as a record. `None`: one of them, or all together, are larger than a record may be.
+/// Encodes changes as a record. `None`: one of the changes, or the whole record, is too large.
 pub(crate) fn encode(changes: &[Change]) -> Option<Vec<u8>> {
     let bytes: usize = changes.iter().map(Change::bytes).sum();
     let fits = |change: &Change| {
@@ -194,7 +194,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_is_too_large_is_not_written() {
+    fn changes_that_are_too_large_are_not_encoded() {
         assert_eq!(encode(&[Change::Put { key: vec![0], value: vec![0; MAX_VALUE_BYTES + 1] }]), None);
         assert_eq!(encode(&[Change::Remove { key: vec![0; MAX_KEY_BYTES + 1] }]), None);
         let many = vec![Change::Put { key: vec![0], value: vec![0; MAX_VALUE_BYTES] }; 40];

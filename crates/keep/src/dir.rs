@@ -16,7 +16,7 @@ use crate::journal::Journal;
 use crate::kept::Kept;
 use crate::log::{BOOT_ID_BYTES, Head, Log, Read, VERSION, read};
 
-/// How long to wait for the lock: a daemon that was just killed takes a while to end, since the kernel unmaps
+/// How long to wait for the lock. A daemon that was just killed takes a while to end, since the kernel unmaps
 /// its memory first.
 const LOCK_PATIENCE: Duration = Duration::from_secs(3);
 const LOCK_POLL: Duration = Duration::from_millis(20);
@@ -30,11 +30,11 @@ const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 pub struct KeepDir {
     log: Arc<Log>,
     words: OwnedFd,
-    // Held for its lock.
+    // Kept open for its lock.
     _lock: File,
 }
 
-/// What an earlier daemon has left.
+/// State that an earlier daemon has left.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Found {
     /// Nothing.
@@ -46,13 +46,13 @@ pub enum Found {
 }
 
 impl KeepDir {
-    /// Takes a directory, and creates it if it is not there. State of this boot is left as it is; without
-    /// any, the directory begins empty. `words_bytes` is the size of the memory beside the log, which is all
-    /// zeros at first.
+    /// Opens a directory, and creates it if it does not exist. State of this boot is kept; if there is none,
+    /// the directory starts empty. `words_bytes` is the size of the memory beside the log, which is all zeros
+    /// at first.
     ///
     /// # Errors
-    /// When another process has the directory, other users can open it, or its state cannot be believed. The
-    /// state is left unchanged then.
+    /// When another process uses the directory, other users can open it, or its state is damaged or of
+    /// another version. The state is left unchanged then.
     pub fn open(path: &Path, words_bytes: u64) -> Result<(KeepDir, Found), KeepError> {
         let unusable = |source| KeepError::Unusable { path: path.to_owned(), source };
         check_private(path)?;
@@ -122,7 +122,7 @@ fn check_private(path: &Path) -> Result<(), KeepError> {
         return Ok(());
     }
     let is_ours = metadata.uid() == rustix::process::geteuid().as_raw();
-    // An empty directory may have been made for this daemon.
+    // An empty directory may have been created for this daemon: its mode is corrected.
     let is_empty = std::fs::read_dir(path).map_err(unusable)?.next().is_none();
     if is_ours && is_empty {
         return std::fs::set_permissions(path, Permissions::from_mode(0o700)).map_err(unusable);
@@ -145,7 +145,7 @@ fn take_lock(lock: &File, path: &Path) -> Result<(), KeepError> {
     }
 }
 
-/// Removes the files of an earlier state. The log goes first: it says that there is a state.
+/// Removes the files of an earlier state. The log is removed first: without it, there is no state.
 fn clear(path: &Path) -> io::Result<()> {
     match std::fs::remove_file(path.join(LOG)) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -153,7 +153,7 @@ fn clear(path: &Path) -> io::Result<()> {
     }
     for entry in std::fs::read_dir(path)? {
         let entry = entry?;
-        // Words, and a log that was just being compacted.
+        // The words, and the new log of an interrupted compaction.
         if entry.file_name().to_str().is_some_and(|name| name.starts_with(WORDS) || name.starts_with(LOG)) {
             std::fs::remove_file(entry.path())?;
         }
@@ -167,7 +167,7 @@ fn create_words(path: &PathBuf, bytes: u64) -> io::Result<OwnedFd> {
     Ok(file.into())
 }
 
-/// `None`: the file is not there, or has another size.
+/// Opens a file of words. `None`: the file does not exist, or has another size.
 fn open_words(path: &PathBuf, bytes: u64) -> io::Result<Option<OwnedFd>> {
     match File::options().read(true).write(true).open(path) {
         Ok(file) => Ok((file.metadata()?.len() == bytes).then(|| file.into())),
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_believed_is_refused_and_left_as_it_is() {
+    fn damaged_state_is_refused_and_left_unchanged() {
         let parent = tempfile::tempdir().unwrap();
         let path = parent.path().join("keep");
         drop(KeepDir::open(&path, WORDS_BYTES).unwrap());

@@ -7,23 +7,28 @@ use std::path::PathBuf;
 pub enum KeepError {
     /// Another daemon uses the directory.
     #[error(
-        "{} is in use by another farpool mount: unmount that one first, or give this one a directory of its own",
+        "{} is in use by another farpool mount: unmount that one first, or give this one a directory of its \
+         own",
         path.display()
     )]
     InUse {
         /// The directory.
         path: PathBuf,
     },
-    /// The directory holds keys of far memory, so no other user may look into it.
-    #[error("{} is open to other users or is another user's: run 'chmod 700' on it as its owner, or name another directory", path.display())]
+    /// The directory holds keys of far memory, so no other user may have access to it.
+    #[error(
+        "{} is open to other users or belongs to another user: run 'chmod 700' on it as its owner, or name \
+         another directory",
+        path.display()
+    )]
     NotPrivate {
         /// The directory.
         path: PathBuf,
     },
     /// Another version of Farpool wrote it.
     #[error(
-        "{} holds state of format {found}, and this farpool knows format {known}: use the farpool that wrote it, or delete \
-         the directory and with it the files that it stands for",
+        "{} holds state of format {found}, and this release of farpool reads format {known}: use the release \
+         that wrote it, or delete the directory and, with it, the files that it describes",
         path.display()
     )]
     Version {
@@ -34,10 +39,10 @@ pub enum KeepError {
         /// What this build reads.
         known: u32,
     },
-    /// The state is damaged: believing it could mix up files.
+    /// The state is damaged: using it could mix up files.
     #[error(
-        "the state in {} is damaged ({what}): delete the directory to start empty; the files that it stands for cannot be \
-         had again",
+        "the state in {} is damaged ({what}): delete the directory to start empty; the files that it \
+         describes are lost",
         path.display()
     )]
     Damaged {
@@ -47,7 +52,11 @@ pub enum KeepError {
         what: &'static str,
     },
     /// The directory cannot be read or written.
-    #[error("cannot use {}: {source}; name a directory that this user may write to, best on a tmpfs such as /run or /dev/shm", path.display())]
+    #[error(
+        "cannot use {}: {source}; name a directory that this user may write to, best on a tmpfs such as /run \
+         or /dev/shm",
+        path.display()
+    )]
     Unusable {
         /// The directory, or a file in it.
         path: PathBuf,

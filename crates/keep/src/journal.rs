@@ -1,4 +1,4 @@
-//! The journal, which takes changes that must be found again.
+//! The journal: it records changes that must survive the death of the process.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,22 +9,23 @@ use parking_lot::Mutex;
 use crate::change::Change;
 use crate::kept::Kept;
 
-/// Changes in one record, where they need not be found together: even with the longest keys they fit in one.
+/// Changes per record in [`Journal::append_in_parts`]. Even with the longest keys, so many fit in one record.
 const CHANGES_AT_ONCE: usize = 4_096;
 
-/// Takes changes that must be found again after this process was killed.
+/// Records changes that must be found again after this process was killed.
 pub trait Journal: Send + Sync + fmt::Debug {
-    /// When this has returned, all of these changes are found again; until then, all or none of them.
+    /// Once this has returned, all of these changes will be found again. If the process is killed before, all
+    /// or none of them will be found.
     fn append(&self, changes: &[Change]);
 
-    /// Like [`append`](Self::append), for any number of changes, without large values. If the process is
-    /// killed meanwhile, some of them may be found and others not.
+    /// Like [`append`](Self::append), for any number of changes without large values. If the process is
+    /// killed meanwhile, some of the changes may be found and others not.
     fn append_in_parts(&self, changes: &[Change]) {
         changes.chunks(CHANGES_AT_ONCE).for_each(|changes| self.append(changes));
     }
 
-    /// Whether everything appended so far is found again. Once a change could not be written, nothing is
-    /// found any more.
+    /// Whether everything appended so far will be found again. Once a change could not be written, nothing
+    /// will be found.
     fn is_whole(&self) -> bool;
 }
 
@@ -42,9 +43,9 @@ impl MemoryJournal {
         MemoryJournal { kept: self.kept.clone(), dead: AtomicBool::new(false) }
     }
 
-    /// From now on nothing that this writer appends counts: it stands for a process that died.
+    /// From now on, changes that this writer appends are ignored, as those of a dead process would be.
     pub fn abandon(&self) {
-        self.dead.store(true, Ordering::Relaxed); // a simulation runs on one thread
+        self.dead.store(true, Ordering::Relaxed); // pairs with nothing: a simulation runs on one thread
     }
 
     /// The state as it is now.

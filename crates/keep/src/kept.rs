@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use crate::change::{Change, encode};
 
-/// Approximate bytes of changes in each record of a snapshot: a snapshot has many records, so that none is
-/// large.
+/// Approximate bytes of changes in each record of a snapshot. A snapshot is split into many records, so that
+/// none of them is large.
 const SNAPSHOT_RECORD_BYTES: usize = 256 << 10;
 
 /// Keys and their values.
@@ -39,7 +39,7 @@ impl Kept {
         self.values.get(key).map(Vec::as_slice)
     }
 
-    /// The keys that begin with `prefix`, ascending, each without that beginning, and their values.
+    /// The keys that begin with `prefix`, in ascending order and without the prefix, with their values.
     pub fn under<'a>(&'a self, prefix: &'a [u8]) -> impl Iterator<Item = (&'a [u8], &'a [u8])> {
         let from = self.values.range(prefix.to_vec()..);
         let all = from.take_while(move |(key, _)| key.starts_with(prefix));
@@ -75,7 +75,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn changes_make_what_a_plain_model_says(changes in vec(any_change(), 0..40)) {
+        fn changes_give_the_same_state_as_a_simple_model(changes in vec(any_change(), 0..40)) {
             let mut model: Vec<(Vec<u8>, Vec<u8>)> = Vec::new();
             for change in &changes {
                 match change {

@@ -22,7 +22,7 @@ use crate::journal::Journal;
 use crate::kept::Kept;
 
 const MAGIC: &[u8; 8] = b"FPKEEP\r\n";
-/// Version of the log, and of what its users write into it.
+/// Version of the log, and of the keys and values that its users write.
 pub(crate) const VERSION: u32 = 2;
 pub(crate) const BOOT_ID_BYTES: usize = 36;
 const HEAD_BYTES: usize = 128;
@@ -31,7 +31,7 @@ const SUM_AT: usize = 64;
 const ACKNOWLEDGED_AT: u64 = 72;
 /// A log is compacted when it is this many times as long as after its last compaction.
 const GROWN: u64 = 4;
-/// A log is not compacted while it is shorter than this: a second of writing names at full speed.
+/// A log shorter than this is not compacted. It is as much as one second of creating names at full speed.
 const LEAST_TO_COMPACT: u64 = 8 << 20;
 
 /// The head of a log.
@@ -41,7 +41,7 @@ pub(crate) struct Head {
     pub(crate) boot_id: [u8; BOOT_ID_BYTES],
 }
 
-/// What the bytes of a log are.
+/// What reading the bytes of a log yields.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Read {
     State { head: Head, kept: Kept },
@@ -64,27 +64,27 @@ impl Head {
     }
 }
 
-/// Reads a log. It ends for any bytes, and accepts only what is complete and undamaged.
+/// Reads a log. It terminates on any input, and accepts only complete and undamaged logs.
 pub(crate) fn read(bytes: &[u8]) -> Read {
     let Some((head, _)) = bytes.split_at_checked(HEAD_BYTES) else {
         return Read::Damaged("its log has no head");
     };
     let word = |at: usize| u64::from_le_bytes(head[at..at + 8].try_into().expect("eight bytes"));
     if head[..8] != MAGIC[..] {
-        return Read::Damaged("its log is not one of Farpool's");
+        return Read::Damaged("its log was not written by Farpool");
     }
     let version = word(8) as u32;
     if version != VERSION {
         return Read::Version(version);
     }
     if word(SUM_AT) != checksum(&head[..SUMMED]) {
-        return Read::Damaged("the head of its log is not what was written");
+        return Read::Damaged("the head of its log has a wrong checksum");
     }
     let boot_id = head[24..24 + BOOT_ID_BYTES].try_into().expect("so many bytes");
     let head = Head { id: word(16), boot_id };
     let end = usize::try_from(word(ACKNOWLEDGED_AT as usize)).ok().filter(|end| *end >= HEAD_BYTES);
     let Some(mut rest) = end.and_then(|end| bytes.get(HEAD_BYTES..end)) else {
-        return Read::Damaged("its log is shorter than what was written");
+        return Read::Damaged("its log is shorter than its head says");
     };
     let mut kept = Kept::default();
     while !rest.is_empty() {
@@ -93,7 +93,7 @@ pub(crate) fn read(bytes: &[u8]) -> Read {
                 kept.apply(changes);
                 rest = &rest[length..];
             }
-            Err(_) => return Read::Damaged("a record of its log is not what was written"),
+            Err(_) => return Read::Damaged("a record of its log is damaged"),
         }
     }
     Read::State { head, kept }
@@ -116,7 +116,7 @@ struct Open {
 }
 
 impl Log {
-    /// Writes a new log, in place of any that is there.
+    /// Writes a new log, which replaces any existing one.
     pub(crate) fn create(path: &Path, head: Head, kept: &Kept) -> io::Result<Log> {
         let open = write_anew(path, &head, kept)?;
         Ok(Log { path: path.to_owned(), head, open: Mutex::new(Some(open)) })
@@ -126,16 +126,20 @@ impl Log {
         let record = encode(changes).ok_or(io::ErrorKind::InvalidInput)?;
         open.file.write_all_at(&record, open.end)?;
         let end = open.end + record.len() as u64;
-        // One word of one page: a killed process leaves either the old end or the new one.
+        // The end is one word within one page, so a killed process leaves either the old end or the new one.
         open.file.write_all_at(&end.to_le_bytes(), ACKNOWLEDGED_AT)?;
         open.end = end;
         if end > LEAST_TO_COMPACT && end > GROWN * open.snapshot {
             match self.compacted() {
                 Ok(compacted) => *open = compacted,
-                // The old log has everything. Compacting is tried again once the log has grown `GROWN`-fold:
-                // there may be room then.
+                // The old log is still complete. Compacting is tried again once the log has grown
+                // `GROWN`-fold: there may be room then.
                 Err(error) => {
-                    tracing::warn!(%error, path = %self.path.display(), "the log cannot be written anew, and grows on");
+                    tracing::warn!(
+                        %error,
+                        path = %self.path.display(),
+                        "the log could not be compacted, and keeps growing"
+                    );
                     open.snapshot = end;
                 }
             }
@@ -149,7 +153,7 @@ impl Log {
             return Err(io::ErrorKind::InvalidData.into());
         };
         write_anew(&self.path, &self.head, &kept).inspect_err(|_| {
-            let _ = std::fs::remove_file(self.path.with_extension("new")); // it is unused, and takes up space
+            let _ = std::fs::remove_file(self.path.with_extension("new")); // unused, but takes up space
         })
     }
 }
@@ -173,11 +177,19 @@ impl Journal for Log {
         let mut log = self.open.lock();
         let Some(open) = &mut *log else { return };
         let Err(error) = self.try_append(open, changes) else { return };
-        tracing::error!(%error, log = %self.path.display(), "what happens cannot be written down any more: the mount goes on, and nothing of it is kept");
+        tracing::error!(
+            %error,
+            log = %self.path.display(),
+            "the log cannot be written: the mount continues, but its state will not survive the process"
+        );
         *log = None;
         if let Err(error) = std::fs::remove_file(&self.path) {
-            // An outdated log must not be believed. At this moment it is not outdated yet.
-            tracing::error!(%error, "nor can the log be removed: ending, so that what is written down is all that happened");
+            // A later daemon must not use an outdated log. At this moment it is not outdated yet, since the
+            // changes are not acknowledged. So the process ends now.
+            tracing::error!(
+                %error,
+                "the log cannot be removed either: aborting, so that no later daemon finds an outdated log"
+            );
             std::process::abort();
         }
     }
@@ -215,7 +227,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
         #[test]
-        fn what_was_appended_is_found_again_and_a_half_record_behind_it_is_not(
+        fn appended_changes_are_found_again_and_a_half_written_record_is_ignored(
             first in vec(any_change(), 0..10), batches in vec(vec(any_change(), 0..5), 0..8),
             torn in vec(any::<u8>(), 0..40),
         ) {
@@ -258,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn more_changes_than_one_record_holds_are_written_down_in_parts() {
+    fn more_changes_than_fit_in_one_record_are_written_in_parts() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("log");
         let log = Log::create(&path, HEAD, &Kept::default()).unwrap();
@@ -277,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_that_has_grown_is_written_anew_with_the_same_state() {
+    fn a_log_that_has_grown_is_compacted_to_the_same_state() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("log");
         let log = Log::create(&path, HEAD, &Kept::default()).unwrap();
@@ -289,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_that_cannot_be_written_leaves_no_log_that_is_behind() {
+    fn a_change_that_cannot_be_written_leaves_no_outdated_log() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("log");
         let log = Log::create(&path, HEAD, &Kept::default()).unwrap();

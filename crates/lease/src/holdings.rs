@@ -273,6 +273,38 @@ mod tests {
     }
 
     #[test]
+    fn a_client_is_told_the_time_that_is_left_and_whether_the_region_is_being_taken_back() {
+        let mut holdings = one_lease();
+        let of = |holdings: &Holdings, now| {
+            let held = *holdings.get(REGION).unwrap();
+            (held.usable_for(Millis(now)).0, held.is_revoked())
+        };
+        assert_eq!((of(&holdings, 1_000), of(&holdings, 8_001)), ((7_000, false), (0, false)));
+        holdings.renewed(Millis(0), Term { remaining: TTL, revoked: true }, REGION, EPOCH);
+        assert_eq!(of(&holdings, 1_000), (7_000, true));
+    }
+
+    #[test]
+    fn an_answer_that_makes_no_lease_longer_does_not_put_renewals_off() {
+        let mut holdings = one_lease();
+        assert_eq!(holdings.due(Millis(3_333)).len(), 1);
+        let next = holdings.next_deadline();
+        holdings.renewed(Millis(0), FULL, REGION, EPOCH);
+        assert_eq!(holdings.next_deadline(), next);
+    }
+
+    #[test]
+    fn only_a_later_lease_whose_time_has_not_passed_is_taken() {
+        let mut holdings = one_lease();
+        let mut take = |now, counter| {
+            let (asked_at, epoch) = (Millis(1_000), Epoch::new(1, counter));
+            holdings.acquired(Millis(now), asked_at, TTL, REGION, epoch, KEY)
+        };
+        assert!(!take(1_000, 1), "the lease that is held, again");
+        assert!(!take(9_000, 2) && take(8_999, 2));
+    }
+
+    #[test]
     fn short_leases_are_never_usable_to_their_end() {
         for ttl in 0..50 {
             let held = Holding::new(EPOCH, KEY, Millis(0), Millis(ttl));

@@ -1,6 +1,11 @@
 use std::fmt;
 
 /// Milliseconds of a monotonic clock, or between two of its readings. Never compared between machines.
+///
+/// ```
+/// use farpool_lease::Millis;
+/// assert_eq!(Millis(7).since(Millis(4)).to_string(), "3 ms");
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Millis(pub u64);
 

@@ -1,19 +1,21 @@
-//! Which tables there are (paper 3, section 5.3): rows of a table like any other, changed by transactions
-//! like any other.
+//! The catalog (paper 3, section 5.3): the list of tables is itself a table, and ordinary transactions change
+//! it.
 //!
-//! C1. All changes are commits of one slot. So how far a snapshot sees that slot says which tables it has:
-//!     whoever has looked at a table in such a snapshot need not look again in another that sees it as far.
-//! C2. That slot is one compute server's at a time, who has the role for it. Before each change it is looked
-//!     after like one whose client has died: whoever had it before may have.
-//! C3. Memory that a table takes is zeros, and is taken in the transaction that makes the table: both have
-//!     happened or neither.
-//! C4. A table that is dropped keeps its memory in a *tomb* until the horizon has the drop: then all
-//!     snapshots have it, and nobody comes upon that table any more. Then, before another table is made, it
-//!     is cleared, and a transaction gives it back.
+//! C1. All changes are commits of one slot. So how far a snapshot sees that slot says which tables it has. A
+//!     client that has looked at a table in one snapshot need not look again in another snapshot that sees
+//!     the slot just as far.
+//! C2. The slot belongs to one compute server at a time: the one that has the role for it. Before each
+//!     change, that server recovers the slot as it would after a client's death, since the server that had
+//!     the role before may have died.
+//! C3. Memory that a table takes is zeros. The transaction that makes the table also takes the memory, so
+//!     both happen or neither does.
+//! C4. A dropped table keeps its memory in a *tombstone* until the horizon has the drop. From then on all
+//!     snapshots have the drop, and no transaction reads that table any more. Before another table is made,
+//!     the memory is overwritten with zeros, and a transaction gives it back.
 
 mod changing;
 mod making;
-mod tombs;
+mod tombstones;
 
 use farpool_txn::hash::{Index, IndexLayout, IndexShape};
 use farpool_txn::layout::{NAME_BYTES, ROW_BYTES};
@@ -28,11 +30,11 @@ use crate::environment::Environment;
 use crate::member::MemberCore;
 pub(crate) use making::{create, drop_table};
 
-/// Bytes of the longest name of a type of keys.
+/// Bytes of the longest name of a key type.
 const MOST_TYPE_BYTES: usize = 64;
-/// Pieces of a table at most: so many places a row of the catalog has room for.
+/// Pieces of a table at most: a row of the catalog has room for this many places.
 const MOST_PIECES: usize = 48;
-/// In error messages.
+/// Stands for a table's name in error messages about the catalog: "table of tables".
 const TABLES: &str = "of tables";
 
 /// A table, as the catalog has it.
@@ -40,7 +42,8 @@ const TABLES: &str = "of tables";
 pub struct TableRow {
     #[prost(string, tag = "1")]
     pub(crate) name: String,
-    /// The number of its first record, among all of the database. No other table ever has it.
+    /// The number of its first record in the numbering of the whole database. No other table ever has this
+    /// number.
     #[prost(fixed64, tag = "2")]
     pub(crate) first_record: u64,
     /// Records of each piece.
@@ -52,7 +55,7 @@ pub struct TableRow {
     old_versions: u32,
     #[prost(uint32, tag = "6")]
     pub(crate) key_bytes: u32,
-    /// Of the function that hashes its keys.
+    /// The seed of the function that hashes its keys.
     #[prost(fixed64, tag = "7")]
     seed: u64,
     #[prost(message, repeated, tag = "8")]
@@ -60,7 +63,7 @@ pub struct TableRow {
     /// Versions that the overflow region of each piece has room for.
     #[prost(uint64, tag = "9")]
     overflow_each: u64,
-    /// Longest row, if rows may lie in slabs; 0: none does.
+    /// Bytes of the longest row, if the table has a slab; 0: it has none.
     #[prost(uint32, tag = "10")]
     longest: u32,
     /// Chunks of each piece's slab, and their size.
@@ -73,28 +76,28 @@ pub struct TableRow {
     pub(crate) key_type: String,
 }
 
-/// Where a piece of a table lies.
+/// The places of a piece of a table.
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
 pub struct PieceRow {
     #[prost(uint32, tag = "1")]
     region: u32,
-    /// Its first unit, of the records...
+    /// The first unit of its records,
     #[prost(uint32, tag = "2")]
     records: u32,
-    /// ...and of the index.
+    /// of its index,
     #[prost(uint32, tag = "3")]
     index: u32,
-    /// ...and of the slab, if the table has any.
+    /// and of its slab, if the table has one.
     #[prost(uint32, tag = "4")]
     slab: u32,
 }
 
-/// What there is to say of a table.
+/// A description of a table.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TableInfo {
     /// Its name.
     pub name: String,
-    /// Keys that it can have.
+    /// How many keys it can have.
     pub rows: u64,
     /// Bytes of a row at most.
     pub row_bytes: u32,
@@ -104,7 +107,7 @@ pub struct TableInfo {
     pub key_bytes: u32,
     /// Pieces over which it is spread.
     pub pieces: usize,
-    /// Far memory that it has.
+    /// Far memory that it takes.
     pub bytes: u64,
 }
 
@@ -145,7 +148,7 @@ impl TableRow {
         self.longest > 0
     }
 
-    /// The table, as a thread works with it. `None`: no compute server has written such a row.
+    /// The table, for use by one thread. `None`: the row makes no sense; no compute server writes such a row.
     pub(crate) fn keyed<E: Environment>(&self, member: &MemberCore<E>) -> Option<KeyedTable> {
         let (at, mut table) = (member.at(), self.table(member.at())?);
         if let Some(slab) = self.layouts()?.slab {
@@ -203,10 +206,10 @@ impl TableRow {
 pub(crate) struct Catalog {
     names: KeyedTable,
     rows: Table,
-    tombs: Table,
+    tombstones: Table,
     maps: Table,
     counter: Table,
-    /// In which it is changed.
+    /// The slot of its changes (C1).
     slot: Slot,
 }
 
@@ -216,14 +219,14 @@ impl Catalog {
         Catalog {
             names: names.expect("as many records as the index has numbers"),
             rows: at.catalog(),
-            tombs: at.tombs(),
+            tombstones: at.tombstones(),
             maps: at.maps(),
             counter: at.counter(),
             slot: at.layout.catalog_slot(),
         }
     }
 
-    /// A table's row, if the snapshot has that table.
+    /// The row of a table, if the snapshot has that table.
     pub(crate) async fn find<R: Rules>(
         &self,
         transaction: &Transaction<'_, R>,
@@ -259,21 +262,22 @@ impl Catalog {
         Ok(found)
     }
 
-    /// How often tables were made and dropped, as a cut has it.
+    /// How often tables had been made and dropped, as of a cut.
     pub(crate) fn changes(&self, cut: &Cut) -> u64 {
         cut.counts().get(self.slot.index()).copied().unwrap_or(0)
     }
 
-    /// The tables of which the catalog is made.
+    /// The tables that make up the catalog.
     pub(crate) fn own_tables(&self) -> [Table; 4] {
-        [&self.rows, &self.tombs, &self.maps, &self.counter].map(Table::clone)
+        [&self.rows, &self.tombstones, &self.maps, &self.counter].map(Table::clone)
     }
 }
 
-/// A name as the index has it. `None`: no table can have it.
+/// A name as a key of the index. `None`: no table can have this name.
 fn key_of(name: &str) -> Option<[u8; NAME_BYTES]> {
     let mut key = [0; NAME_BYTES];
-    // A zero at the end of a name would be the padding of another's.
+    // A name that ends with a zero would have the same key as the name without it, which is padded with
+    // zeros.
     let fits = (1..=NAME_BYTES).contains(&name.len()) && !name.contains('\0');
     fits.then(|| key[..name.len()].copy_from_slice(name.as_bytes()))?;
     Some(key)

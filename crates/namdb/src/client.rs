@@ -42,7 +42,8 @@ pub struct Client {
     own: RefCell<farpool_txn::Session>,
 }
 
-/// One user of a client, who sees what he has committed. Several may be at work on a thread at a time.
+/// One user of a client. It always sees its own commits. Several sessions may be active on a thread at a
+/// time.
 ///
 /// ```no_run
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -68,7 +69,7 @@ impl Client {
         Client { core, own: RefCell::default() }
     }
 
-    /// A further client of a process's member, for the thread that calls this.
+    /// Another client of the process's member, for the calling thread.
     pub(crate) fn join(member: Arc<MemberCore<Process>>) -> Result<Client, DatabaseError> {
         let endpoint = member.environment().endpoint();
         Ok(Client::new(block_on(&endpoint, ClientCore::join(member, endpoint.clone()))?))
@@ -83,14 +84,14 @@ impl Client {
         &self.core
     }
 
-    /// A user of this client, for `async` code.
+    /// A new session of this client, for `async` code.
     pub fn session(&self) -> Session<'_> {
         Session { client: self, session: farpool_txn::Session::new() }
     }
 
-    /// Runs a transaction: `body` reads and writes, and what it has written takes effect when it returns, all
-    /// of it or nothing. Where others were first, it is run again from the beginning. What it reads is one
-    /// snapshot, which has all that this client has committed before.
+    /// Runs a transaction: `body` reads and writes. When it returns, either all of its writes take effect or
+    /// none does. After a conflict with another transaction, `body` is run again from the beginning. It reads
+    /// one snapshot, which has all earlier commits of this client.
     ///
     /// # Errors
     /// What `body` returns, and then nothing of the transaction is left; or why it cannot be committed.
@@ -106,10 +107,10 @@ impl Client {
         self.own.try_borrow_mut().expect("a transaction within another")
     }
 
-    /// Creates a table. Others can open it at once.
+    /// Creates a table. Other clients can open it at once.
     ///
     /// # Errors
-    /// When there is one of that name, or no room for it.
+    /// When a table of that name exists, or there is no room for it.
     pub fn create_table<K: Key + ?Sized, V>(
         &self,
         name: &str,
@@ -135,7 +136,7 @@ impl Client {
     /// Opens a table that existed when this was called.
     ///
     /// # Errors
-    /// When there is none of that name, or its keys are of another type.
+    /// When no table has that name, or its keys are of another type.
     pub fn open_table<K: Key + ?Sized, V>(&self, name: &str) -> Result<Table<K, V>, TxError> {
         let mut session = self.own_session();
         self.block_on(self.core.open_table(&mut session, name))
@@ -144,7 +145,7 @@ impl Client {
     /// Drops a table: transactions that begin from now on do not have it.
     ///
     /// # Errors
-    /// When there is none of that name.
+    /// When no table has that name.
     pub fn drop_table(&self, name: &str) -> Result<(), TxError> {
         self.block_on(self.core.drop_table(name))
     }
@@ -158,7 +159,7 @@ impl Client {
         self.block_on(self.core.tables(&mut session))
     }
 
-    /// The outcome of a commit that was [in doubt](TxError::Unknown), also of another compute server's.
+    /// The outcome of a commit that was [in doubt](TxError::Unknown), of this compute server or another one.
     ///
     /// # Errors
     /// When far memory does not answer.

@@ -22,12 +22,12 @@ use crate::handle::ClientHandle;
 use crate::member::{DutyKind, MemberCore, MemberInfo};
 use crate::threads;
 
-/// For the transfers of a client: the largest commit's intents and versions several times over. The parts of
-/// a member need less.
+/// Buffers for a client's transfers: several times the intents and versions of the largest commit. The parts
+/// of a member need less.
 const ARENA_BYTES: usize = 4 << 20;
-/// A thread that waits for its processor is not dead.
+/// A live thread may wait this long for its processor.
 const LEAST_PATIENCE: Duration = Duration::from_millis(200);
-/// The records that a dead member has locked stay so for that long, and others wait for them.
+/// Records that a dead member has locked stay locked for that long, and other transactions wait for them.
 const MOST_PATIENCE: Duration = Duration::from_secs(10);
 
 /// How a process reaches the memory.
@@ -51,20 +51,20 @@ pub struct Reach {
     pub transport: Transports,
     /// How the process shows the nodes that it belongs to the pool.
     pub credentials: Credentials,
-    /// A thread of its own reads what is published for all clients, so that these begin transactions without
-    /// asking far memory (paper 3, section 4.2). It never stops; worth it where there are many clients, or
-    /// far memory is far.
+    /// Whether a fetch thread reads the published cut for all clients, so that these begin transactions
+    /// without asking far memory (paper 3, section 4.2). The thread never pauses. It pays off with many
+    /// clients, or with high latency to far memory.
     pub fetch_thread: bool,
 }
 
 /// How a process shows that it belongs to the pool.
 #[derive(Clone, Debug, Default)]
 pub enum Credentials {
-    /// By the certificates in the folder that `FARPOOL_TLS_DIR` names; else by those of this user's `farpool
-    /// up`, unless `FARPOOL_BROKER` names another broker; else in plain text.
+    /// By the certificates in the folder that `FARPOOL_TLS_DIR` names. Without that variable, by those of
+    /// this user's `farpool up`, unless `FARPOOL_BROKER` names another broker. Otherwise in plain text.
     #[default]
     Found,
-    /// In plain text, which nodes on this host alone allow.
+    /// In plain text, which only nodes on this host allow.
     PlainText,
     /// By these certificates.
     Tls(Tls),
@@ -80,7 +80,7 @@ impl Credentials {
     }
 }
 
-/// What a new database is to be.
+/// Options of a new database.
 ///
 /// ```no_run
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -104,12 +104,13 @@ pub struct CreateOptions {
     /// Compute servers at a time, at most 63.
     pub servers: u16,
     /// Parts of the timestamp oracle, on different nodes as far as possible: at most 16, and at most one more
-    /// than `servers` (paper 3, section 4.2). Each has less to carry; reading a cut of several takes two
+    /// than `servers` (paper 3, section 4.2). With more parts each has less load, but reading a cut takes two
     /// looks at all of them.
     pub partitions: u16,
     /// Bytes for the intents (what is written, and where) of one compute server's commits in flight.
     pub log_bytes: u64,
-    /// The heartbeat timeout, from 0.2 to 10 seconds: longer than a busy machine keeps a thread waiting.
+    /// The heartbeat timeout, from 0.2 to 10 seconds. It must be longer than a busy machine keeps a thread
+    /// waiting.
     pub patience: Duration,
 }
 
@@ -135,7 +136,7 @@ impl Default for CreateOptions {
 /// for member in database.members()? {
 ///     println!("{member:?}");
 /// }
-/// database.check()?; // fails once the others have shut this process out
+/// database.check()?; // fails once the others have evicted this process
 /// # Ok(())
 /// # }
 /// ```
@@ -145,23 +146,24 @@ pub struct Database {
     threads: Vec<JoinHandle<()>>,
 }
 
-/// A process, as the surroundings of a member.
+/// A process: the surroundings of a member in production.
 pub struct Process {
     pub(crate) leases: JointLeases,
 }
 
 impl Database {
-    /// Makes a database of memory that the pool lends, and writes the file by which others find it. The
-    /// caller is its first compute server; it lasts as long as there is one.
+    /// Makes a database in memory that the pool lends, and writes the file by which others find it. The
+    /// caller is its first compute server. The database lives as long as it has one.
     ///
     /// # Errors
-    /// When there is not so much memory, or the file cannot be written. Nothing is left of it then.
+    /// When the pool has less memory than that, or the file cannot be written. Nothing of the database is
+    /// left then.
     pub fn create(
         pool: &PoolConfig,
         file: &Path,
         options: &CreateOptions,
     ) -> Result<Database, DatabaseError> {
-        // Before anything is leased: a path that cannot be written to is found out at once.
+        // Before anything is leased: a path that cannot be written to is reported at once.
         let not_a_database = || DatabaseError::NotADatabase(PathBuf::from(file));
         let folder = file.parent().ok_or_else(not_a_database)?;
         let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
@@ -191,7 +193,7 @@ impl Database {
         };
         match make_file() {
             Ok(made) => Self::join_and_start(file, made, leases, None).inspect_err(|_| {
-                // Nobody else can have it: the leases end by themselves.
+                // No other process uses the database yet. The leases end by themselves.
                 let _ = std::fs::remove_file(file);
             }),
             Err(error) => {
@@ -201,10 +203,10 @@ impl Database {
         }
     }
 
-    /// Becomes a compute server of a database.
+    /// Opens a database: this process becomes one of its compute servers.
     ///
     /// # Errors
-    /// When it is not there any more, cannot be reached, or has as many as it can.
+    /// When the database does not exist any more, cannot be reached, or has no free seat.
     pub fn open(file: &Path, reach: &Reach) -> Result<Database, DatabaseError> {
         let found = DatabaseFile::load(file)?;
         let keys = found.keys().cloned().ok_or_else(|| DatabaseError::NotADatabase(file.to_owned()))?;
@@ -234,7 +236,7 @@ impl Database {
         Ok(Database { core, file, threads })
     }
 
-    /// Another client, for the thread that calls this.
+    /// Makes another client, for the calling thread.
     ///
     /// # Errors
     /// When the memory cannot be reached.
@@ -242,7 +244,7 @@ impl Database {
         Client::join(self.core.clone())
     }
 
-    /// Starts a client on a thread of its own, for programs that await its work. `prepare` says what the
+    /// Starts a client on a thread of its own, for programs that await its work. `prepare` returns what the
     /// thread keeps between two pieces of work: its open tables, for instance.
     ///
     /// # Errors
@@ -254,7 +256,7 @@ impl Database {
         ClientHandle::start(self.core.clone(), prepare)
     }
 
-    /// Whether this process is still one of the compute servers.
+    /// Checks that this process is still one of the compute servers.
     ///
     /// # Errors
     /// Why not.
@@ -262,7 +264,7 @@ impl Database {
         self.core.check()
     }
 
-    /// The compute servers, and what they do for all.
+    /// The compute servers, and the roles that they have.
     ///
     /// # Errors
     /// When the memory cannot be reached.
@@ -351,21 +353,21 @@ impl Environment for Process {
     fn report(&self, news: News<'_>) {
         match news {
             News::Stuck(part) => {
-                tracing::error!(%part, "no progress: the other compute servers will shut this one out");
+                tracing::error!(%part, "no progress: the other compute servers will evict this one");
             }
             News::Progressing => tracing::warn!("all parts of this compute server make progress again"),
             News::Recovered(slot, undone) => {
                 let slot = slot.index();
-                tracing::warn!(slot, undone, "a compute server was silent for too long and was shut out");
+                tracing::warn!(slot, undone, "a compute server missed its heartbeats and was evicted");
             }
             News::RecoveryFailed(slot, error) => {
                 let slot = slot.index();
-                tracing::error!(slot, %error, "cannot shut out a silent compute server yet; trying again");
+                tracing::error!(slot, %error, "cannot evict a silent compute server yet; trying again");
             }
             News::CatalogUnreadable(error) => {
                 tracing::error!(
                     %error,
-                    "the catalog cannot be read: old versions of tables are not moved to overflow regions for now"
+                    "cannot read the catalog: old versions are not moved to overflow regions for now"
                 );
             }
         }

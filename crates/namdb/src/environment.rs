@@ -1,12 +1,12 @@
-//! What a member of a database needs of its surroundings. A process provides threads, leases and a network; a
-//! simulation provides a world. So the code that is simulated is the code that ships.
+//! What a member of a database needs from its surroundings. A process provides threads, leases and a network;
+//! a simulation provides simulated ones. So the code that is simulated is the code that ships.
 
 use std::time::Duration;
 
 use farpool_fabric::Peer;
 use farpool_pool::{ClientGrant, FENCE_DEADLINE, GrantError};
 use farpool_txn::ReadError;
-use farpool_txn::membership::{CareError, Part};
+use farpool_txn::membership::{Part, SeatRecoveryError};
 use farpool_txn::oracle::LOOK;
 use farpool_wire::{Epoch, RegionId, Slot};
 
@@ -14,7 +14,7 @@ use crate::rules::MemberRules;
 
 /// The surroundings of a member.
 pub trait Environment {
-    /// The rules that it follows: [`Shipped`](farpool_txn::Shipped), or wrong ones.
+    /// The rules that it follows: [`Shipped`](farpool_txn::Shipped), or wrong ones for tests.
     type Rules: MemberRules;
 
     /// How the node of a region is reached. `None`: the region's lease has ended.
@@ -36,7 +36,7 @@ pub trait Environment {
     /// A random word. It need not be secret.
     fn random(&self) -> u64;
 
-    /// How long the member waits for what.
+    /// The times that the member waits.
     fn timing(&self) -> &Timing;
 
     /// Reports an event that an operator should know of.
@@ -50,25 +50,24 @@ pub enum News<'a> {
     Stuck(Part),
     /// All parts of this member make progress again.
     Progressing,
-    /// This member has recovered the seat of another one, which was silent, and has rolled back so many of
-    /// its commits.
+    /// This member has recovered the seat of a silent one, and has rolled back this many of its commits.
     Recovered(Slot, usize),
     /// This member could not recover the seat of a silent one, and tries again.
-    RecoveryFailed(Slot, &'a CareError<GrantError>),
+    RecoveryFailed(Slot, &'a SeatRecoveryError<GrantError>),
     /// The collector cannot read the catalog.
     CatalogUnreadable(&'a ReadError),
 }
 
-/// How long a member waits for what. Simulations have short times.
+/// The times that a member waits. Simulations have short ones.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Timing {
-    /// A node that is silent for so long is lost, since its leases have ended. Until then a part that waits
+    /// A node that is silent for this long is lost, since its leases have ended. Until then a part that waits
     /// for a node does not count as stuck.
     pub node_silence: Duration,
-    /// Between two checks whether a role is free, or a client idle.
+    /// Between two checks whether a role is free or a client is idle.
     pub role_pause: Duration,
-    /// Between two rounds of the collector, or more while nothing is published. A row whose ring is full
-    /// waits so long; a round costs a few READs of all words.
+    /// Between two rounds of the collector; more while nothing is published. A writer whose row has a full
+    /// ring waits this long. A round costs a few READs of all words.
     pub collect_pause: Duration,
     /// Reading all parts of the oracle once usually takes no longer.
     pub oracle_look: Duration,
@@ -87,14 +86,14 @@ pub struct Timing {
     pub explain_pause: Duration,
     /// Between two checks whether a client's word is cleared.
     pub wake_pause: Duration,
-    /// A fence that was asked for is answered within so long.
+    /// A request for a fence is answered within this time.
     pub fence_deadline: Duration,
-    /// A transaction is tried at least so often before its caller is told of the conflict.
+    /// A transaction is tried at least this often before its caller is told of the conflict.
     pub tries: u32,
-    /// The longest pause before the second try. It doubles with each try...
+    /// The longest pause before the second try. It doubles with each try,
     pub first_pause: Duration,
-    /// ...up to this. Pauses are drawn at random below it, so that two transactions do not meet again and
-    /// again.
+    /// up to this one. Pauses are drawn at random below it, so that two transactions do not conflict again
+    /// and again.
     pub longest_pause: Duration,
 }
 

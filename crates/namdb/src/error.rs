@@ -1,4 +1,4 @@
-//! Why something cannot be done: one variant for each thing that the caller may do.
+//! Errors: one variant for each remedy that the caller has.
 
 use std::path::PathBuf;
 
@@ -12,30 +12,31 @@ use farpool_wire::{RegionId, Version};
 /// Why a database cannot be made, opened or worked on.
 #[derive(Debug, thiserror::Error)]
 pub enum DatabaseError {
-    /// Its memory is not to be had.
+    /// Its memory cannot be leased or reached.
     #[error(transparent)]
     Leases(#[from] JointError),
-    /// Mend the certificates, or the folder where they were looked for.
+    /// Correct the certificates, or the folder where they were looked for.
     #[error(transparent)]
     Credentials(#[from] ControlError),
     /// A node does not let this process in.
     #[error(transparent)]
     Grant(#[from] GrantError),
-    /// Name another file, or mend its permissions.
+    /// Name another file, or correct its permissions.
     #[error("{}: {reason}", .file.display())]
     File {
-        /// Which.
+        /// The file.
         file: PathBuf,
         /// What the system says.
         reason: std::io::Error,
     },
     /// Remove the file.
     #[error(
-        "the lease of region {region} has ended: what lay there is gone, and with it the database; remove {} to make another one",
+        "the lease of region {region} has ended: what lay there is gone, and with it the database; \
+         remove {} to make another one",
         .file.display()
     )]
     Gone {
-        /// Which names it.
+        /// The file of the database.
         file: PathBuf,
         /// One of its regions.
         region: RegionId,
@@ -46,16 +47,16 @@ pub enum DatabaseError {
     /// Ask for other numbers, or lend larger regions.
     #[error(transparent)]
     Layout(#[from] LayoutError),
-    /// Try again when a compute server has gone.
+    /// Try again when a compute server has left.
     #[error("all {0} seats for compute servers are taken")]
     NoSeat(u16),
     /// Drop a client first.
     #[error("a compute server has {0} clients at most")]
     TooManyClients(u16),
-    /// Nobody publishes what was committed.
+    /// No member publishes cuts.
     #[error(transparent)]
     Begin(#[from] BeginError),
-    /// What a slot's earlier client left cannot be undone.
+    /// What the slot's earlier client left cannot be rolled back.
     #[error(transparent)]
     Recovery(#[from] RecoveryError),
     /// Far memory does not answer.
@@ -69,25 +70,25 @@ pub enum DatabaseError {
     Ended(#[from] Ended),
 }
 
-/// Why a process is not a compute server of a database any more. What it had under way was undone by the
-/// others, or will be.
+/// Why a process is no longer a compute server of a database. The others have rolled back its commits in
+/// flight, or will.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Ended {
     /// Open the database again.
     #[error(
-        "the other compute servers took this one for dead, since it was silent for too long, and shut it out"
+        "the other compute servers took this one for dead, since it missed its heartbeats, and evicted it"
     )]
     TakenForDead,
-    /// Open the database again: that tells which it is.
+    /// Open the database again: if that fails, the node is gone.
     #[error(
-        "the lease of region {0} could not be renewed in time: its node is gone, and with it the database; or this process was held up \
-         for so long that the others have shut it out"
+        "the lease of region {0} could not be renewed in time: its node is gone, and with it the \
+         database; or this process was held up for so long that the others have evicted it"
     )]
     LeaseEnded(RegionId),
     /// It was closed by this process.
     #[error("the database was closed")]
     Closed,
-    /// Something that should not happen.
+    /// A part of this compute server failed, or a commit is in doubt; the message says which.
     #[error("{0}")]
     Failed(String),
 }
@@ -95,103 +96,102 @@ pub enum Ended {
 /// Why a transaction did not do what it should.
 #[derive(Debug, thiserror::Error)]
 pub enum TxError {
-    /// Others were first, again and again: try later.
-    #[error("others were first to write what this transaction writes, again and again")]
+    /// Other transactions won every conflict: try later.
+    #[error("other transactions wrote the same rows first, again and again: try later")]
     Conflict,
-    /// A snapshot has been open for long, and the table has no room for another old version of what was to be
-    /// written: end that transaction, or make the table with more overflow.
+    /// A snapshot has been open for long, and the table has no room for another old version of the row: end
+    /// that transaction, or make the table with more overflow.
     #[error(
-        "table {0} has no room for another old version of a row that an open snapshot needs: end long transactions, or make the table with \
-         more overflow"
+        "table {0} has no room for another old version of a row that an open snapshot needs: end long \
+         transactions, or make the table with more overflow"
     )]
     NoRoomForVersions(String),
-    /// It was given up by what it was to do, for that reason. Nothing of it is left.
+    /// The transaction's body gave it up, for this reason. Nothing of it is left.
     #[error("{0}")]
     RolledBack(Box<dyn std::error::Error + Send + Sync>),
-    /// There is a row of that key already.
+    /// The key has a row already.
     #[error("duplicate key in table {0}")]
     Duplicate(String),
-    /// There is no row of that key.
+    /// The key has no row.
     #[error("no such key in table {0}")]
     NoSuchKey(String),
-    /// A key that is longer than those for which its table was created.
+    /// The key is longer than the keys that its table was created for.
     #[error("a key of table {table} takes more than {most} bytes: create the table with longer keys")]
     KeyTooLong {
-        /// Which.
+        /// The table.
         table: String,
-        /// What there is.
+        /// Bytes that its keys have at most.
         most: usize,
     },
     /// The table has no room for another key.
     #[error("table {0} is full")]
     Full(String),
-    /// A row that is larger than the rows of its table.
-    #[error("a row of {found} bytes, where table {table} has {most}")]
+    /// The row is larger than the table's rows may be.
+    #[error("a row of {found} bytes is too large for table {table}, whose rows have at most {most} bytes")]
     RowTooLarge {
-        /// Which.
+        /// The table.
         table: String,
-        /// What it takes.
+        /// Bytes of the row.
         found: usize,
-        /// What there is.
+        /// Bytes that rows of the table have at most.
         most: usize,
     },
-    /// A row that is not of the type that was asked for.
-    #[error("a row of table {0} is not of the type as which it was read")]
+    /// A row is not of the type that was asked for.
+    #[error("a row of table {0} does not have the type that was asked for")]
     WrongType(String),
     /// The table was dropped.
     #[error("table {0} was dropped")]
     Dropped(String),
-    /// The table's keys or rows are other ones than the caller believes.
+    /// The table's keys or rows have another type than the caller expects.
     #[error("table {table} has {what}")]
     OtherShape {
-        /// Which.
+        /// The table.
         table: String,
         /// What it has.
         what: String,
     },
-    /// There is none of that name.
+    /// No table has this name.
     #[error("there is no table {0}")]
     NoSuchTable(String),
-    /// There is one of that name.
+    /// A table has this name already.
     #[error("there is a table {0} already")]
     TableExists(String),
-    /// A name that no table can have.
-    #[error("{0:?} is no name for a table: 1 to 64 bytes")]
+    /// No table can have this name.
+    #[error("{0:?} cannot be the name of a table: use 1 to 64 bytes, none of them zero")]
     BadName(String),
     /// Drop something, or make the database with more memory.
     #[error("no space: {0}")]
     NoSpace(String),
-    /// Begin again: the version that the snapshot has is not kept any more.
-    #[error("the snapshot is too old: a version that it has is not kept any more")]
+    /// Begin again: the version that the snapshot needs is not kept any more.
+    #[error("the snapshot is too old: a version that it needs is not kept any more")]
     SnapshotTooOld,
     /// Write less at a time.
     #[error(transparent)]
     TooLarge(CommitError),
-    /// Nobody knows yet whether it took effect. This process's part in the database ends by that; open it
-    /// again, and ask with [`Client::outcome`](crate::Client::outcome) once others have looked after what was
-    /// left.
-    #[error("nobody knows yet whether commit {0} took effect")]
+    /// It is not known yet whether the commit took effect. This process stops being a compute server. Open
+    /// the database again, and ask [`Client::outcome`](crate::Client::outcome) once other members have
+    /// recovered this one's seat.
+    #[error("commit {0} is in doubt: it may have taken effect or not")]
     Unknown(Version),
-    /// This process is not one of the database's compute servers any more. Nothing of this transaction is
-    /// left.
+    /// This process is no longer one of the database's compute servers. Nothing of this transaction is left.
     #[error(transparent)]
     Ended(Ended),
     /// Far memory does not answer. Nothing of this transaction is left.
     #[error(transparent)]
     Memory(MemoryError),
-    /// Far memory holds what nobody has written there.
+    /// Far memory holds bytes that no compute server writes there.
     #[error("{0}")]
     Damaged(String),
-    /// Drop a client first: changes of tables need the place of one.
-    #[error("a compute server has {0} clients at most, and changes tables as one of them")]
+    /// Drop a client first: a change of tables needs a client's place.
+    #[error("a compute server has {0} clients at most, and a change of tables counts as one: drop a client")]
     TooManyClients(u16),
-    /// Somebody else changes the catalog, for long.
-    #[error("another compute server changes tables, and does not come to an end")]
+    /// Another client has been changing the catalog for too long.
+    #[error("another compute server has been changing tables for too long: try again")]
     CatalogBusy,
 }
 
 impl TxError {
-    /// Gives a transaction up, for that reason: nothing of it is left.
+    /// The error with which a body rolls its transaction back, for this reason.
     pub fn roll_back(reason: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> TxError {
         TxError::RolledBack(reason.into())
     }
@@ -199,9 +199,9 @@ impl TxError {
 
 /// Why one try of a transaction has ended.
 pub(crate) enum Stop {
-    /// Begin again, at once or a little later. If that was done too often, this is why.
+    /// Begin again, at once or a little later. After too many tries, the caller gets this error.
     Again(TxError),
-    /// Do not.
+    /// Do not begin again.
     For(TxError),
 }
 
@@ -231,14 +231,14 @@ impl From<BeginError> for TxError {
     fn from(error: BeginError) -> TxError {
         match error {
             BeginError::OracleStopped => {
-                TxError::Ended(Ended::Failed("nobody publishes what was committed".to_owned()))
+                TxError::Ended(Ended::Failed("no compute server publishes what was committed".to_owned()))
             }
             BeginError::Memory(error) => TxError::Memory(error),
         }
     }
 }
 
-/// What a read or a write by key has met.
+/// What an error of a read or write by key means for the transaction.
 pub(crate) fn of_key(error: KeyError, table: &str) -> Stop {
     Stop::For(match error {
         KeyError::Duplicate => TxError::Duplicate(table.to_owned()),
@@ -250,12 +250,12 @@ pub(crate) fn of_key(error: KeyError, table: &str) -> Stop {
     })
 }
 
-/// What a read, or the look at what is to be written, has met.
+/// What an error of a read, or of the read before a write, means for the transaction.
 pub(crate) fn of_read(error: ReadError, table: &str) -> Stop {
     Stop::For(match error {
         ReadError::Conflict => return Stop::Again(TxError::Conflict),
         ReadError::RingFull => return Stop::Again(TxError::NoRoomForVersions(table.to_owned())),
-        // Of what others have replaced or deleted, something is free in a moment.
+        // Memory of versions that others have replaced or deleted becomes free in a moment.
         ReadError::NoSpace { .. } => return Stop::Again(TxError::NoSpace(format!("table {table}: {error}"))),
         ReadError::SnapshotTooOld => TxError::SnapshotTooOld,
         ReadError::Memory(error) => TxError::Memory(error),

@@ -1,5 +1,5 @@
-//! The file by which processes find a database: who has it can do all that an owner can (`docs/src/namdb.md`,
-//! *the file*).
+//! The file by which processes find a database. A process that can read it can do everything that an owner
+//! can (`docs/src/namdb.md`, *the file*).
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
@@ -14,21 +14,21 @@ use prost::Message;
 
 use crate::error::DatabaseError;
 
-/// First in each file: what it is, and of which version.
+/// The start of each file: the kind of file and its version.
 const MAGIC: &[u8; 16] = b"farpool-namdb 3\n";
-/// Longest file: the keys of as many regions as there can be.
+/// Bytes of the longest file: the keys of the most regions that a database can have.
 const MOST_BYTES: u64 = 4 << 20;
 
-/// What a database is.
+/// The description of a database.
 #[derive(Clone, PartialEq, Message)]
 pub struct DatabaseFile {
-    /// Compute servers that it can have at a time.
+    /// How many compute servers it can have at a time.
     #[prost(uint32, tag = "1")]
     slots: u32,
-    /// For the intents of one compute server's commits under way.
+    /// Bytes for the intents of one compute server's commits in flight.
     #[prost(uint64, tag = "2")]
     log_bytes: u64,
-    /// A compute server that is silent for so long is taken for dead.
+    /// The heartbeat timeout: a compute server that is silent for this long is taken for dead.
     #[prost(uint64, tag = "3")]
     patience_ms: u64,
     /// The leases of its regions; the first is the root.
@@ -65,8 +65,8 @@ impl DatabaseFile {
         self.keys.as_ref()
     }
 
-    /// Writes it, for its owner's eyes only. Whoever finds it finds all of it; one that is there already
-    /// stays.
+    /// Writes the file, readable by its owner only. It appears whole or not at all. A file that exists
+    /// already is not replaced.
     pub(crate) fn save(&self, file: &Path) -> Result<(), DatabaseError> {
         let mut bytes = MAGIC.to_vec();
         bytes.extend(self.encode_to_vec());
@@ -85,11 +85,11 @@ impl DatabaseFile {
         written.map_err(|reason| DatabaseError::File { file: file.to_owned(), reason })
     }
 
-    /// Reads it.
+    /// Reads the file.
     pub(crate) fn load(file: &Path) -> Result<DatabaseFile, DatabaseError> {
-        let trouble = |reason| DatabaseError::File { file: file.to_owned(), reason };
+        let failed = |reason| DatabaseError::File { file: file.to_owned(), reason };
         let mut bytes = Vec::new();
-        File::open(file).and_then(|open| open.take(MOST_BYTES).read_to_end(&mut bytes)).map_err(trouble)?;
+        File::open(file).and_then(|open| open.take(MOST_BYTES).read_to_end(&mut bytes)).map_err(failed)?;
         Self::decode_all(&bytes).ok_or_else(|| DatabaseError::NotADatabase(file.to_owned()))
     }
 
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_database_is_called_so() {
+    fn a_file_of_another_kind_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("notes.txt");
         assert!(matches!(DatabaseFile::load(&path), Err(DatabaseError::File { .. })));

@@ -1,5 +1,5 @@
-//! Clients for programs on tokio, or on another executor: their work runs on a thread of its own, and can be
-//! awaited.
+//! Clients for programs on tokio or another executor: the client's work runs on a thread of its own, and can
+//! be awaited.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -11,12 +11,13 @@ use crate::database::Process;
 use crate::error::{DatabaseError, Ended};
 use crate::member::MemberCore;
 
-/// Pieces of work that wait for the client's thread. A caller with another one waits until there is room.
+/// Most pieces of work that wait for the client's thread. A caller with another one waits until there is
+/// room.
 const MOST_WAITING: usize = 64;
 
-/// A client on a thread of its own, with what the thread keeps between two pieces of work: its open tables,
-/// for instance. Work is done in the order in which it was given. Dropping the handle waits until all of it
-/// is done.
+/// A client on a thread of its own, with state that the thread keeps between two pieces of work: its open
+/// tables, for instance. Work is done in the order in which it was submitted. Dropping the handle waits until
+/// all of it is done.
 ///
 /// ```no_run
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -43,7 +44,7 @@ pub struct ClientHandle<S> {
 type Work<S> = Box<dyn FnOnce(&Client, &mut S) + Send>;
 
 impl<S: 'static> ClientHandle<S> {
-    /// Starts the thread, and waits for its client and what it keeps.
+    /// Starts the thread, and waits until its client and its state are ready.
     pub(crate) fn start<E: From<DatabaseError> + Send + 'static>(
         core: Arc<MemberCore<Process>>,
         prepare: impl FnOnce(&Client) -> Result<S, E> + Send + 'static,
@@ -70,17 +71,17 @@ impl<S: 'static> ClientHandle<S> {
         Ok(handle)
     }
 
-    /// Does this work on the client's thread, and returns what it returns.
+    /// Does this work on the client's thread, and returns its result.
     ///
     /// # Errors
-    /// When earlier work, or this, has panicked: the client is gone.
+    /// When this or earlier work has panicked: the client is gone.
     pub async fn run<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Client, &mut S) -> T + Send + 'static,
     ) -> Result<T, Ended> {
         let (tell, told) = oneshot::channel();
         let work: Work<S> = Box::new(move |client, kept| {
-            let _ = tell.send(work(client, kept)); // unless the caller does not wait any more
+            let _ = tell.send(work(client, kept)); // fails if the caller no longer waits
         });
         let to = self.work.as_ref().expect("it is there until the handle is dropped");
         to.send(work).await.map_err(|_| panicked())?;

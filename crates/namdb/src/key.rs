@@ -64,7 +64,7 @@ impl KeyBytes {
         bytes
     }
 
-    /// Appends bytes. What no table has room for only counts.
+    /// Appends bytes. Bytes that no table has room for are counted, but not kept.
     pub fn push(&mut self, more: &[u8]) {
         if let Some(room) = self.bytes.get_mut(self.length..self.length + more.len()) {
             room.copy_from_slice(more);
@@ -72,7 +72,7 @@ impl KeyBytes {
         self.length += more.len();
     }
 
-    /// So many bytes, of which the last are zeros. `None`: the key has more.
+    /// The key, padded with zeros to this many bytes. `None`: it has more.
     pub fn padded(&self, bytes: usize) -> Option<&[u8]> {
         if self.length <= bytes { self.bytes.get(..bytes) } else { None }
     }
@@ -97,7 +97,7 @@ impl KeyBytes {
 impl std::ops::Deref for KeyBytes {
     type Target = [u8];
 
-    /// The bytes, as far as a table may have room for them.
+    /// The bytes, up to the longest that any table has room for.
     fn deref(&self) -> &[u8] {
         &self.bytes[..self.length.min(MOST_KEY_BYTES)]
     }

@@ -1,16 +1,16 @@
-//! A database in far memory (paper 3: NAM-DB), for programs: processes that open it are its compute servers.
-//! They come and go, look after each other, and none of them is the first: the database lives as long as one
-//! of them does.
+//! A database in far memory (paper 3: NAM-DB), for programs. Processes that open it are its compute servers.
+//! They join and leave, and recover each other after failures. None of them is special: the database lives as
+//! long as one of them does.
 //!
-//! - A [`Database`] is one process's seat among the compute servers.
-//! - A [`Client`] is a thread that runs transactions, a [`Session`] one of several users of it.
+//! - A [`Database`] is a process's seat among the compute servers.
+//! - A [`Client`] is a thread that runs transactions. A [`Session`] is one of several users of it.
 //! - A [`Table`] has keys and rows of types that the program chooses; a [`Tx`] reads and writes them.
 //!
-//! [`MemberCore`] and [`ClientCore`] are the same without threads. They run in an [`Environment`]: a process,
-//! or a simulated world.
+//! [`MemberCore`] and [`ClientCore`] are the same without threads. They run in an [`Environment`]: a process
+//! or a simulation.
 //!
-//! `docs/src/namdb.md` tells how to use it, and `docs/src/txn.md` why it is right. Here are threads, files
-//! and the catalog; the engine is crate `txn`.
+//! `docs/src/namdb.md` says how to use it, and `docs/src/txn.md` why it is correct. This crate has threads,
+//! files and the catalog; the engine is crate `txn`.
 
 mod catalog;
 mod client;
@@ -36,7 +36,7 @@ pub use client::{BusyGuard, Client, ClientCore, Session};
 pub use database::{CreateOptions, Credentials, Database, Process, Reach};
 pub use environment::{Environment, News, Timing};
 pub use error::{DatabaseError, Ended, TxError};
-// What errors and options of this crate have, so that programs need no other crate of ours.
+// Types in errors and options of this crate, so that programs need no other Farpool crate.
 pub use farpool_control::{ControlError, Tls};
 pub use farpool_fabric::{TransportChoice, Transports};
 pub use farpool_pool::{GrantError, JointError, PoolConfig};

@@ -5,16 +5,16 @@ use farpool_wire::NodeId;
 
 const WORD_BITS: u64 = u64::BITS as u64;
 
-/// A region's map: a bit for each unit, set where a table has it.
+/// A region's map: a bit for each unit, which is set if a table has the unit.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Map {
     words: [u64; MAP_BYTES / 8],
-    /// Units before this one are no table's.
+    /// Units before this one never belong to tables.
     first: u64,
 }
 
 impl Map {
-    /// As it was read; `None` stands for a map of which nothing was ever taken.
+    /// Decodes a map as it was read. `None` stands for a map in which no unit was ever taken.
     pub fn decode(bytes: Option<&[u8]>, first: u64) -> Option<Map> {
         let mut words = [0; MAP_BYTES / 8];
         if let Some(bytes) = bytes {
@@ -27,7 +27,7 @@ impl Map {
         Some(Map { words, first })
     }
 
-    /// As it is written.
+    /// The map's bytes.
     pub fn encode(&self) -> Vec<u8> {
         self.words.iter().flat_map(|word| word.to_le_bytes()).collect()
     }
@@ -42,7 +42,7 @@ impl Map {
         *word = if is_taken { *word | bit } else { *word & !bit };
     }
 
-    /// Takes units that follow each other, the first that are free.
+    /// Takes this many consecutive units, the first that are free. Returns the number of the first one.
     pub fn take(&mut self, units: u64) -> Option<u64> {
         let mut start = self.first;
         while units > 0 && start + units <= UNITS {
@@ -62,27 +62,27 @@ impl Map {
         (start..(start + units).min(UNITS)).for_each(|unit| self.set(unit, false));
     }
 
-    /// How many are free.
+    /// How many units are free.
     pub fn units_free(&self) -> u64 {
         (self.first..UNITS).filter(|&unit| !self.is_taken(unit)).count() as u64
     }
 }
 
-/// Where a piece of a table, and the pieces of its index and its slab beside it, were placed.
+/// The place of a piece of a table, with the pieces of its index and its slab beside it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Placed {
-    /// In which region.
+    /// The region.
     pub region: usize,
-    /// From which unit on, the records...
+    /// The first unit of the records,
     pub records: u64,
-    /// ...the index...
+    /// of the index,
     pub index: u64,
-    /// ...and the slab, where it has one.
+    /// and of the slab, if there is one.
     pub slab: u64,
 }
 
-/// Places so many pieces on one node after another, with that many units for the records, the index and the
-/// slab of each. `None`: they do not fit; the maps are of no use then.
+/// Places this many pieces on the nodes in turn, with the given units for the records, the index and the slab
+/// of each. `None`: they do not fit, and the maps must not be used any more.
 pub fn place(
     maps: &mut [Map],
     nodes: &[NodeId],
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn units_are_taken_behind_what_is_no_tables_and_found_again_when_they_are_free() {
+    fn units_are_taken_after_the_reserved_ones_and_reused_when_free() {
         let mut map = empty(4_090);
         assert_eq!((map.take(4), map.take(3), map.take(2)), (Some(4_090), None, Some(4_094)));
         map.free(4_091, 2);

@@ -1,8 +1,8 @@
 //! A member of a database without threads: a seat among its compute servers, and what all parts of the
 //! member share.
 //!
-//! D1. A member works under grants of its own. Once it has a seat, others fence these before they roll back
-//!     what it left.
+//! D1. A member works under grants of its own. Once it has a seat, other members fence these before they roll
+//!     back what it left.
 //! D2. It sends heartbeats from a task that does nothing else for long. Once it is evicted, nothing that it
 //!     does takes effect, and its clients are told so.
 //! D3. It gives its seat back only when nothing of it is in flight. Otherwise the others recover the seat, as
@@ -59,7 +59,7 @@ pub struct MemberCore<E> {
     fetched: Option<Arc<Fetched>>,
     /// Slabs, by the first record of their table. All clients share what the member knows of the chunks.
     slabs: Mutex<BTreeMap<u64, Arc<Slab>>>,
-    /// Record numbers and buckets that the member has taken of tables' indexes for later use, likewise.
+    /// Record numbers and buckets that the member has taken from tables' indexes for later use, likewise.
     spares: Mutex<BTreeMap<u64, Arc<IndexSpares>>>,
     /// A client changes the catalog.
     pub(crate) changes_catalog: AtomicBool,
@@ -74,7 +74,7 @@ pub struct MemberCore<E> {
 pub enum DutyKind {
     /// Publishes cuts while no other member does.
     Publisher,
-    /// Says which versions no snapshot needs, while no other member does.
+    /// Publishes the horizon and moves old versions, while no other member does.
     Collector,
     /// Recovers the seats of silent members.
     Recoverer,
@@ -111,7 +111,7 @@ impl BegunDuty {
 }
 
 impl<E: Environment> MemberCore<E> {
-    /// What the member runs in.
+    /// The member's surroundings.
     pub fn environment(&self) -> &E {
         &self.environment
     }
@@ -201,7 +201,7 @@ impl<E: Environment> MemberCore<E> {
         Some(slab)
     }
 
-    /// What the member has taken of the index of the table that has this first record.
+    /// What the member has taken from the index of the table that has this first record.
     pub(crate) fn spares(&self, first_record: u64, layout: &IndexLayout) -> Arc<IndexSpares> {
         let mut spares = self.spares.lock();
         if spares.len() > MOST_SPARES {
@@ -211,7 +211,7 @@ impl<E: Environment> MemberCore<E> {
         spares.entry(first_record).or_insert_with(|| Arc::new(IndexSpares::new(layout))).clone()
     }
 
-    /// Whether this is still a member.
+    /// Checks that this is still a member.
     ///
     /// # Errors
     /// Why not.
@@ -229,7 +229,7 @@ impl<E: Environment> MemberCore<E> {
         self.is_over.load(Ordering::Acquire) // pairs with the release in `end`
     }
 
-    /// Ends the member, for this reason. The first reason counts.
+    /// Ends the member, for this reason. If the member has ended already, the first reason stays.
     pub fn end(&self, why: Ended) {
         self.ended.lock().get_or_insert(why);
         self.is_over.store(true, Ordering::Release);
@@ -244,13 +244,13 @@ impl<E: Environment> MemberCore<E> {
         self.has_left.store(true, Ordering::Release);
     }
 
-    /// Fences the member's own grants, once it [has left](Self::has_left): a region has few grants, and
-    /// nobody else knows of these. What cannot be fenced ends with the leases.
+    /// Fences the member's own grants, once it [has left](Self::has_left): a region has few grants, and no
+    /// other process knows of these. Grants that cannot be fenced end with the leases.
     pub async fn fence_own_grants(&self) {
         joining::fence_all(&self.environment, &self.grants).await;
     }
 
-    /// Sleeps, but not for long once the member has ended.
+    /// Sleeps. Returns early once the member has ended.
     pub(crate) async fn pause(&self, endpoint: &Endpoint, long: Duration) {
         let until = endpoint.now_ns() + long.as_nanos() as u64;
         while endpoint.now_ns() < until && !self.is_over() {
@@ -259,7 +259,7 @@ impl<E: Environment> MemberCore<E> {
     }
 }
 
-/// Ends the member if this is dropped while there is a part, which was dropped half-way then.
+/// Ends the member if this is dropped while `part` is set: then that part was dropped half-way.
 struct EndsIfDropped<'a, E: Environment> {
     member: &'a MemberCore<E>,
     part: Option<&'static str>,

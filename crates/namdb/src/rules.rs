@@ -1,12 +1,12 @@
-//! The rules on which a member's tables and clients rest, apart from the code that follows them.
+//! The rules that make a member's tables and clients correct, apart from the code that follows them.
 //!
-//! They are a type parameter, as [`Rules`] are of the engine: a simulation replaces a right rule by a wrong
-//! one and sees that its checkers notice. Production is compiled with [`Shipped`] alone.
+//! They are a type parameter, like the engine's [`Rules`]. A simulation replaces one rule by a wrong one, and
+//! verifies that its checkers notice. Production is compiled with [`Shipped`] alone.
 
 use farpool_txn::membership::SeatRules;
 use farpool_txn::{Rules, Shipped};
 
-/// What decides when memory is reused, which clients are idle, and when the catalog is read.
+/// Decides when memory is reused, which clients are idle, and when the catalog is read.
 pub trait MemberRules: Rules + SeatRules {
     /// Whether a dropped table keeps its memory until the horizon has the drop (C4).
     fn keeps_memory_for_snapshots() -> bool {
@@ -23,7 +23,7 @@ pub trait MemberRules: Rules + SeatRules {
         true
     }
 
-    /// Whether a transaction checks that a table is still there once the catalog has changed (C1).
+    /// Whether a transaction checks that a table still exists once the catalog has changed (C1).
     fn looks_at_the_catalog() -> bool {
         true
     }

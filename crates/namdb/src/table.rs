@@ -14,20 +14,20 @@ use crate::error::TxError;
 use crate::key::{Key, KeyBytes};
 use crate::member::MemberCore;
 
-/// Room that even a table of a few rows has for old versions of them: these may be written often.
+/// Overflow that even a table of a few rows has for old versions: its rows may be written often.
 const LEAST_OVERFLOW_BYTES: u64 = 128 << 10;
 
-/// Before a row that lies in its place, where rows may be long: how long it is.
+/// If rows may be long: bytes for the length before a row that lies in its place.
 const LENGTH_BYTES: usize = 8;
-/// Chunks of each slab that there should be: each compute server has one at least for each size of blocks
-/// that it needs...
+/// Wanted number of chunks in each slab: each compute server has at least one chunk for each size of blocks
+/// that it needs.
 const CHUNKS_WANTED: u64 = 64;
-/// ...and how many blocks for the longest rows a chunk has at most.
+/// Most blocks for the longest rows in a chunk.
 const MOST_LONGEST_BLOCKS: u64 = 16;
-/// Chunks of the smallest slab: two compute servers that write rows of several sizes find some.
+/// Chunks of the smallest slab: enough for two compute servers that write rows of several sizes.
 const LEAST_CHUNKS: u64 = 16;
 
-/// How large a table is to be: its memory is taken when it is made.
+/// The size of a new table. Its memory is taken when it is made.
 ///
 /// ```no_run
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -40,28 +40,27 @@ const LEAST_CHUNKS: u64 = 16;
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TableOptions {
-    /// Keys that it can have, all that were ever inserted.
+    /// How many keys it can have, counting all that were ever inserted.
     pub rows: u64,
     /// Bytes of the largest row, in the format of crate `postcard`.
     pub row_bytes: usize,
     /// Versions of each row that are kept for snapshots, beside the current one, from 1 to 64.
     pub old_versions: usize,
-    /// Versions of any of its rows that are kept beside these while a snapshot needs them. Where there is no
-    /// room for another, who writes that row waits for the snapshot to end. `None`: half as many as rows, and
-    /// some more.
+    /// Further old versions, of any of its rows, that are kept while a snapshot needs them. If there is no
+    /// room for another one, a transaction that writes that row waits for the snapshot to end. `None`: half
+    /// as many as rows, and some more.
     pub overflow: Option<u64>,
-    /// Bytes of the longest row, if those that take more than `row_bytes` are to lie in a slab beside the
-    /// table.
+    /// Bytes of the longest row, if rows of more than `row_bytes` are to lie in a slab beside the table.
     pub longest: Option<usize>,
-    /// Bytes of the longest key, where keys are of any length: a string takes one byte more than it has, and
-    /// one for each zero byte. At most 256.
+    /// Bytes of the longest key, if keys have any length: a string takes one byte more than its length, and
+    /// one more for each zero byte in it. At most 256.
     pub key_bytes: usize,
     /// Bytes of that slab. `None`: room for as many of the longest rows as the table has keys.
     pub slab_bytes: Option<u64>,
 }
 
 impl TableOptions {
-    /// For so many keys, with rows of up to 64 bytes.
+    /// A table of this many keys, with rows of up to 64 bytes.
     pub fn rows(rows: u64) -> TableOptions {
         TableOptions {
             rows,
@@ -74,33 +73,33 @@ impl TableOptions {
         }
     }
 
-    /// With keys of up to so many bytes, if keys are of any length.
+    /// With keys of up to this many bytes, if keys have any length.
     pub fn key_bytes(self, key_bytes: usize) -> TableOptions {
         TableOptions { key_bytes, ..self }
     }
 
-    /// With rows of up to so many bytes.
+    /// With rows of up to this many bytes.
     pub fn row_bytes(self, row_bytes: usize) -> TableOptions {
         TableOptions { row_bytes, ..self }
     }
 
-    /// With so many old versions of each row.
+    /// With this many old versions of each row.
     pub fn old_versions(self, old_versions: usize) -> TableOptions {
         TableOptions { old_versions, ..self }
     }
 
-    /// With room for so many versions more, of whichever rows.
+    /// With room for this many further old versions, of any rows.
     pub fn overflow(self, overflow: u64) -> TableOptions {
         TableOptions { overflow: Some(overflow), ..self }
     }
 
-    /// With rows of up to so many bytes, 1 MiB at most: those that take more than `row_bytes` lie in a slab.
+    /// With rows of up to this many bytes, 1 MiB at most. Rows of more than `row_bytes` lie in a slab.
     pub fn longest(self, longest: usize) -> TableOptions {
         TableOptions { longest: Some(longest), ..self }
     }
 
-    /// With a slab of about so many bytes. Each version that somebody may need takes a block of it, a power
-    /// of two from 128 bytes on; and each compute server takes a piece of it for each size that it writes.
+    /// With a slab of about this many bytes. Each version that a snapshot may need takes a block of it, of a
+    /// power of two from 128 bytes on. Each compute server takes a piece of it for each size that it writes.
     pub fn slab_bytes(self, slab_bytes: u64) -> TableOptions {
         TableOptions { slab_bytes: Some(slab_bytes), ..self }
     }
@@ -111,7 +110,7 @@ impl TableOptions {
         if self.longest.is_some() { (bytes + LENGTH_BYTES).max(LEAST_DATA_BYTES) } else { bytes }
     }
 
-    /// The slab of each of so many pieces, if there is to be one.
+    /// The slab of each of this many pieces, if the table is to have one.
     pub(crate) fn slab_each(&self, pieces: u64) -> Option<SlabLayout> {
         let longest = self.longest?.max(1);
         let block = Class::of(longest)?.bytes();
@@ -121,14 +120,14 @@ impl TableOptions {
         SlabLayout::for_payloads(longest, blocks, each.max(LEAST_CHUNKS * block))
     }
 
-    /// How many versions are kept beside those of each row.
+    /// How many versions the overflow has room for.
     pub(crate) fn overflow_or_usual(&self) -> u64 {
         self.overflow.unwrap_or(self.rows / 2 + LEAST_OVERFLOW_BYTES / self.row_bytes.max(1) as u64)
     }
 }
 
-/// A table, as one thread works with it: rows `V`, each known by a key `K`. What a row looks like is the
-/// programs' to agree upon.
+/// A table, for use by one thread: rows `V`, each with a key `K`. The programs that use a table have to agree
+/// on the format of its rows.
 ///
 /// ```no_run
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -150,16 +149,16 @@ impl TableOptions {
 pub struct Table<K: ?Sized, V> {
     name: String,
     first_record: u64,
-    /// Of each key.
+    /// Bytes of each key.
     key_bytes: usize,
-    /// Of a row, at most.
+    /// Bytes of a row, at most.
     row_bytes: usize,
-    /// Rows are of any length up to that; else all are padded.
+    /// Rows have any length up to that; without a slab, all are padded to it.
     has_slab: bool,
     keyed: KeyedTable,
-    /// How often tables had been made and dropped when it was found...
+    /// How often tables had been made and dropped when it was found,
     known_since: u64,
-    /// ...and when it was last seen to be there.
+    /// and when it was last seen to exist.
     checked_at: Cell<u64>,
     types: PhantomData<fn(&K) -> V>,
 }
@@ -175,7 +174,7 @@ impl<K: Key + ?Sized, V> Table<K, V> {
             let what = format!("keys of type {}, not {}", row.key_type, K::type_name());
             return Err(TxError::OtherShape { table: name.to_owned(), what });
         }
-        let damaged = || TxError::Damaged(format!("table {name}: its row in the catalog makes no sense"));
+        let damaged = || TxError::Damaged(format!("table {name}: its row in the catalog is damaged"));
         let keyed = row.keyed(member).ok_or_else(damaged)?;
         Ok(Table {
             name: name.to_owned(),
@@ -190,7 +189,7 @@ impl<K: Key + ?Sized, V> Table<K, V> {
         })
     }
 
-    /// The bytes of a key, as many as each key of this table has.
+    /// The bytes of a key, padded to the key length of this table.
     pub(crate) fn encode_key(&self, key: &K) -> Result<KeyBytes, TxError> {
         let too_long = || TxError::KeyTooLong { table: self.name.clone(), most: self.key_bytes };
         KeyBytes::of(key).into_padded(self.key_bytes).ok_or_else(too_long)
@@ -198,12 +197,12 @@ impl<K: Key + ?Sized, V> Table<K, V> {
 }
 
 impl<K: ?Sized, V> Table<K, V> {
-    /// By which it is found.
+    /// Its name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Bytes of the longest row, if rows are of any length.
+    /// Bytes of the longest row, if rows have any length.
     pub(crate) fn longest(&self) -> Option<usize> {
         self.has_slab.then_some(self.row_bytes)
     }
@@ -244,7 +243,7 @@ impl<K: ?Sized, V: Serialize> Table<K, V> {
             return Err(TxError::RowTooLarge { table, found, most });
         }
         if !self.has_slab {
-            // The format says itself where a row ends.
+            // The format itself says where a row ends.
             bytes.resize(self.row_bytes, 0);
         }
         Ok(bytes)

@@ -1,9 +1,9 @@
 //! Databases over a real broker and real nodes in this process.
 
-mod caring;
 mod connections;
+mod evicted;
 mod programs;
 mod proxy;
+mod recovering;
 mod rig;
-mod shut_out;
 mod tables;

@@ -22,7 +22,7 @@ pub(crate) fn start(
 /// Returns what `run` returns. If it panics, the member ends first: others take over the thread's roles only
 /// once this member is evicted.
 fn end_on_panic<T>(name: &str, run: impl FnOnce() -> T, ends: impl FnOnce(Ended)) -> T {
-    // Nothing that `run` has used is used afterwards: the whole member has ended.
+    // Unwind safety: nothing that `run` has used is used afterwards, since the whole member has ended.
     catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
         ends(Ended::Failed(format!(
             "the {name} of this compute server has panicked: open the database again"
@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thread_that_panics_ends_the_part_of_its_process_and_leaves_its_duty_in_doubt() {
+    fn a_thread_that_panics_ends_its_member_and_leaves_its_duty_in_doubt() {
         let (duties, ended) = (Duties::default(), Cell::new(None));
         let duty = duties.begin("publisher");
         let run = || {

@@ -1,4 +1,4 @@
-//! What a transaction's body does.
+//! The operations of a transaction's body.
 
 use std::borrow::Borrow;
 
@@ -12,8 +12,8 @@ use crate::key::Key;
 use crate::rules::MemberRules;
 use crate::table::Table;
 
-/// A transaction under way: it reads one snapshot, and its own writes. What it has written takes effect when
-/// its body returns.
+/// An open transaction. It reads one snapshot and its own writes. Its writes take effect when its body
+/// returns.
 ///
 /// ```no_run
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -31,7 +31,7 @@ use crate::table::Table;
 pub struct Tx<'a, R: MemberRules = Shipped> {
     transaction: Transaction<'a, R>,
     catalog: &'a Catalog,
-    /// Somebody else was first: whatever the body makes of it, it is run again.
+    /// There was a conflict: the body is run again, whatever it does with the error.
     is_again: bool,
 }
 
@@ -40,7 +40,7 @@ impl<'a, R: MemberRules> Tx<'a, R> {
         Tx { transaction, catalog, is_again: false }
     }
 
-    /// To be committed; `None`: begin again.
+    /// The transaction, to be committed. `None`: begin again.
     pub(crate) fn into_inner(self) -> Option<Transaction<'a, R>> {
         (!self.is_again).then_some(self.transaction)
     }
@@ -50,7 +50,7 @@ impl<'a, R: MemberRules> Tx<'a, R> {
         self.transaction.cut()
     }
 
-    /// How often tables were made and dropped, as its snapshot has it.
+    /// How often tables had been made and dropped, as of its snapshot.
     pub(crate) fn schema(&self) -> u64 {
         self.catalog.changes(self.cut())
     }
@@ -71,10 +71,10 @@ impl<'a, R: MemberRules> Tx<'a, R> {
         row.data.map(|data| table.decode(&data)).transpose()
     }
 
-    /// Makes a row for a key that has none.
+    /// Inserts a row for a key that has none.
     ///
     /// # Errors
-    /// [`TxError::Duplicate`] if it has one; [`TxError::Full`]; or when the table was dropped.
+    /// [`TxError::Duplicate`] if the key has a row; [`TxError::Full`]; or when the table was dropped.
     pub async fn insert<K: Key + ?Sized, V: Serialize>(
         &mut self,
         table: &Table<K, V>,
@@ -87,10 +87,10 @@ impl<'a, R: MemberRules> Tx<'a, R> {
         self.told(table.name(), done).map(drop)
     }
 
-    /// Puts another row in the place of a key's.
+    /// Replaces the row of a key.
     ///
     /// # Errors
-    /// [`TxError::NoSuchKey`] if it has none; or when the table was dropped.
+    /// [`TxError::NoSuchKey`] if the key has no row; or when the table was dropped.
     pub async fn update<K: Key + ?Sized, V: Serialize>(
         &mut self,
         table: &Table<K, V>,
@@ -118,15 +118,15 @@ impl<'a, R: MemberRules> Tx<'a, R> {
         self.told(table.name(), done).map(drop)
     }
 
-    /// Whether the table is there for this transaction. Asks only where tables were made or dropped since
-    /// this was known.
+    /// Checks that this transaction's snapshot has the table. Reads the catalog only if tables were made or
+    /// dropped since the last check.
     async fn check<K: Key + ?Sized, V>(&mut self, table: &Table<K, V>) -> Result<(), TxError> {
         let schema = self.schema();
         if table.checked_at() == schema || !R::looks_at_the_catalog() {
             return Ok(());
         }
         if schema < table.known_since() {
-            // An older snapshot than that in which it was found: there is a later one.
+            // This snapshot is older than the one in which the table was found. Another try gets a later one.
             self.is_again = true;
             return Err(TxError::Conflict);
         }
@@ -139,7 +139,7 @@ impl<'a, R: MemberRules> Tx<'a, R> {
         }
     }
 
-    /// A table's row, if this snapshot has that table.
+    /// The row of a table, if this snapshot has that table.
     pub(crate) async fn find_table(&mut self, name: &str) -> Result<Option<TableRow>, TxError> {
         let found = self.catalog.find(&self.transaction, name).await;
         self.told("of tables", found)
@@ -151,8 +151,7 @@ impl<'a, R: MemberRules> Tx<'a, R> {
         self.told("of tables", found)
     }
 
-    /// What was found, or why not. Where somebody else was first, the body is run again, whatever it makes of
-    /// the error.
+    /// Converts an error. After a conflict, the body is run again, whatever it does with the error.
     pub(crate) fn told<T>(&mut self, table: &str, found: Result<T, KeyError>) -> Result<T, TxError> {
         found.map_err(|error| match of_key(error, table) {
             Stop::For(error) => error,

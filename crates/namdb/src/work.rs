@@ -1,10 +1,10 @@
-//! Random transactions that write down what they saw, and the judge of what several processes have written
-//! down (`docs/src/namdb.md`, *checking a database*). The judge is the one of the simulations: it looks at
-//! cuts and versions, at nothing of the engine's.
+//! Runs random transactions, writes down what they saw, and judges the histories of several processes
+//! (`docs/src/namdb.md`, *checking a database*). The judge is that of the simulations: it looks at cuts and
+//! versions, and at nothing inside the engine.
 //!
-//! W1. Before a transaction commits, its line is written, with the version that it will be: who is killed
-//!     then has left it.
-//! W2. A line says all that is known; the last line of a transaction counts.
+//! W1. A transaction's line is written before it commits, with the version that the commit will have. So a
+//!     process that is killed has left that line.
+//! W2. A line says all that is known. If a transaction has several lines, the last one counts.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -26,36 +26,36 @@ use crate::key::KeyBytes;
 use crate::table::{Table, TableOptions};
 use crate::workers::Place;
 
-/// The table that the work is done on.
+/// The name of the table that transactions work on.
 const TABLE: &str = "farpool-work";
-/// Words of a row, all alike: who reads words of two versions sees it.
+/// Words of a row. All are equal, so a mix of two versions is detected.
 const ROW_WORDS: usize = 6;
-/// Shortest row, where these are of any length.
+/// Bytes of the shortest row, if rows have any length.
 const SHORTEST: usize = 10;
-/// Of the longest rows: so many fit the slab of such a table.
+/// The slab of such a table has room for this many of the longest rows.
 const LONGEST_ROWS: u64 = 128;
-/// Rows that a transaction touches at most.
+/// Most rows that a transaction touches.
 const MOST_ROWS: u64 = 5;
-/// Of a thousand: transactions that only read; rows that are written in the others; rows of these that are
-/// deleted.
+/// Per thousand: transactions that only read; rows that the other transactions write; rows that are deleted,
+/// of those written.
 const READ_ONLY: u64 = 300;
 const WRITTEN: u64 = 600;
 const DELETED: u64 = 100;
 
-/// One transaction, as it is written down. Fields are stable; new ones may join.
+/// One transaction, as it is written down. Fields are stable; new ones may be added.
 #[derive(Serialize, Deserialize)]
 struct Line {
     session: u32,
     number: u64,
-    /// Number of its cut.
+    /// The number of its cut.
     cut: u64,
-    /// Of each slot, how many commits it saw.
+    /// For each slot, the count up to which it saw commits.
     counts: Vec<u64>,
     reads: Vec<(u64, (u16, u64), Option<u64>)>,
     writes: Vec<(u64, (u16, u64), Option<u64>)>,
-    /// Which commit it is, or would be.
+    /// The version of its commit, if it has or had one.
     version: Option<(u16, u64)>,
-    /// Whether that took effect, where it is known.
+    /// Whether the commit took effect, if that is known.
     committed: Option<bool>,
 }
 
@@ -65,23 +65,23 @@ pub struct Work<'a> {
     worker: Rc<Worker<Striking>>,
     place: Option<Place>,
     keyed: &'a KeyedTable,
-    /// Of a row, if rows are of any length.
+    /// Bytes of the longest row, if rows have any length.
     longest: Option<usize>,
     rows: u64,
     session: Session,
-    /// Names the session among those of all processes.
+    /// Identifies the session among those of all processes.
     name: u32,
     number: u64,
     random: u64,
     log: &'a mut dyn std::io::Write,
 }
 
-/// What a process does to itself, for tests, at a step of a commit.
+/// For tests: what a process does to itself at a step of a commit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Strike {
-    /// Where.
+    /// The step.
     pub step: Step,
-    /// In the how-manieth commit that comes so far.
+    /// In which of the commits that reach this step, counted from 1.
     pub commit: u32,
     /// What it does.
     pub blow: Blow,
@@ -92,7 +92,7 @@ pub struct Strike {
 pub enum Blow {
     /// Sends itself a signal.
     Signal(Signal),
-    /// Its working thread hangs from then on; the others go on.
+    /// Its working thread hangs from then on. Its other threads go on.
     Hang,
 }
 
@@ -100,7 +100,7 @@ thread_local! {
     static STRIKE: Cell<Option<Strike>> = const { Cell::new(None) };
 }
 
-/// The rules as they ship, and a process that strikes itself.
+/// The shipped rules, with a process that strikes itself.
 enum Striking {}
 
 impl Rules for Striking {
@@ -130,24 +130,24 @@ impl Blow {
     }
 }
 
-/// Why work has ended before its time.
+/// Why work has ended early.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkError {
-    /// The database does not go on for this process.
+    /// This process cannot use the database any more.
     #[error(transparent)]
     Database(#[from] TxError),
-    /// What was seen cannot be written down.
-    #[error("cannot write down what was seen: {0}")]
+    /// The history cannot be written.
+    #[error("cannot write the history: {0}")]
     Log(std::io::Error),
-    /// Words of two versions in one row.
+    /// A row has words of several versions.
     #[error("row {0} has words of several versions")]
     Torn(u64),
 }
 
-/// The table that work is done on; the first who comes makes it.
+/// The table that transactions work on. The first process makes it.
 ///
 /// # Errors
-/// When it can be neither made nor opened.
+/// When the table can be neither made nor opened.
 pub fn work_table(client: &Client, rows: u64, longest: Option<usize>) -> Result<Table<u64, ()>, TxError> {
     let options = TableOptions::rows(rows).row_bytes(ROW_WORDS * size_of::<u64>());
     let options = match longest {
@@ -163,7 +163,8 @@ pub fn work_table(client: &Client, rows: u64, longest: Option<usize>) -> Result<
 }
 
 impl<'a> Work<'a> {
-    /// Of a session that no other process has named likewise: `seed` says what it does.
+    /// Work of a new session, whose name differs from those of all other processes. `seed` decides what it
+    /// does.
     pub fn new(
         client: &'a Client,
         table: &'a Table<u64, ()>,
@@ -204,10 +205,10 @@ impl<'a> Work<'a> {
         (self.random >> 11) % bound
     }
 
-    /// Runs one transaction; says whether it was committed.
+    /// Runs one transaction. Returns whether it was committed.
     ///
     /// # Errors
-    /// When there is no going on.
+    /// When the work cannot go on.
     pub fn run_one(&mut self) -> Result<bool, WorkError> {
         let endpoint = self.worker.memory().endpoint().clone();
         block_on(&endpoint, self.transact()).map_err(|error| match error {
@@ -283,18 +284,18 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// Each write has a value of its own, among all of all processes.
+    /// A value that no other write of any process has.
     fn new_value(&self, seen: &Seen) -> u64 {
         u64::from(self.name) << 32 | (self.number << 8 | seen.touched) & u64::from(u32::MAX)
     }
 
-    /// The row that stands for a value: it says so all along, however long it is.
+    /// The row for a value: the value, repeated over the row's whole length.
     fn row_of(&self, value: u64) -> Vec<u8> {
         let length = self.longest.map_or(ROW_WORDS * size_of::<u64>(), |longest| length_of(value, longest));
         value.to_le_bytes().into_iter().cycle().take(length).collect()
     }
 
-    /// What a row holds; `None`: words of several versions.
+    /// The value of a row. `None`: it has words of several versions.
     fn value_of(&self, row: &Row) -> Option<Option<u64>> {
         let Some(data) = &row.data else { return Some(None) };
         let value = u64::from_le_bytes(*data.first_chunk()?);
@@ -358,7 +359,7 @@ impl<'a> Work<'a> {
         };
         let mut text = serde_json::to_vec(&line).map_err(|error| WorkError::Log(error.into()))?;
         text.push(b'\n');
-        // In one piece, to the system: who is killed behind this has left it.
+        // In one write to the operating system: a process that is killed after this has left the line.
         self.log.write_all(&text).and_then(|()| self.log.flush()).map_err(WorkError::Log)
     }
 }
@@ -387,14 +388,14 @@ enum Touch {
 impl Touch {
     fn of(error: KeyError) -> Touch {
         match of_key(error, TABLE) {
-            // What was read before is judged all the same.
+            // Earlier reads of this transaction are judged all the same.
             Stop::Again(_) => Touch::Conflict,
             Stop::For(error) => Touch::Failed(error.into()),
         }
     }
 }
 
-/// Short ones as often as long ones.
+/// The length of a row, with short lengths as often as long ones.
 fn length_of(value: u64, longest: usize) -> usize {
     let drawn = value.wrapping_mul(0x9E37_79B9_7F4A_7C15);
     let most = (longest >> ((drawn >> 60) % 12)).max(SHORTEST);
@@ -409,20 +410,20 @@ fn whole((slot, count): (u16, u64)) -> Option<Version> {
     Version::new(Slot::new(slot)?, count)
 }
 
-/// What was written down by all processes of a database, put together.
+/// The histories of all processes of a database, merged.
 #[derive(Default)]
 pub struct History {
     lines: BTreeMap<(u32, u64), Line>,
 }
 
-/// What there is in a history.
+/// The numbers of transactions in a history.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Counted {
-    /// Transactions whose commit is known.
+    /// Transactions that are known to be committed.
     pub committed: usize,
-    /// Of which nothing may be seen: they were aborted, or wrote nothing.
+    /// Transactions that were aborted, or wrote nothing: no other transaction may see anything of them.
     pub aborted: usize,
-    /// Of which nobody knows: their process was killed, or was told nothing.
+    /// Transactions in doubt: their process was killed, or was not told the outcome.
     pub unknown: usize,
 }
 
@@ -430,23 +431,23 @@ pub struct Counted {
 #[derive(Debug, thiserror::Error)]
 pub enum HistoryError {
     /// Name other files.
-    #[error("cannot read it: {0}")]
+    #[error("cannot read the history: {0}")]
     Read(std::io::Error),
-    /// Another program wrote it.
+    /// Another program wrote the file.
     #[error("line {line} is not one of `farpool db work`: {reason}")]
     Malformed {
-        /// Which.
+        /// The number of the line.
         line: usize,
-        /// What is wrong.
+        /// What is wrong with it.
         reason: String,
     },
 }
 
 impl History {
-    /// Adds what one process has written down. Its last line may be cut off, where it was killed.
+    /// Adds the history of one process. Its last line may be cut off, if the process was killed.
     ///
     /// # Errors
-    /// When these are no such lines.
+    /// When a line is not one of such a history.
     pub fn add(&mut self, from: impl BufRead) -> Result<(), HistoryError> {
         let lines: Vec<String> = from.lines().collect::<Result<_, _>>().map_err(HistoryError::Read)?;
         for (number, text) in lines.iter().enumerate() {
@@ -461,7 +462,7 @@ impl History {
         Ok(())
     }
 
-    /// How many transactions ended how.
+    /// Counts the transactions by their outcome.
     pub fn counted(&self) -> Counted {
         let mut counted = Counted::default();
         for line in self.lines.values() {
@@ -474,10 +475,10 @@ impl History {
         counted
     }
 
-    /// Whether it is snapshot isolation.
+    /// Checks the history for snapshot isolation.
     ///
     /// # Errors
-    /// What is not.
+    /// The first violation.
     pub fn judge(&self) -> Result<(), Violation> {
         let transactions: Vec<Judged> = self.lines.values().filter_map(judged).collect();
         judge(&transactions)
@@ -523,7 +524,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_line_of_a_transaction_counts_and_one_that_was_cut_off_is_none() {
+    fn the_last_line_of_a_transaction_counts_and_a_line_cut_off_is_ignored() {
         let one = line(1, 1, "[1,[0,0],7]", "[0,1]", "null");
         let other = line(1, 1, "[1,[0,0],7]", "[0,1]", "true");
         let history = history(&[one, other, r#"{"session":2,"#.to_owned()]);
@@ -532,7 +533,7 @@ mod tests {
     }
 
     #[test]
-    fn two_that_replace_the_same_version_are_found_in_what_two_processes_wrote_down() {
+    fn two_commits_that_replace_the_same_version_are_found_in_the_histories_of_two_processes() {
         let lines = [line(1, 1, "[1,[0,0],7]", "[0,1]", "true"), line(2, 1, "[1,[0,0],8]", "[1,1]", "true")];
         assert!(history(&lines).judge().is_err());
         let lines = [line(1, 1, "[1,[0,0],7]", "[0,1]", "true"), line(2, 1, "[1,[0,0],8]", "[1,1]", "false")];
@@ -540,7 +541,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_history_is_refused_with_its_line() {
+    fn a_line_of_another_format_is_refused_with_its_number() {
         let mut history = History::default();
         let refused = history.add("{}\n{}\n".as_bytes()).unwrap_err();
         assert!(refused.to_string().contains("line 1"), "{refused}");

@@ -1,4 +1,4 @@
-//! The places of a member's clients, and which of them announce their snapshots at present.
+//! The places of a member's clients, and which clients announce their snapshots at present.
 //!
 //! An idle client would pin the versions that its last snapshot needed. So the member's main part clears its
 //! word, and the client announces itself again before its next transaction. The [state](place) of a place
@@ -20,38 +20,38 @@ pub(crate) struct Places {
     words: Box<[PlaceWord]>,
 }
 
-/// A client's place. Once it is [free](Self::free), the next client gets it as soon as nothing changes its
-/// word any more. If it is dropped without that, no other client gets it: its word may still be there, or
-/// still land.
+/// A client's place. Once it is [freed](Self::free), another client may get it as soon as no write to its
+/// word is in flight. If it is dropped without being freed, no other client gets it: its word may still be
+/// set, or a write to it may still land.
 pub(crate) struct Place {
     places: Arc<Places>,
     number: u16,
-    /// The client has gone, and may be followed by another one already.
+    /// The client has left, and another one may have the place already.
     is_free: bool,
 }
 
 /// An idle client whose word is being cleared. It begins nothing until that is [done](Self::word_cleared),
-/// then announces itself again. If this is dropped first, the place is given to no other client: its word may
-/// still be there.
+/// then announces itself again. If this is dropped first, no other client gets the place: its word may still
+/// be set.
 pub(crate) struct Idle<'a> {
     places: &'a Places,
     number: u16,
 }
 
 impl Places {
-    /// So many places, all free.
+    /// This many places, all free.
     pub(crate) fn new(places: u16) -> Places {
         Places { words: (0..places).map(|_| PlaceWord::default()).collect() }
     }
 
-    /// A place for another client, which is busy; `None`: there is none.
+    /// A place for another client, which counts as busy; `None`: no place is free.
     pub(crate) fn take(self: &Arc<Self>) -> Option<Place> {
         let taken = self.words.iter().position(|place| place.happens(Event::Taken).1.is_some());
         taken.map(|number| Place { places: self.clone(), number: number as u16, is_free: false })
     }
 
-    /// Whether there is no client, and nothing is in flight for one that has left. Called when the member has
-    /// ended: a client that comes after this finds that out.
+    /// Whether there is no client, and nothing in flight for one that has left. Call it when the member has
+    /// ended: a client that takes a place after this call finds that the member has ended.
     pub(crate) fn is_empty(&self) -> bool {
         self.words.iter().all(PlaceWord::is_free)
     }
@@ -65,7 +65,8 @@ impl Places {
 }
 
 impl<E: Environment> MemberCore<E> {
-    /// A place for another client, which is busy. The seat is not given back before the place is free again.
+    /// A place for another client, which counts as busy. The seat is not given back before the place is free
+    /// again.
     pub(crate) fn take_place(&self) -> Result<Place, DatabaseError> {
         self.check()?;
         let most = self.layout().limits.clients;
@@ -91,8 +92,8 @@ impl<E: Environment> MemberCore<E> {
         Ok(announced.expect("the layout has a word for each place"))
     }
 
-    /// A client has left, or has failed to. If its word may still be there, what its snapshots needed is kept
-    /// until the others have recovered the seat: so they must.
+    /// Called when a client has left, or has failed to. If its word may still be set, versions are kept for
+    /// its snapshots until the others have recovered the seat. So the member ends, and the others recover it.
     pub(crate) fn return_place(&self, place: Place, left: Result<(), LeaveError>) {
         match left {
             Ok(()) => place.free(),
@@ -124,8 +125,9 @@ impl Place {
         &self.places.words[usize::from(self.number)]
     }
 
-    /// Called when the client begins something. Announces it again if its word was cleared meanwhile. Fails
-    /// if the member has ended, since it may then never finish clearing the word.
+    /// Called when the client begins something. Announces the client again if its word was cleared meanwhile.
+    /// Fails if the word is being cleared and the member has ended, since the member may then never finish
+    /// that.
     pub(crate) async fn begin<E: Environment>(
         &self,
         worker: &Worker<E::Rules>,
@@ -148,12 +150,13 @@ impl Place {
         }
     }
 
-    /// The client has nothing to do for now. If it could not announce itself, its word is gone still.
+    /// Called when the client has nothing to do for now. If it could not announce itself again, its word
+    /// stays cleared.
     pub(crate) fn rest(&self) {
         self.word().happens(Event::Rests);
     }
 
-    /// The client has gone, and its word is cleared.
+    /// The client has left, and its word is cleared.
     pub(crate) fn free(mut self) {
         self.is_free = true;
         self.word().happens(Event::Leaves);
@@ -168,7 +171,8 @@ impl Drop for Place {
     }
 }
 
-/// A client announces itself. Dropped before it [is awake](Self::succeeded), its word is gone still.
+/// A client that announces itself again. If this is dropped before that [succeeded](Self::succeeded), its
+/// word counts as cleared.
 struct Waking<'a>(&'a PlaceWord);
 
 impl Waking<'_> {
@@ -179,7 +183,7 @@ impl Waking<'_> {
 
 impl Drop for Waking<'_> {
     fn drop(&mut self) {
-        // Where it is awake, this changes nothing.
+        // If it is awake, this changes nothing.
         self.0.happens(Event::NotAwake);
     }
 }
@@ -191,7 +195,7 @@ mod tests {
     const MOST: u16 = 64;
 
     #[test]
-    fn a_client_is_forgotten_once_it_has_had_nothing_to_do_from_one_look_to_the_next() {
+    fn a_client_that_is_idle_from_one_look_to_the_next_is_forgotten() {
         let places = Arc::new(Places::new(MOST));
         let place = places.take().unwrap();
         let begin = || place.word().happens(Event::Begins);
@@ -213,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn places_are_given_again_unless_they_are_kept() {
+    fn places_are_reused_unless_they_are_kept() {
         let places = Arc::new(Places::new(MOST));
         let taken: Vec<Place> = (0..MOST).map(|_| places.take().unwrap()).collect();
         assert!(places.take().is_none());
@@ -226,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_that_is_left_while_its_word_is_taken_away_is_given_again_only_behind_that() {
+    fn a_place_left_while_its_word_is_cleared_is_reused_only_after_that() {
         let places = Arc::new(Places::new(MOST));
         let place = places.take().unwrap();
         place.rest();
@@ -234,14 +238,14 @@ mod tests {
         let idle = places.idle();
         place.free();
         let next = places.take().unwrap();
-        assert_eq!(next.number(), 1, "what takes the word away is under way");
+        assert_eq!(next.number(), 1, "the word of the first place is still being cleared");
         assert!(!places.is_empty());
         idle.into_iter().for_each(Idle::word_cleared);
         assert_eq!(places.take().unwrap().number(), 0);
     }
 
     #[test]
-    fn a_place_whose_word_may_still_be_taken_away_is_nobody_elses() {
+    fn a_place_whose_word_may_still_be_cleared_goes_to_no_other_client() {
         let places = Arc::new(Places::new(MOST));
         let place = places.take().unwrap();
         place.rest();

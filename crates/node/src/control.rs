@@ -21,7 +21,7 @@ pub fn control_service<L: Lender>(lender: Arc<L>) -> NodeServer<ControlService<L
     NodeServer::new(ControlService { lender })
 }
 
-/// Checks requests and passes them on.
+/// Checks requests and passes them to the [`Lender`].
 pub struct ControlService<L> {
     lender: Arc<L>,
 }
@@ -71,7 +71,7 @@ impl<L: Lender> Node for ControlService<L> {
         let FenceGrantRequest { owner, lease, grant } = request.into_inner();
         let lease = lease.ok_or_else(no_lease)?;
         let lender = self.lender.clone();
-        // The fence may copy a region: it does not run on a thread that answers others.
+        // The fence may copy a region, so it does not run on a thread that answers other requests.
         let fence = move || lender.fence_grant(OwnerId(owner), &lease, Epoch(grant));
         let fenced = tokio::task::spawn_blocking(fence).await;
         match fenced.map_err(|error| Status::internal(error.to_string()))? {
@@ -92,8 +92,8 @@ impl<L: Lender> Node for ControlService<L> {
         let ReleaseRequest { owner, leases } = request.into_inner();
         check_number(&leases)?;
         let lender = self.lender.clone();
-        // A fence may have to wait for a network card to let go: it does not run on a thread that answers
-        // others.
+        // A fence may have to wait until a network card is cut off, so it does not run on a thread that
+        // answers other requests.
         let release = move || {
             let released = leases.iter().filter(|lease| lender.release(OwnerId(owner), lease).is_ok());
             released.count() as u32
@@ -119,7 +119,7 @@ fn no_lease() -> Status {
 
 fn check_number(leases: &[LeaseRef]) -> Result<(), Status> {
     if leases.len() > MAX_LEASES_PER_REQUEST {
-        let text = format!("{} leases in one request, at most {MAX_LEASES_PER_REQUEST}", leases.len());
+        let text = format!("{} leases in one request; the limit is {MAX_LEASES_PER_REQUEST}", leases.len());
         return Err(Status::invalid_argument(text));
     }
     Ok(())
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_owner_lets_clients_in_and_shuts_them_out_and_nobody_else_does() {
+    async fn only_the_owner_adds_grants_and_fences_them() {
         let (lender, mut node) = a_node(1).await;
         let lease = node.grant(grant(1)).await.unwrap().into_inner().leases.remove(0);
         let named = LeaseRef::new(lease.region, Epoch(lease.epoch), &lease.access_key().unwrap());

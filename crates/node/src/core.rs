@@ -27,10 +27,10 @@ pub(crate) struct Core {
     address: OnceLock<NodeAddress>,
     pub(crate) leases: Mutex<NodeCore>,
     pub(crate) regions: RegionSet,
-    /// Wakes the keeper: a region was fenced. Holds one message: more would say the same.
+    /// Wakes the keeper when a region was fenced. Its capacity is one message: more would say the same.
     fenced: SyncSender<()>,
-    /// Held from a lease's end in the table until it is fenced: a second request for the same is answered
-    /// only after that.
+    /// Held from the end of a lease in the table until the lease is fenced: a second request to end it is
+    /// answered only after that.
     fencing: Mutex<()>,
     /// Tells the registration that a region has become free.
     freed: Notify,
@@ -204,7 +204,7 @@ impl Lender for Core {
     fn release(&self, owner: OwnerId, lease: &LeaseRef) -> Result<(), LeaseRefusal> {
         let ended = self.end(|leases| Ok(leases.release(owner, lease)?.into_iter().collect()))?;
         if !ended.is_empty() {
-            let _ = self.fenced.try_send(()); // full: it is being woken already; closed: the node is ending
+            let _ = self.fenced.try_send(()); // full: the keeper wakes up anyway; closed: the node is ending
         }
         Ok(())
     }
@@ -282,7 +282,7 @@ mod tests {
         }
     }
 
-    /// A card that lets go at once.
+    /// A card that is cut off at once.
     struct Obedient;
 
     impl CutOff for Obedient {
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn the_place_of_a_fenced_grant_is_given_on_while_its_fence_waits_for_another() {
+    fn the_place_of_a_fenced_grant_is_reused_while_its_fence_waits_for_another() {
         let (core, _keeper) = core(60_000);
         let leases: Vec<_> = core.grant(OWNER, LeaseClass::Pinned, 2).iter().map(reference).collect();
         let add = |lease: &LeaseRef| core.add_grant(OWNER, lease, GrantMode::ReadWrite);
@@ -348,7 +348,7 @@ mod tests {
         let cut = Arc::new(HeldUp { reached, go_on: Mutex::new(goes_on) });
         let lent = core.lend(slow.lending.region, slow.lending.epoch, &slow.key, cut).unwrap();
         std::thread::scope(|scope| {
-            let go_on = go_on; // dropped when an assertion fails: then no thread waits for it
+            let go_on = go_on; // dropped if an assertion fails, so that no thread waits for it
             scope.spawn(|| core.fence_grant(OWNER, &leases[0], slow.lending.epoch).unwrap());
             has_reached.recv().unwrap();
             scope.spawn(|| core.fence_grant(OWNER, &leases[1], full.lending.epoch).unwrap());

@@ -1,4 +1,4 @@
-//! A node's identity. It survives restarts if the node has a directory to keep it in.
+//! A node's identity. It survives restarts if the node has a state directory.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Write};
@@ -9,14 +9,14 @@ use farpool_wire::NodeId;
 
 const FILE: &str = "node";
 const HEADER: &str = "farpool node identity 1";
-/// A file of its own: the identity's file is replaced at each start and so cannot hold a lock.
+/// The lock has a file of its own, since the identity file is replaced at each start.
 const LOCK: &str = "lock";
 
-/// A node's id, and which start under this id it is.
+/// A node's id, and the number of the start under this id.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Identity {
     pub(crate) node: NodeId,
-    /// Never repeats under one id, since epochs are made of it.
+    /// Never repeats under one id, since epochs are derived from it.
     pub(crate) incarnation: u32,
 }
 
@@ -27,15 +27,14 @@ pub(crate) struct Held {
     _lock: File,
 }
 
-/// A random id that no node had before.
+/// A new random id.
 pub(crate) fn fresh() -> io::Result<Identity> {
     let node = NodeId(getrandom::u64().map_err(io::Error::other)?);
     Ok(Identity { node, incarnation: 1 })
 }
 
-/// The id kept in `directory`, in its next incarnation, or a fresh id that is kept there from now on. It
-/// belongs to this process for as long as the process holds the folder: two processes under one id would
-/// answer for each other's leases.
+/// The id stored in `directory`, with the next incarnation, or a fresh id, which is stored there. The process
+/// keeps the folder locked: two processes under one id would answer for each other's leases.
 pub(crate) fn next_life(directory: &Path) -> io::Result<(Identity, Held)> {
     own::make_folder(directory)?;
     let held = hold(directory)?;
@@ -48,7 +47,7 @@ pub(crate) fn next_life(directory: &Path) -> io::Result<(Identity, Held)> {
             })?;
             let incarnation = known.incarnation.checked_add(1);
             let incarnation = incarnation
-                .ok_or_else(|| io::Error::other("the node has used up its lives; remove its state"))?;
+                .ok_or_else(|| io::Error::other("the node's incarnations are used up; remove its state"))?;
             Identity { incarnation, ..known }
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => fresh()?,
@@ -73,7 +72,7 @@ fn hold(directory: &Path) -> io::Result<Held> {
     }
 }
 
-/// Stores the identity durably before it is used: an incarnation that started twice would bring epochs back.
+/// Stores the identity durably before it is used: an incarnation used twice would repeat epochs.
 fn keep(directory: &Path, path: &Path, identity: Identity) -> io::Result<()> {
     let draft = directory.join(format!("{FILE}.new"));
     let mut file = own::open_file(&draft)?;
@@ -97,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_restart_keeps_the_name_and_never_the_incarnation() {
+    fn a_restart_keeps_the_id_and_raises_the_incarnation() {
         let directory = tempfile::tempdir().unwrap();
         let (first, held) = next_life(directory.path()).unwrap();
         drop(held);
@@ -106,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_is_in_use_is_refused_and_its_node_keeps_its_life() {
+    fn a_folder_in_use_is_refused_and_its_incarnation_is_unchanged() {
         let directory = tempfile::tempdir().unwrap();
         let (_, _held) = next_life(directory.path()).unwrap();
         let kept = fs::read_to_string(directory.path().join(FILE)).unwrap();
@@ -116,14 +115,14 @@ mod tests {
     }
 
     #[test]
-    fn other_users_cannot_open_what_a_node_keeps() {
+    fn other_users_cannot_open_the_files_of_a_node() {
         use std::os::unix::fs::{MetadataExt, PermissionsExt};
         let parent = tempfile::tempdir().unwrap();
         let directory = parent.path().join("state");
         let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o777;
         drop(next_life(&directory).unwrap());
         assert_eq!(mode(&directory), 0o700);
-        // The mode that an earlier release gave it.
+        // An earlier release created the lock file with this mode.
         fs::set_permissions(directory.join(LOCK), fs::Permissions::from_mode(0o644)).unwrap();
         drop(next_life(&directory).unwrap());
         assert_eq!([mode(&directory.join(LOCK)), mode(&directory.join(FILE))], [0o600, 0o600]);

@@ -11,11 +11,11 @@ use farpool_lease::Lending;
 
 use crate::core::Core;
 
-/// Longest sleep of the keeper, and how often it checks whether held memory was let go.
+/// Longest sleep of the keeper, and how often it checks whether memory is still in use.
 const TICK: Duration = Duration::from_millis(200);
 
 /// Pause after the keeper failed to get the spare memory to which fences move regions. An attempt takes as
-/// long as touching a region, and leases end on this thread.
+/// long as touching all pages of a region, and meanwhile this thread ends no lease.
 const RESTORE_PAUSE: Duration = Duration::from_secs(5);
 
 /// The keeper's thread; ends when dropped.
@@ -61,7 +61,11 @@ fn keep(core: &Core, fenced: &Receiver<()>, stopped: &Receiver<()>) {
         }
         let Ok(ended) = core.end(|leases| Ok::<_, Infallible>(leases.expire(core.now())));
         for lease in ended {
-            tracing::info!(region = lease.region, epoch = %lease.epoch, "lease ended: not renewed, or taken back");
+            tracing::info!(
+                region = lease.region,
+                epoch = %lease.epoch,
+                "lease ended: not renewed, or taken back"
+            );
         }
         // One region at a time, so that leases end on time meanwhile.
         let next = core.leases.lock().begin_scrub(|region| core.regions.is_held(region));
@@ -69,7 +73,10 @@ fn keep(core: &Core, fenced: &Receiver<()>, stopped: &Receiver<()>) {
         if Instant::now() >= restore_at
             && let Err(error) = core.regions.restore_spare()
         {
-            tracing::error!(%error, "no memory kept for the next fence of a shared region; trying again in {RESTORE_PAUSE:?}");
+            tracing::error!(
+                %error,
+                "no spare memory for the next fence of a shared region; trying again in {RESTORE_PAUSE:?}"
+            );
             restore_at = Instant::now() + RESTORE_PAUSE;
         }
     }
@@ -84,7 +91,7 @@ fn make_free(core: &Core, lease: Lending) -> bool {
         }
         Ok(Scrubbed::StillHeld) => {}
         Err(error) => {
-            tracing::error!(region = lease.region, %error, "no memory to replace a region's; trying again");
+            tracing::error!(region = lease.region, %error, "no memory to replace a region's; will try again");
         }
     }
     core.leases.lock().not_scrubbed(lease);

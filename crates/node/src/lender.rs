@@ -9,7 +9,7 @@ pub enum FenceError {
     #[error(transparent)]
     Refused(#[from] GrantRefusal),
     /// All operations under the grant are refused, but its process may still store to the memory: ask again.
-    #[error("no memory to move the region to: {0}; ask again, until then the grant is not fenced")]
+    #[error("no memory to move the region to: {0}; the grant is not fenced yet, ask again")]
     NoMemory(#[source] std::io::Error),
 }
 
@@ -52,7 +52,7 @@ pub trait Lender: Send + Sync + 'static {
     /// Number of regions in each state, and the sum of the marks of all leases held.
     fn counts(&self) -> (RegionCounts, u64);
 
-    /// Returns once a region has become free since it last returned; for one waiter.
+    /// Returns once a region has become free since the last return. Supports one waiter only.
     fn freed(&self) -> impl Future<Output = ()> + Send;
 
     /// Connections cut off for malformed input, on any port, since the node started.
@@ -71,7 +71,7 @@ pub(crate) mod fake {
     pub const TTL_MS: u64 = 10_000;
     pub const FRAMES_REJECTED: u64 = 5;
 
-    /// Lends by the real rules, with a clock that stands still and without memory.
+    /// Lends by the real rules, without memory and with a clock that does not advance.
     pub struct FakeLender {
         leases: Mutex<NodeCore>,
         regions: u32,

@@ -1,11 +1,12 @@
 //! A node's decisions about its leases: the table, and which regions are being returned. The code takes the
-//! time and the keys as arguments, touches no memory, and returns what is to be done to it.
+//! time and the keys as arguments and does not touch region memory; it returns what the caller is to do
+//! there.
 //!
 //! N1. The table decides which client may use a region, and its caller enforces that. A grant is opened in
-//!     the memory only after the table has made it and before anybody is told; a lease is fenced there before
-//!     anybody is told that it ended.
+//!     the memory after the table has made it and before any client is told of it. A lease is fenced there
+//!     before any client is told that it has ended.
 //! N2. A region is free in the table again only after its memory was scrubbed or replaced. That begins only
-//!     when the caller has stated that the lease is fenced and that nobody still has to let go of its memory.
+//!     when the caller has stated that the lease is fenced and that no client can reach its memory any more.
 //! N3. Leases end on time: the caller calls [`NodeCore::expire`] by [`NodeCore::next_deadline`].
 //! Not here: clocks, threads, random keys, memory, how messages travel.
 
@@ -95,7 +96,7 @@ impl NodeCore {
     }
 
     /// Takes back up to `count` of an owner's revocable leases that are not being taken back yet. It chooses
-    /// those that were lent last, since what lies there has had the least time to become worth keeping.
+    /// the newest leases: their data has had the least time to become worth keeping.
     pub fn revoke(&mut self, now: Millis, owner: OwnerId, count: u32, grace: Millis) -> RevokeResponse {
         let mut answer = RevokeResponse::default();
         let mut candidates = Vec::new();
@@ -151,8 +152,8 @@ impl NodeCore {
         self.returning.push(Returning { lease, scrubbing: false });
     }
 
-    /// Returns a fenced region whose memory nobody still has to let go of, as `is_held` tells. The caller
-    /// scrubs or replaces the memory, and then calls [`scrubbed`](Self::scrubbed) or
+    /// Returns a fenced region whose memory is not in use any more, that is, for which `is_held` is false.
+    /// The caller scrubs or replaces the memory, and then calls [`scrubbed`](Self::scrubbed) or
     /// [`not_scrubbed`](Self::not_scrubbed).
     pub fn begin_scrub(&mut self, mut is_held: impl FnMut(u32) -> bool) -> Option<Lending> {
         loop {
@@ -161,7 +162,7 @@ impl NodeCore {
             if scrubbing || self.table.begin_scrub(lease) {
                 return Some(lease);
             }
-            // It is not this lease's turn: the region was dealt with before.
+            // The table refuses this lease: its region was scrubbed before.
         }
     }
 
@@ -260,13 +261,13 @@ mod tests {
     }
 
     #[test]
-    fn a_region_comes_back_only_when_fenced_let_go_and_scrubbed() {
+    fn a_region_is_free_again_only_when_fenced_unused_and_scrubbed() {
         let mut core = NodeCore::new(1, 1, TTL);
         let lease = lend(&mut core, LeaseClass::Revocable, 1)[0];
         assert_eq!(core.release(OWNER, &reference(lease)), Ok(Some(lease)));
         assert_eq!(core.begin_scrub(|_| false), None, "it is not fenced yet");
         core.fenced(lease);
-        assert_eq!(core.begin_scrub(|_| true), None, "somebody holds it");
+        assert_eq!(core.begin_scrub(|_| true), None, "its memory is still in use");
         assert_eq!(core.begin_scrub(|_| false), Some(lease));
         assert_eq!(core.begin_scrub(|_| false), None, "it is being scrubbed");
         core.not_scrubbed(lease);
@@ -278,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_lent_last_is_taken_back_first_and_pinned_leases_never() {
+    fn the_newest_leases_are_taken_back_first_and_pinned_ones_never() {
         let mut core = NodeCore::new(1, 5, TTL);
         lend(&mut core, LeaseClass::Pinned, 1);
         let leases = lend(&mut core, LeaseClass::Revocable, 3);
@@ -294,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_with_a_damaged_key_names_nobody_s_lease() {
+    fn a_message_with_a_damaged_key_names_no_lease() {
         let mut core = NodeCore::new(1, 1, TTL);
         let lease = lend(&mut core, LeaseClass::Revocable, 1)[0];
         let damaged = LeaseRef { key: vec![1; 15], ..reference(lease) };
@@ -346,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn a_short_grace_takes_nothing_back_that_was_promised() {
+    fn a_short_grace_period_does_not_shorten_the_promised_time() {
         let mut core = NodeCore::new(1, 1, TTL);
         let lease = lend(&mut core, LeaseClass::Revocable, 1)[0];
         assert_eq!(core.revoke(Millis(400), OWNER, 1, Millis(0)).remaining_ms, 600);

@@ -1,5 +1,5 @@
-//! A node lends memory of its machine. It reserves regions, serves them, and is the authority on who holds
-//! them.
+//! A node lends memory of its machine. It reserves regions, serves them, and is the authority on which owner
+//! holds them.
 //!
 //! - [`NodeCore`] decides about leases and regions, and is pure; `core` connects it to the memory, `keeper`
 //!   to the clock.

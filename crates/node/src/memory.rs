@@ -6,9 +6,9 @@ use std::path::Path;
 
 use rustix::process::{Resource, getrlimit};
 
-/// Left to the machine at least, whatever `auto` finds: the kernel and a shell need memory, too.
+/// Memory left to the machine at least, whatever `auto` finds: the kernel and a shell need some.
 const LEAST_RESERVE_BYTES: u64 = 512 << 20;
-/// Left to the machine, as a percentage of what is available.
+/// Memory left to the machine, as a percentage of the available memory.
 const RESERVE_PERCENT: u64 = 10;
 
 /// The amount for `--memory auto`: the smaller of the machine's available memory and the room in this
@@ -26,7 +26,7 @@ pub fn available_memory() -> io::Result<u64> {
     Ok(cgroup_room().map_or(machine, |room| room.min(machine)))
 }
 
-/// Bytes that this process may lock; `None`: any number.
+/// Bytes that this process may lock; `None`: no limit.
 pub fn lockable_memory() -> Option<u64> {
     if may_lock_anything() { None } else { getrlimit(Resource::Memlock).current }
 }
@@ -46,8 +46,8 @@ fn mem_available(meminfo: &str) -> Option<u64> {
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib * 1024)
 }
 
-/// The least room left in this process's memory cgroup, version 1 or 2, and those above it; `None` without a
-/// limit.
+/// The smallest room left in this process's memory cgroup (version 1 or 2) and the cgroups above it. `None`
+/// if there is no limit.
 fn cgroup_room() -> Option<u64> {
     let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
     let (root, path, limit, usage) = groups.lines().find_map(cgroup_files)?;
@@ -58,7 +58,7 @@ fn cgroup_room() -> Option<u64> {
 fn room_of(root: &str, group: &Path, limit: &str, usage: &str) -> Option<u64> {
     let directory = Path::new(root).join(group.strip_prefix("/").ok()?);
     let number = |file| fs::read_to_string(directory.join(file)).ok()?.trim().parse::<u64>().ok();
-    Some(number(limit)?.saturating_sub(number(usage)?)) // "max" is no number: no limit
+    Some(number(limit)?.saturating_sub(number(usage)?)) // "max", no limit, does not parse as a number
 }
 
 /// The hierarchy, the group within it, and the names of the files with its limit and its use, for one line of

@@ -29,8 +29,8 @@ const SHORTEST_INTERVAL: Duration = Duration::from_millis(100);
 const LONGEST_INTERVAL: Duration = Duration::from_secs(10);
 
 /// When a region becomes free, the node sends a heartbeat early, since the broker places nothing on a node
-/// that it takes for full. But it waits at least this long after the last heartbeat, so that leases that come
-/// and go cost the broker five heartbeats a second at most.
+/// that it believes to be full. But the node waits at least this long after the last heartbeat, so that
+/// leases that come and go cost the broker at most five heartbeats a second.
 const FREED_INTERVAL: Duration = Duration::from_millis(200);
 
 /// A node's registration with its broker.
@@ -46,7 +46,7 @@ pub struct Registration<L> {
 pub struct Registered(Duration);
 
 impl<L: Lender> Registration<L> {
-    /// Names the broker to register with; fails when the address or the certificates are of no use.
+    /// Prepares to register with `broker`. Fails if the address or the certificates are unusable.
     pub fn new(lender: Arc<L>, broker: &str, tls: Option<&Tls>) -> Result<Self, ControlError> {
         let client = BrokerClient::new(dial(broker, tls)?);
         Ok(Registration { lender, broker: client, broker_address: broker.to_owned(), said: None })
@@ -100,7 +100,9 @@ impl<L: Lender> Registration<L> {
         }
         match &standing {
             Ok(()) => tracing::info!(broker = self.broker_address, "registered with the broker"),
-            Err(reason) => tracing::warn!(broker = self.broker_address, reason, "not registered; trying on"),
+            Err(reason) => {
+                tracing::warn!(broker = self.broker_address, reason, "not registered; still trying");
+            }
         }
         self.said = Some(standing);
     }
@@ -122,7 +124,7 @@ impl<L: Lender> Registration<L> {
     async fn until_next(&self, interval: Duration) {
         let unasked = interval.min(FREED_INTERVAL);
         sleep(unasked).await;
-        let _ = timeout(interval - unasked, self.lender.freed()).await; // either way the heartbeat is due
+        let _ = timeout(interval - unasked, self.lender.freed()).await; // the heartbeat is due in either case
     }
 
     /// Sends heartbeats until the broker asks for a report, or does not answer.
@@ -170,7 +172,7 @@ mod tests {
     use super::*;
     use crate::lender::fake::{FRAMES_REJECTED, FakeLender};
 
-    /// No step takes longer, unless it hangs.
+    /// Longest wait for one step: whatever takes longer hangs.
     const PATIENCE: Duration = Duration::from_secs(20);
 
     #[derive(Debug)]
@@ -179,8 +181,8 @@ mod tests {
         Beat(HeartbeatRequest),
     }
 
-    /// Passes on what it hears. With `asks_again` it asks for a report at each heartbeat, else only while it
-    /// has had none.
+    /// Forwards the messages that it receives. With `asks_again` it asks for a report at each heartbeat, else
+    /// only until it has received one.
     struct FakeBroker {
         heard: mpsc::Sender<Heard>,
         asks_again: bool,
@@ -267,7 +269,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_node_reports_its_table_and_then_says_that_it_lives() {
+    async fn a_node_reports_its_table_and_then_sends_heartbeats() {
         let lender = Arc::new(FakeLender::new(4));
         lender.grant(OwnerId(7), LeaseClass::Pinned, 3);
         let mut broker = RunningBroker::start("127.0.0.1:0", false).await;
@@ -275,7 +277,7 @@ mod tests {
         let report = broker.next_report().await;
         assert_eq!((report.regions_total, report.lent.len()), (4, 3));
         for _ in 0..2 {
-            let Heard::Beat(beat) = broker.next().await else { panic!("reported again unasked") };
+            let Heard::Beat(beat) = broker.next().await else { panic!("a report that was not requested") };
             assert_eq!((beat.regions_free, beat.regions_lent), (1, 3));
             assert_eq!(beat.frames_rejected, FRAMES_REJECTED);
         }
@@ -292,7 +294,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_freed_region_is_told_without_waiting_for_the_next_heartbeat() {
+    async fn a_freed_region_causes_an_early_heartbeat() {
         const HOUR: Duration = Duration::from_secs(3600);
         let lender = Arc::new(FakeLender::new(2));
         let mut leases = lender.grant(OwnerId(7), LeaseClass::Pinned, 2);

@@ -31,13 +31,13 @@ pub const LEAST_REGION_BYTES: u64 = 1 << 20;
 /// Serves a node's memory through a network card. The implementation has a crate of its own, and the program
 /// that runs the node supplies it.
 pub trait CardService: fmt::Debug + Send + Sync {
-    /// Where it is to listen, as text for people.
+    /// The address on which it is to listen, as text for people.
     fn place(&self) -> String;
 
     /// Serves `host` until the guard is dropped. Returns the address for clients.
     ///
     /// # Errors
-    /// Faults of the machine's set-up; the text says what mends them.
+    /// Faults of the machine's set-up; the text says how to fix them.
     fn serve(&self, host: Arc<dyn Host>) -> io::Result<(SocketAddr, Box<dyn Any + Send>)>;
 }
 
@@ -53,8 +53,8 @@ pub struct NodeConfig {
     /// Name or address by which other machines reach these two listeners, if it is not the one that they
     /// listen on.
     pub advertise: Option<String>,
-    /// How long the node tries to register before it gives up. Once it has registered, the broker may come
-    /// and go.
+    /// How long the node tries to register before it gives up. Once it has registered, it survives restarts
+    /// of the broker.
     pub register_within: Duration,
     /// The socket from which clients on this host get the memory itself.
     pub shm_socket: Option<PathBuf>,
@@ -77,7 +77,8 @@ pub struct NodeConfig {
 pub enum NodeError {
     /// Lend more memory, or use smaller regions.
     #[error(
-        "{memory_bytes} bytes are less than one region of {region_bytes}; raise --memory or lower --region-size"
+        "{memory_bytes} bytes are less than one region of {region_bytes}; \
+         raise --memory or lower --region-size"
     )]
     NoRegion {
         /// What was offered.
@@ -87,7 +88,8 @@ pub enum NodeError {
     },
     /// Choose another size.
     #[error(
-        "regions of {region_bytes} bytes are impossible; --region-size takes a multiple of {REGION_GRANULE_BYTES} bytes"
+        "regions cannot have {region_bytes} bytes; \
+         --region-size takes a multiple of {REGION_GRANULE_BYTES} bytes"
     )]
     RegionSize {
         /// What was given.
@@ -121,22 +123,27 @@ pub enum NodeError {
     },
     /// Raise the limit: each region takes a descriptor.
     #[error(
-        "{regions} regions need as many descriptors; raise the limit on open files (ulimit -n), or --region-size"
+        "{regions} regions need as many descriptors; \
+         raise the limit on open files (ulimit -n), or --region-size"
     )]
     Descriptors {
         /// How many regions.
         regions: u32,
     },
-    /// Raise the limit: memory that processes share is a file to the kernel.
-    #[error("regions of {} MiB are files to the kernel, larger than the limit; raise it (ulimit -f unlimited)", region_bytes >> 20)]
+    /// Raise the limit: to the kernel, memory that processes share is a file.
+    #[error(
+        "the kernel treats regions as files, and {} MiB exceed the limit on file sizes; \
+         raise it (ulimit -f unlimited)",
+        region_bytes >> 20
+    )]
     FileSize {
         /// The region size.
         region_bytes: u64,
     },
     /// Listen on an address that other machines reach, or advertise one.
     #[error(
-        "the broker at {broker} is on another machine, which cannot reach {address}: give {flag} an address of this \
-         machine, or pass --advertise with the address by which others reach it"
+        "the broker at {broker} is on another machine, which cannot reach {address}: give {flag} an address \
+         of this machine, or pass --advertise with the address by which others reach it"
     )]
     NotReachable {
         /// The broker.
@@ -146,7 +153,7 @@ pub enum NodeError {
         /// The flag that sets it.
         flag: &'static str,
     },
-    /// Start the broker, or mend what the reason names.
+    /// Start the broker, or fix what the reason names.
     #[error(
         "cannot register with the broker at {broker}: {reason}; with --wait SECONDS the node waits for it"
     )]
@@ -156,10 +163,10 @@ pub enum NodeError {
         /// Why.
         reason: String,
     },
-    /// Lend less memory: the kernel did not give it after all.
+    /// Lend less memory: the kernel refused to reserve it.
     #[error("cannot reserve the memory: {0}; lower --memory")]
     Reserve(#[source] io::Error),
-    /// End the process that has it, or choose another.
+    /// End the process that uses the place, or choose another place.
     #[error("cannot listen on {place}: {source}; choose another with {flag}")]
     Listen {
         /// Address or path.
@@ -169,8 +176,8 @@ pub enum NodeError {
         /// What the system said.
         source: io::Error,
     },
-    /// Mend the state directory.
-    #[error("cannot keep the node's identity in {}: {source}", directory.display())]
+    /// Fix the state directory.
+    #[error("cannot store the node's identity in {}: {source}", directory.display())]
     State {
         /// The directory.
         directory: PathBuf,
@@ -180,7 +187,7 @@ pub enum NodeError {
     /// The system is short of threads or descriptors.
     #[error("cannot start the node's threads: {0}; raise the limits on processes and open files")]
     Start(#[source] io::Error),
-    /// Mend the address or the certificates.
+    /// Fix the address or the certificates.
     #[error(transparent)]
     Control(#[from] ControlError),
 }
@@ -199,7 +206,7 @@ pub struct Ready {
 }
 
 /// Runs a node until `shutdown`. `on_ready` is called once the node serves and has registered with the
-/// broker, which may then come and go.
+/// broker. From then on the node survives restarts of the broker.
 ///
 /// A shutdown while the memory is being reserved ends this function at once, but a thread of the runtime is
 /// then still reserving it. End the runtime with `shutdown_background`, which does not wait for that thread.
@@ -239,7 +246,7 @@ pub async fn run(
         on_ready(&Ready { node: identity.node, address, regions, region_bytes: config.region_bytes });
         Ok(registration.keep(first).await)
     };
-    // The node serves before it has registered: the broker may ask as soon as it has heard of the node.
+    // The node serves before it registers: the broker may send requests as soon as it knows the node.
     let serving = control.serve(control_service(core), shutdown);
     tokio::select! {
         served = serving => served.map_err(NodeError::from),
@@ -333,7 +340,7 @@ fn leave_socket(config: &NodeConfig) {
     if let Some(path) = &config.shm_socket
         && let Err(error) = std::fs::remove_file(path)
     {
-        tracing::warn!(path = %path.display(), %error, "the socket is left behind");
+        tracing::warn!(path = %path.display(), %error, "the socket could not be removed");
     }
 }
 
@@ -392,10 +399,10 @@ fn address(
     }
 }
 
-/// Asks the kernel to end this process before any other when memory runs out: it lends only idle memory.
+/// Asks the kernel to kill this process first when memory runs out: a node lends only idle memory.
 fn be_first_to_go() {
     if let Err(error) = std::fs::write("/proc/self/oom_score_adj", "1000") {
-        tracing::warn!(%error, "the kernel may end other processes before this node when memory runs out");
+        tracing::warn!(%error, "when memory runs out, the kernel may kill other processes before this node");
     }
 }
 
@@ -422,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn impossible_sizes_are_refused_with_the_flag_that_mends_them() {
+    fn impossible_sizes_are_refused_with_the_flag_to_change() {
         for (memory, region, flag) in [
             (1 << 30, 0, "--region-size"),
             (1 << 30, (1 << 20) + 1, "--region-size"),
@@ -458,11 +465,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_shutdown_while_the_memory_is_taken_ends_the_node_before_it_is_ready() {
+    async fn a_shutdown_while_memory_is_reserved_ends_the_node_before_it_is_ready() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("node.sock");
         let config = NodeConfig { shm_socket: Some(path.clone()), ..config(1 << 20, 1 << 20) };
-        run(config, |_| panic!("it was to end"), std::future::ready(())).await.unwrap();
+        run(config, |_| panic!("the node should have ended"), std::future::ready(())).await.unwrap();
         assert!(!path.exists());
     }
 }

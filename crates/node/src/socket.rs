@@ -1,13 +1,13 @@
-//! The Unix socket by which processes of this host map a node's memory.
+//! The Unix socket through which processes of this host map a node's memory.
 //!
-//! S1. Every user of the host may connect: regions open only to their keys.
+//! S1. Every user of the host may connect: only the key of a region gives access to it.
 //! S2. The path appears only when the socket is ready for all users: the socket is bound and gets its mode in
 //!     a folder that no other user can enter, and is then renamed into place. (Setting a mode by path
 //!     elsewhere may change another file, and the umask is shared by the whole process.)
 //! S3. No other user can change the folder of the socket, or add to it. So none can put another socket in its
 //!     place, not even after the node has ended. The sticky bit does not help: it guards the socket only
-//!     while it exists. Clients of a node that has just ended connect again, show their keys, and take
-//!     whatever answers for the node until a lease is not renewed.
+//!     while it exists. Clients of a node that has just ended connect again, send their keys, and take
+//!     whatever process answers there for the node, until a lease is not renewed.
 
 use std::fs::{DirBuilder, Permissions};
 use std::io::{self, ErrorKind};
@@ -30,7 +30,7 @@ pub(crate) fn bind_unix(path: &Path) -> io::Result<UnixListener> {
     own::check_folder(folder)?;
     match std::fs::symlink_metadata(path) {
         Ok(found) if !found.file_type().is_socket() => {
-            return Err(io::Error::new(ErrorKind::AlreadyExists, "there is a file that is no socket"));
+            return Err(io::Error::new(ErrorKind::AlreadyExists, "there is a file that is not a socket"));
         }
         Ok(_) if UnixStream::connect(path).is_ok() => {
             return Err(io::Error::new(ErrorKind::AddrInUse, "another node listens there"));
@@ -40,7 +40,7 @@ pub(crate) fn bind_unix(path: &Path) -> io::Result<UnixListener> {
     let hidden = Hidden::make(folder)?;
     let bytes = path.as_os_str().len().max(hidden.socket().as_os_str().len());
     if bytes > SOCKET_PATH_MAX {
-        let text = format!("a socket's path has at most {SOCKET_PATH_MAX} bytes, and this one {bytes}");
+        let text = format!("the socket's path has {bytes} bytes; the limit is {SOCKET_PATH_MAX}");
         return Err(io::Error::new(ErrorKind::InvalidFilename, text));
     }
     let listener = UnixListener::bind(hidden.socket())?;
@@ -57,9 +57,9 @@ impl Hidden {
     fn make(folder: &Path) -> io::Result<Self> {
         // A process may start several nodes at the same time.
         static MADE: AtomicU32 = AtomicU32::new(0);
-        let number = MADE.fetch_add(1, Ordering::Relaxed); // a number of its own for each; pairs with nothing
+        let number = MADE.fetch_add(1, Ordering::Relaxed); // only has to be unique; pairs with nothing
         let hidden = Hidden(folder.join(format!(".{}-{number}", std::process::id())));
-        hidden.clear(); // may be left from a killed process that had this id
+        hidden.clear(); // a killed process that had this process id may have left it
         DirBuilder::new().mode(0o700).create(&hidden.0)?;
         Ok(hidden)
     }

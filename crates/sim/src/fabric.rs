@@ -35,9 +35,9 @@ const TORN_COPY: &str = "reader-trusts-torn-copy";
 const MUTATIONS: &[&str] =
     &[NO_FENCE, NO_SCRUB, EPOCH_WORD, OLD_INCARNATION, DUPLICATE, FENCE_FLAG, TORN_COPY];
 
-/// Far more than any run takes: a run that is not over by then hangs.
+/// Far longer than any run takes: a run that has not finished by then hangs.
 const RUN_NS: u64 = 1_000_000_000;
-/// The time from posting to *unknown*, by the client's clock.
+/// The time from the posting of an operation until its outcome counts as *unknown*, by the client's clock.
 const DEADLINE: Duration = Duration::from_micros(100);
 /// Operations or batches of each client task.
 const ROUNDS: u64 = 22;
@@ -51,9 +51,9 @@ struct Run {
     history: RefCell<History>,
     board: RefCell<Board>,
     nodes: Vec<Rc<Node>>,
-    /// The present process of each client.
+    /// The current process of each client.
     clients: RefCell<Vec<ProcessId>>,
-    /// Client tasks that have not finished; when there are none, the nodes stop lending.
+    /// Client tasks that have not finished. When there are none left, the nodes stop lending.
     left: Left,
     /// A counter that names clients' streams of randomness, and sessions.
     names: RefCell<u64>,
@@ -151,8 +151,8 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
         client::start(&run, place, false);
     }
     nemesis::start(&run, &places, &mut random);
-    let (panicked, trouble) = run_to_end(executor, RUN_NS, || run.left.get());
-    trouble.into_iter().for_each(|what| run.complain(what));
+    let (panicked, failure) = run_to_end(executor, RUN_NS, || run.left.get());
+    failure.into_iter().for_each(|what| run.complain(what));
     let history = run.history.take();
     let operations = history.operations();
     let violations = judge::judge(history);

@@ -1,6 +1,5 @@
-//! `sim file`: files striped over nodes, with everything that can go wrong under them. The judge checks what
-//! a file promises (`docs/src/files.md`). A process that works on files directly is called a *guest* in the
-//! code.
+//! `sim file`: files striped over nodes, with everything that can go wrong below them. The judge checks what
+//! a file promises (`docs/src/files.md`). A direct client is called a *guest* in the code.
 
 mod broken;
 mod client;
@@ -52,18 +51,18 @@ pub const FILE: Scenario = Scenario { name: "file", mutations: broken::MUTATIONS
 const TTL_MS: std::ops::Range<u64> = 3_000..8_000;
 /// The length of the busy phase, in which most things go wrong, in durations of a lease.
 const BUSY_TTLS: u64 = 3;
-/// Far more than any run takes: a run that is not over by then hangs.
+/// Far longer than any run takes: a run that has not finished by then hangs.
 const RUN_NS: u64 = 600_000_000_000;
 /// Extents of a region: few, so that a file lies in several regions.
 const REGION_EXTENTS: u64 = 2;
 /// Staging memory of a process: twice the largest transfer, with its partial blocks completed at both ends,
 /// as in production.
 const ARENA_BYTES: usize = 2 * MAX_TRANSFER_BYTES + (128 << 10);
-/// The number of files at a time; each is replaced by a new one now and then.
+/// The number of files at a time. A new file replaces one of them now and then.
 const FILES: usize = 2;
 /// The share of worlds whose only fault is that nodes refuse connections, in thousandths.
 const REFUSING_PERMILLE: u32 = 120;
-/// The share of openings to direct clients that also let these make the file longer, in thousandths.
+/// How often a file that is opened to direct clients may also be made longer by them, in thousandths.
 const GROWING_PERMILLE: u32 = 700;
 /// The share of writes that a lying connection loses, in thousandths.
 const LOST_WRITE_PERMILLE: u32 = 60;
@@ -71,7 +70,7 @@ const LOST_WRITE_PERMILLE: u32 = 60;
 /// The phases of a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Phase {
-    /// Clients work; things go wrong.
+    /// Clients work; faults occur.
     Busy,
     /// Nothing goes wrong any more.
     Quiet,
@@ -91,7 +90,7 @@ struct Run {
     home: Cell<ProcessId>,
     stock: RefCell<Arc<Stock>>,
     store: RefCell<Arc<StoreCore<Chosen>>>,
-    /// The state that outlives the owner, if any does.
+    /// The state that outlives the owner, in runs in which the owner may die.
     legacy: Option<Legacy>,
     files: RefCell<Vec<Numbered>>,
     files_made: Cell<u64>,
@@ -108,9 +107,9 @@ struct Run {
     has_guests: bool,
     /// The kernel's sizes of files, where there are direct clients.
     sizes: RefCell<kernel::Sizes>,
-    /// Files that a client closes to direct clients for a while.
+    /// Files that a client is closing or has closed to direct clients for a while.
     closed: RefCell<BTreeSet<u64>>,
-    /// Closed files on which no direct client is still at work.
+    /// Those of the closed files on which no direct client works any more.
     shut: RefCell<BTreeSet<u64>>,
     /// Clients that have not finished.
     at_work: Cell<u32>,
@@ -185,7 +184,7 @@ impl Run {
         self.world.note("file {} begins; data extents of its rows: {}", &[number, redundancy.nodes() - 1]);
         let file = self.store().create_as(redundancy);
         if self.has_guests && file.open_to_guests().is_err() {
-            self.complain("no memory to share a file by".to_owned());
+            self.complain("no memory to share a file with direct clients".to_owned());
         }
         if self.has_guests && self.drawing.borrow_mut().chance(GROWING_PERMILLE) {
             self.let_guests_grow(number, &file);
@@ -209,7 +208,7 @@ struct Ills {
     faults: Faults,
     delivery: Delivery,
     shaking: Shaking,
-    /// None of it costs a lease or a node.
+    /// Whether none of this can cost a lease or a node.
     harmless: bool,
 }
 
@@ -224,7 +223,7 @@ impl Ills {
 /// Draws any subset of what can go wrong.
 fn ills(mutation: Option<&'static str>, random: &mut Random) -> Ills {
     let mut some = |permille: u32| if random.chance(400) { permille } else { 0 };
-    // With fewer late packets, it would take many worlds until this mutation matters.
+    // With fewer late packets, this mutation would matter in too few worlds.
     let late_permille = if mutation == Some(LATE_FORGOTTEN) { 200 } else { some(40) };
     let faults = Faults {
         late_permille,
@@ -396,7 +395,7 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
     run.tasks.spawn(nowhere, conduct::conduct(run.clone()));
     let end = executor.run(RUN_NS);
     if end != RunEnd::Finished {
-        run.complain(format!("somebody hangs: {end:?} with {} clients at work", run.at_work.get()));
+        run.complain(format!("a task hangs: {end:?} with {} clients at work", run.at_work.get()));
     }
     drop(executor);
     report(&run)

@@ -59,10 +59,10 @@ const RECORDS: u32 = 1;
 const ORACLE: u32 = 2;
 const REGIONS: u32 = 3;
 const EPOCH: Epoch = Epoch(7);
-/// Records and pairs of buckets in each piece: enough that a table never gets full, whatever dying clients
+/// Records and pairs of buckets in each piece: enough that a table never gets full, however many dead clients
 /// had reserved.
 const ROOMY: u64 = 2_000;
-/// The same where every record has its versions, and few clients die.
+/// The same for runs with transactions, in which records take more memory and few clients die.
 const ROOMY_WITH_VERSIONS: u64 = 500;
 
 /// What all parts of one run share.
@@ -181,8 +181,8 @@ fn run_by<R: IndexRules>(seed: u64, trace: bool) -> RunReport {
         nemesis::start::<R>(&run, &places, &mut random);
         client::start_last::<R>(&run, &places);
     }
-    let (panicked, trouble) = run_to_end(executor, RUN_NS, || run.left.get());
-    trouble.into_iter().for_each(|what| run.complain(what));
+    let (panicked, failure) = run_to_end(executor, RUN_NS, || run.left.get());
+    failure.into_iter().for_each(|what| run.complain(what));
     let history = run.history.take();
     let mut violations = run.complaints.take();
     violations.extend(history.judge());

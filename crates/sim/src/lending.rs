@@ -14,7 +14,7 @@ pub(crate) struct LendingHost {
     count: u32,
     region_bytes: u64,
     pub(crate) regions: RegionSet,
-    /// Broken: fences have no effect. For each region, the epoch of its present lease.
+    /// Set under the mutation that makes fences ineffective: for each region, the epoch of its current lease.
     unfenced: Option<Vec<AtomicU64>>,
     /// For each region, the number of moves of its memory in progress, in a world where moves take time.
     moving: Vec<AtomicU64>,
@@ -32,7 +32,7 @@ impl LendingHost {
         LendingHost { node, count, region_bytes, regions, unfenced: None, moving, moving_until_asked }
     }
 
-    /// Broken: fences have no effect.
+    /// Mutation: fences have no effect.
     pub(crate) fn without_fences(mut self) -> Self {
         self.unfenced = Some((0..self.count).map(|_| AtomicU64::new(0)).collect());
         self

@@ -1,6 +1,6 @@
 //! `sim members`: compute servers of one database. They take seats, recover each other, fill the roles that
-//! one member has for all, and run transactions meanwhile (`docs/src/txn.md`, *members*). They die, stop, are
-//! cut off, leave, and are declared dead while they live. A recoverer may die as well.
+//! one member performs for all, and run transactions (`docs/src/txn.md`, *members*). They die, stop, are cut
+//! off, leave, and are declared dead while they live. A recoverer may die as well.
 
 mod auditor;
 mod bank;
@@ -47,11 +47,11 @@ const RUN_NS: u64 = 500_000_000;
 const DEADLINE: Duration = Duration::from_millis(20);
 /// The same where connections break: some operations of members take longer.
 const SHORT_DEADLINE: Duration = Duration::from_micros(250);
-/// Heartbeat timeouts (called *patience* in the code): some would be short even for a network that is only
-/// slow.
+/// Heartbeat timeouts (called *patience* in the code): so short that a slow network alone can exceed some of
+/// them.
 const PATIENCES: [Duration; 3] =
     [Duration::from_micros(150), Duration::from_micros(300), Duration::from_micros(600)];
-/// The heartbeat timeout without faults: no heartbeat is missing for so long.
+/// The heartbeat timeout in runs without faults, in which no heartbeat is that late.
 const CALM_PATIENCE: Duration = Duration::from_micros(600);
 /// The longest part of a move of a region's memory before its fence, and again after it.
 const MOST_MOVE_NS: u64 = 40_000;
@@ -59,9 +59,9 @@ const MOST_MOVE_NS: u64 = 40_000;
 const FENCES_LOST_PERMILLE: u32 = 40;
 /// Pause between two checks whether a grant is fenced.
 const FENCE_PAUSE: Duration = Duration::from_micros(2);
-/// Limits so small that runs reach them: names for all tables of a run, and one tombstone less than members
-/// that change the catalog.
-const LIMITS: Limits = Limits { clients: 6, names: 8, tombs: 2, overflow: 4 };
+/// Small limits. There are names for all tables of a run. Tombstones may run out while old snapshots are
+/// open; then tables cannot be dropped.
+const LIMITS: Limits = Limits { clients: 6, names: 8, tombstones: 2, overflow: 4 };
 const REGION_BYTES: u64 = 512 << 10;
 const OLD_VERSIONS: [usize; 3] = [2, 4, 8];
 /// Bytes for the intents of a slot.
@@ -88,7 +88,7 @@ struct Run {
     members: RefCell<Vec<Rc<Member>>>,
     /// Drivers and mishaps that have not ended.
     left: Left,
-    /// The hosts of members that are cut off from nodes at present: from how many.
+    /// For each host of a member, the number of nodes from which it is cut off now.
     cuts: RefCell<BTreeMap<HostId, u32>>,
     /// What the sessions of the bank did.
     bank: Bank,
@@ -108,7 +108,7 @@ struct Node {
 }
 
 impl Run {
-    /// The place of a region among those of the layout.
+    /// The place of a region in the layout.
     fn place_of(&self, region: RegionId) -> usize {
         self.layout.regions.iter().position(|known| *known == region).expect("a region of this database")
     }
@@ -123,7 +123,8 @@ impl Run {
         numbers[random.index(numbers.len())]
     }
 
-    /// A client of a member ends because of an error.
+    /// Notes that a client of a member ends because of an error. Complains if the error must never happen
+    /// here.
     fn cannot_go_on(&self, member: &Member, why: &TxError) {
         self.world.note("a client of member {} ends", &[member.claim().0]);
         let never_happens = matches!(why, TxError::SnapshotTooOld | TxError::Damaged(_));
@@ -235,19 +236,21 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
     nemesis::start(&run, &mut random);
     nemesis::start_disconnects(&run, &mut Random::new(seed, 11));
     auditor::start(&run);
-    let (panicked, trouble) = run_to_end(executor, RUN_NS, || run.left.get());
-    trouble.into_iter().for_each(|what| run.ledger.complain(what));
+    let (panicked, failure) = run_to_end(executor, RUN_NS, || run.left.get());
+    failure.into_iter().for_each(|what| run.ledger.complain(what));
     if !faults.are_any() {
         let ended = run.members.borrow().iter().map(|member| member.core.end_reason()).collect::<Vec<_>>();
         let failed = ended.into_iter().filter(|why| *why != Ended::Closed);
-        failed.for_each(|why| run.ledger.complain(format!("a member ends where nothing fails: {why}")));
+        failed
+            .for_each(|why| run.ledger.complain(format!("a member ended, though nothing fails here: {why}")));
         let seats = run.observer.lock().look().seats(&run.layout);
         let left = seats.iter().filter(|seat| seat.claim.is_some()).count();
         if left > 0 {
-            run.ledger.complain(format!("{left} members keep their seats at the end, where nothing fails"));
+            run.ledger
+                .complain(format!("{left} members keep their seats at the end, though nothing fails here"));
         }
     }
-    // Members and the run refer to each other. Without this no member would ever be dropped, and the
+    // Members and the run refer to each other. Without this no member would ever be dropped, and the file
     // descriptors of the world's memory would stay open.
     drop(run.members.take());
     let history = run.ledger.history.take();

@@ -1,5 +1,6 @@
-//! The control plane of a simulated world: nodes and a broker (the real cores in simulated shells), the
-//! letters between processes, and an oracle that sees what nodes lend. Each scenario adds its own clients.
+//! The control plane of a simulated world: nodes and a broker (the real cores in simulated shells), messages
+//! between processes (called *letters* in the code), and an oracle that sees what nodes lend. Each scenario
+//! adds its own clients.
 
 pub(crate) mod broker;
 pub(crate) mod node;
@@ -49,7 +50,7 @@ pub(crate) struct Plane {
     pub(crate) late_letters: Cell<u32>,
     /// A process on a host of its own, for tasks that belong to no participant.
     pub(crate) nowhere: ProcessId,
-    /// Asked when a lease ends; without it, no process trusts a lease.
+    /// Called when a lease ends. Without it, no process counts as trusting a lease.
     pub(crate) trusting: RefCell<Option<WhoTrusts>>,
 }
 
@@ -134,7 +135,7 @@ impl Plane {
         self.oracle.borrow_mut().complain(what);
     }
 
-    /// Kills a doomed process that has come to its last letter.
+    /// Kills a doomed process at its last letter.
     fn meet_doom(&self, process: ProcessId) {
         if self.doomed.borrow_mut().remove(&process).is_none() {
             return;
@@ -151,14 +152,14 @@ impl Plane {
         node::start(self, node);
     }
 
-    /// Starts the broker's next process, whether or not the present one still runs.
+    /// Starts the broker's next process, whether or not the current one still runs.
     pub(crate) fn start_broker_again(self: &Rc<Self>) {
         self.broker.process.set(self.world.add_process(self.broker.host));
         broker::start(self);
     }
 }
 
-/// The fabric reaches nodes by name.
+/// The simulated fabric reaches nodes by their ids alone.
 impl Node {
     pub(crate) fn peer(&self) -> Peer {
         Peer { node: self.id, tcp: None, shm_socket: None, verbs: None }

@@ -33,9 +33,9 @@ const MUTATIONS: &[&str] =
 const TTL_MS: std::ops::Range<u64> = 3_000..8_000;
 /// The length of the busy phase, in which most things go wrong, in durations of a lease.
 const BUSY_TTLS: u64 = 6;
-/// Far more than any run takes: a run that is not over by then hangs.
+/// Far longer than any run takes: a run that has not finished by then hangs.
 const RUN_NS: u64 = 600_000_000_000;
-/// Words of a region that are used, and the size of a word.
+/// The number of words of a region that are used, and the size of a word.
 const WORDS: u64 = 48;
 const WORD_BYTES: u64 = 8;
 /// Size of a region: one page.
@@ -46,7 +46,7 @@ const REGIONS: std::ops::Range<u64> = 1..4;
 /// The phases of a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Phase {
-    /// Clients lease, grant and release; things go wrong.
+    /// Clients lease regions, give grants and release leases; faults occur.
     Busy,
     /// Clients only renew, read and write.
     Quiet,
@@ -59,12 +59,12 @@ struct Run {
     plane: Rc<Plane>,
     words: Cell<u64>,
     seats: Vec<Rc<Seat>>,
-    /// The present client at each seat.
+    /// The current client at each seat.
     clients: RefCell<Vec<Option<Rc<Client>>>>,
     phase: Cell<Phase>,
     /// Participants that are about to die, or are dead and about to be restarted.
     dying: RefCell<BTreeSet<Who>>,
-    /// Mishaps under way; the busy phase ends only when there are none.
+    /// Mishaps in progress. The busy phase ends only when there are none.
     mishaps: Cell<u32>,
 }
 
@@ -204,7 +204,7 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
     run.tasks.spawn(nowhere, conduct::conduct(run.clone()));
     let end = executor.run(RUN_NS);
     if end != RunEnd::Finished {
-        run.complain(format!("somebody hangs: {end:?}"));
+        run.complain(format!("a task hangs: {end:?}"));
     }
     drop(executor);
     run.clients.borrow_mut().clear(); // breaks the cycle of references between run and clients

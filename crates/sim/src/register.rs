@@ -19,10 +19,10 @@ pub(crate) struct Touch {
     pub value: u64,
     pub writes: bool,
     pub start: u64,
-    /// The time by which it took effect, if it took effect at all; [`NEVER`] when nothing bounds that. An end
-    /// before `start` means that it can have had no effect.
+    /// The time by which it took effect, if it took effect at all; [`NEVER`] if nothing bounds that time. An
+    /// end before `start` means that it cannot have taken effect.
     pub end: u64,
-    /// It took effect. If this is false, it counts only if its value was seen.
+    /// Whether it certainly took effect. If not, it counts only if its value was seen.
     pub certain: bool,
 }
 
@@ -50,7 +50,7 @@ pub(crate) fn check(initial: u64, touches: &[Touch]) -> Result<(), String> {
     }
     for read in touches.iter().filter(|touch| !touch.writes) {
         match clusters[&read.value].written_at {
-            None => return Err(format!("{:#x} was read, which nobody wrote here", read.value)),
+            None => return Err(format!("{:#x} was read, which was never written here", read.value)),
             Some(start) if read.end < start => {
                 return Err(format!("{:#x} was read before it was written", read.value));
             }
@@ -59,7 +59,10 @@ pub(crate) fn check(initial: u64, touches: &[Touch]) -> Result<(), String> {
     }
     let too_late = |touch: &&Touch| touch.writes && touch.end < touch.start && clusters[&touch.value].certain;
     if let Some(write) = touches.iter().find(too_late) {
-        return Err(format!("{:#x} was written by what could take no effect any more", write.value));
+        return Err(format!(
+            "{:#x} was written by an operation that could no longer take effect",
+            write.value
+        ));
     }
     let seen = || clusters.iter().filter(|(_, cluster)| cluster.certain);
     let mut forward: Vec<(u64, u64, u64)> = seen()
@@ -68,7 +71,7 @@ pub(crate) fn check(initial: u64, touches: &[Touch]) -> Result<(), String> {
         .collect();
     forward.sort_unstable();
     if let Some([one, other]) = forward.array_windows().find(|[one, other]| other.0 < one.1) {
-        return Err(format!("{:#x} and {:#x} were both there at the same time", one.2, other.2));
+        return Err(format!("{:#x} and {:#x} were both in the word at the same time", one.2, other.2));
     }
     for (&value, cluster) in seen().filter(|(_, cluster)| cluster.first_end >= cluster.last_start) {
         // Forward zones do not overlap, so only the last one that begins before this zone can contain it.
@@ -76,7 +79,7 @@ pub(crate) fn check(initial: u64, touches: &[Touch]) -> Result<(), String> {
         if let Some(&(_, end, other)) = before.checked_sub(1).map(|place| &forward[place])
             && cluster.first_end < end
         {
-            return Err(format!("{value:#x} was written while {other:#x} was there before and after"));
+            return Err(format!("{value:#x} was in the word while {other:#x} was there throughout"));
         }
     }
     Ok(())
@@ -99,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_acknowledged_is_read_until_it_is_overwritten() {
+    fn an_acknowledged_write_is_read_until_it_is_overwritten() {
         assert!(check(0, &[write(1, 1, 2), read(1, 3, 4), write(2, 5, 6), read(2, 7, 8)]).is_ok());
         assert!(check(0, &[write(1, 1, 2), read(0, 3, 4)]).is_err());
         assert!(check(0, &[write(1, 1, 2), write(2, 3, 4), read(1, 5, 6)]).is_err());
@@ -116,27 +119,27 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_write_may_have_happened_or_not_but_not_after_its_verdict() {
+    fn an_unknown_write_may_take_effect_or_not_but_only_before_its_end() {
         assert!(check(0, &[maybe(1, 1, NEVER), read(0, 5, 6), read(1, 50, 51)]).is_ok());
         assert!(check(0, &[maybe(1, 1, NEVER), read(0, 5, 6)]).is_ok());
         assert!(check(0, &[maybe(1, 1, 4), read(0, 5, 6), read(1, 50, 51)]).is_err());
     }
 
     #[test]
-    fn a_write_that_began_when_it_could_take_no_effect_any_more_is_noticed_once_it_is_seen() {
+    fn a_write_that_could_no_longer_take_effect_is_noticed_if_its_value_is_read() {
         assert!(check(0, &[maybe(1, 5, 4)]).is_ok());
         assert!(check(0, &[maybe(1, 5, 4), read(0, 6, 7)]).is_ok());
         assert!(check(0, &[maybe(1, 5, 4), read(1, 6, 7)]).is_err());
     }
 
     #[test]
-    fn values_out_of_nowhere_are_noticed() {
+    fn values_that_were_never_written_are_noticed() {
         assert!(check(0, &[read(7, 1, 2)]).is_err());
         assert!(check(0, &[read(7, 1, 2), write(7, 3, 4)]).is_err());
     }
 
     #[test]
-    fn a_write_that_vanished_between_two_reads_of_another_is_noticed() {
+    fn a_write_that_is_undone_by_an_older_value_is_noticed() {
         assert!(check(0, &[write(1, 1, 2), read(1, 3, 4), write(2, 5, 6), read(1, 7, 8)]).is_err());
     }
 }

@@ -9,7 +9,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use farpool_fabric::sim::{Executor, RunEnd};
 use serde::{Serialize, Serializer};
 
-/// The most failing seeds that are kept. One is enough to work on; a few show whether they are alike.
+/// The most failing seeds that are kept. One is enough to find the fault; a few show whether failures are
+/// alike.
 const FAILURES_KEPT: usize = 10;
 
 /// The result of one seed.
@@ -17,7 +18,7 @@ const FAILURES_KEPT: usize = 10;
 pub struct RunReport {
     /// The seed.
     pub seed: u64,
-    /// The violations that the checker found; empty when all is well.
+    /// The violations that the checker found; empty if there are none.
     pub violations: Vec<String>,
     /// The run ended in a panic; other violations may be consequences of it.
     pub panicked: bool,
@@ -76,7 +77,7 @@ pub(crate) fn run_to_end(
 ) -> (bool, Option<String>) {
     match catch_unwind(AssertUnwindSafe(|| executor.run(until_ns))) {
         Ok(RunEnd::Finished) => (false, None),
-        Ok(end) => (false, Some(format!("somebody hangs: {end:?} with {} clients left", clients_left()))),
+        Ok(end) => (false, Some(format!("a task hangs: {end:?} with {} clients left", clients_left()))),
         Err(panic) => (true, Some(described(&*panic))),
     }
 }
@@ -145,7 +146,7 @@ pub struct Catch {
     pub mutation: &'static str,
     /// Seeds run before enough of them had noticed it.
     pub seeds_run: u64,
-    /// The first few seeds that noticed. If there are none, the checker is blind.
+    /// The first few seeds that noticed. If there are none, the checker does not detect this fault.
     pub caught_by: Vec<u64>,
     /// The first violation that the first of them reported.
     pub violation: Option<String>,
@@ -186,8 +187,8 @@ pub fn hunt(
     }
 }
 
-/// Calls `body` for each seed until it returns `false`. Seeds are taken in order; several threads may finish
-/// them in another.
+/// Calls `body` for each seed until it returns `false`. Seeds are taken in order, but several threads may
+/// finish them in another order.
 fn in_parallel(seeds: Range<u64>, threads: usize, body: impl Fn(u64) -> bool + Sync) {
     let next = AtomicU64::new(seeds.start);
     let enough = AtomicBool::new(false);
@@ -227,16 +228,20 @@ mod tests {
     }
 
     #[test]
-    fn a_fault_is_caught_by_seeds_that_complain_of_it_alone() {
+    fn only_seeds_that_pass_without_the_fault_catch_it() {
         assert_eq!(hunted(|seed, mutation, _| complaint(seed, mutation.is_some() && seed > 4)), [5, 6, 7]);
-        assert_eq!(hunted(|seed, _, _| complaint(seed, true)), [0; 0], "they complain of anything");
+        assert_eq!(
+            hunted(|seed, _, _| complaint(seed, true)),
+            [0; 0],
+            "they complain without the fault, too"
+        );
         assert_eq!(hunted(|seed, _, _| complaint(seed, false)), [0; 0]);
     }
 
     #[test]
     fn a_panic_fails_a_run_and_catches_no_fault() {
         let panics = |seed, mutation: Option<_>, _| {
-            assert!(mutation.is_none(), "something else than the checker");
+            assert!(mutation.is_none(), "a panic, not a complaint of the checker");
             complaint(seed, false)
         };
         assert_eq!(hunted(panics), [0; 0]);

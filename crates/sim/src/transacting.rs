@@ -1,5 +1,5 @@
-//! Shared by the scenarios with transactions: a run's ledger of what sessions did and were answered, and the
-//! steps of a session's transaction.
+//! What the scenarios with transactions share: a run's ledger of what sessions did and what they were
+//! answered, and the steps of a session's transaction.
 
 pub(crate) mod fates;
 
@@ -75,7 +75,7 @@ impl Ledger {
         );
         if self.known.borrow_mut().insert(version, is_committed).is_some_and(|before| before != is_committed)
         {
-            self.complain(format!("commit {version} is said to be committed, and not to be"));
+            self.complain(format!("commit {version} was reported both as committed and as not committed"));
         }
     }
 }
@@ -107,11 +107,12 @@ pub(crate) struct Transactor {
     pub(crate) name: u32,
     pub(crate) random: Random,
     payload_of: Rc<dyn Fn(u64) -> Vec<u8>>,
-    /// Which values it writes.
+    /// Whether it may write this value.
     pub(crate) may_write: fn(u64) -> bool,
 }
 
-/// What a transaction has done so far. It enters the history when this is dropped, also when its client dies.
+/// What a transaction has done so far. It is added to the history when this is dropped, also if the reason is
+/// that its client died.
 struct Doing {
     ledger: Rc<Ledger>,
     judged: Option<Judged>,
@@ -145,8 +146,8 @@ impl Transactor {
         values.find(|value| (self.may_write)(*value)).expect("they do not end")
     }
 
-    /// Runs one transaction, which reads or writes these records. Returns whether it committed: after a
-    /// conflict, or without room, it did not.
+    /// Runs one transaction, which reads or writes these records. Returns whether it committed; it does not
+    /// after a conflict, or without room.
     pub(crate) async fn transact<R: Rules>(
         &mut self,
         worker: &Worker<R>,
@@ -218,7 +219,7 @@ impl Transactor {
         Doing { ledger: self.ledger.clone(), judged: Some(judged) }
     }
 
-    /// In some transactions, reads records in advance in one step, in one of several ways.
+    /// In some transactions, reads several records in advance in one step, in one of several ways.
     async fn look_ahead<R: Rules>(
         &mut self,
         transaction: &mut Transaction<'_, R>,
@@ -256,7 +257,7 @@ impl Transactor {
         Ok(())
     }
 
-    /// Reads or writes a record. A full ring may have room in a moment, so it is tried again.
+    /// Reads or writes a record. If the ring is full, tries again, since it may have room in a moment.
     async fn touch<'a, R: Rules>(
         &mut self,
         transaction: &mut Transaction<'a, R>,

@@ -12,9 +12,9 @@ mod collector;
 mod counts;
 mod curious;
 mod elle;
-mod inspector;
 #[cfg(test)]
-mod loose;
+mod in_flight;
+mod inspector;
 mod nemesis;
 mod oracle;
 mod payloads;
@@ -61,8 +61,8 @@ const MOST_MOVE_NS: u64 = 60_000;
 const BUSY_PAUSE: Duration = Duration::from_micros(20);
 const ARENA_BYTES: usize = 64 * 4096;
 const REGION_BYTES: u64 = 128 << 10;
-/// Bytes for the intents of a slot. The smaller logs hold those of one transaction only, so others have to
-/// wait.
+/// Bytes for the intents of a slot. The smaller logs hold the intents of only one transaction, so other
+/// transactions have to wait.
 const LOG_BYTES: [u64; 5] = [560, 560, 784, 1_024, 8_192];
 /// Room for a part of the oracle: the words of a few slots and two images.
 const PART_BYTES: u64 = 1_024;
@@ -70,10 +70,10 @@ const PART_BYTES: u64 = 1_024;
 const TIMESTAMP_BITS: u32 = 32;
 /// Generations in which a slot may start: fewer than the 2^17 that exist, since recoveries use up some more.
 const MOST_GENERATIONS: u64 = 1 << 16;
-/// Commits left in the generation of a slot that starts near its end, at most: fewer than clients make.
+/// The most commits left in the generation of a slot that starts near its end: fewer than clients make.
 const MOST_TO_THE_EDGE: u64 = 12;
-/// The same where sessions use counts up by abandoning transactions that they have prepared: more than a slot
-/// gives out beyond its word.
+/// The same for slots whose sessions reach the edge by preparing transactions and abandoning them: more
+/// counts than a slot gives out beyond its watermark.
 const FAR_TO_THE_EDGE: u64 = 300;
 /// Places of a ring. In the smaller rings, writers often find versions that a snapshot still needs.
 const OLD_VERSIONS: [usize; 6] = [1, 1, 2, 3, 4, 8];
@@ -93,7 +93,7 @@ struct Run {
     /// Slots that have clients; one more is the auditor's.
     slots: u16,
     records: RecordLayout,
-    /// Holds payloads that do not fit their records, if the run has records of variable length.
+    /// Where payloads lie that do not fit their records, if records have variable length.
     slab: Option<SlabLayout>,
     log: LogLayout,
     /// The words of the slots before their first clients.
@@ -108,7 +108,7 @@ struct Run {
     has_mishaps: Cell<bool>,
     ledger: Rc<Ledger>,
     left: Left,
-    /// All clients have ended but the auditor: no more faults occur.
+    /// All clients except the auditor have ended, and no more faults occur.
     is_quiet: Cell<bool>,
     /// The auditor has finished.
     is_over: Cell<bool>,
@@ -255,7 +255,7 @@ impl Run {
         Table::new(RecordId(100), self.records, pieces.collect())
     }
 
-    /// The horizon has places for as many workers of each slot as a compute server has at most.
+    /// The horizon has a place for each worker that a compute server can have, for each slot.
     fn horizon(&self, grant: Epoch) -> HorizonAt {
         let slots = self.slots + 1;
         let layout = HorizonLayout::new(slots * oracle::MOST_WORKERS, slots).expect("a few workers");
@@ -352,8 +352,8 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
     curious::start(&run);
     inspector::start(&run, &mut random);
     auditor::start(&run);
-    let (panicked, trouble) = run_to_end(executor, RUN_NS, || run.left.get());
-    trouble.into_iter().for_each(|what| run.complain(what));
+    let (panicked, failure) = run_to_end(executor, RUN_NS, || run.left.get());
+    failure.into_iter().for_each(|what| run.complain(what));
     let history = run.ledger.history.take();
     let mut violations = run.ledger.complaints.take();
     violations.extend(judge(&history).err().map(|violation| violation.to_string()));

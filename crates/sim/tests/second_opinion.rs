@@ -28,7 +28,7 @@ fn another_checker_finds_nothing_in_the_histories_of_transactions() {
         assert_ne!(valid, Valid::False, "seed {seed}: {anomalies:?}");
         judged += u64::from(valid == Valid::True);
     }
-    assert!(judged > SEEDS / 2, "it has an opinion of {judged} histories only");
+    assert!(judged > SEEDS / 2, "the checker reached a verdict on only {judged} histories");
 }
 
 #[test]

@@ -1,28 +1,28 @@
-//! Warnings that repeat: the first is written at once, then at most one per period.
+//! Rate limit for repeated warnings: the first is logged at once, then at most one per period.
 //!
-//! T1. Each occurrence is either written or counted. The next line tells how many were counted since the line
-//!     before it.
+//! T1. Each occurrence is either logged or counted. The next line says how many were counted since the
+//!     previous line.
 //! T2. Two lines of one kind are at least one period apart.
-//! T3. Memory is bounded: of each kind only the number of occurrences is kept, and beyond [`MOST_KINDS`] all
-//!     kinds are one.
-//! Not here: the clock (callers pass `now`), and the line itself.
+//! T3. Memory is bounded: of each kind only the number of occurrences is stored, and all kinds beyond
+//!     [`MOST_KINDS`] count as one kind.
+//! Not here: the clock (callers pass `now`), and the text of the lines.
 //!
-//! A layer of the log would need no calls, but would act in our own binary only, and it tells kinds apart by
-//! the values of all fields: by the address of a peer, of which a flood has as many as it likes, or else not
-//! even by the region that was lost.
+//! A rate-limiting layer of the log would need no calls, but would work only in our own binary. Besides, it
+//! distinguishes kinds either by the values of all fields or by none. The former includes the address of a
+//! peer, of which a flood can have any number; the latter ignores even which region was lost.
 
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Time between two lines of a warning that repeats: a day of it is 8,640 lines.
+/// Time between two lines of a repeated warning: at most 8,640 lines a day.
 pub const PERIOD: Duration = Duration::from_secs(10);
 
-/// Kinds that are told apart: more than a caller has reasons to warn.
+/// Most kinds that are distinguished: more than any caller has kinds of warnings.
 pub const MOST_KINDS: usize = 64;
 
-/// Decides for one warning which of its occurrences are written.
+/// Decides which occurrences of one warning are logged.
 #[derive(Debug, Default)]
 pub struct Throttle(Mutex<Lines>);
 
@@ -32,28 +32,27 @@ impl Throttle {
         Throttle(Mutex::new(Lines { last: None, left_out: 0 }))
     }
 
-    /// The warning occurs. If a line is to be written for it, returns how many occurrences were left out
-    /// since the last line.
+    /// The warning occurs. If a line is to be logged for it, returns how many occurrences were left out since
+    /// the last line.
     pub fn occurs(&self, now: Instant) -> Option<u64> {
         locked(&self.0).occurs(now)
     }
 
-    /// For callers that come by regularly: once a period has passed since the last line, returns how many
-    /// occurrences were left out, if any were. The caller writes a line about them, so that the end of a
-    /// flood is told, too.
+    /// To be called regularly. Once a period has passed since the last line, returns how many occurrences
+    /// were left out, if any were. The caller logs their number, so that the end of a flood is logged, too.
     pub fn overdue(&self, now: Instant) -> Option<u64> {
         locked(&self.0).overdue(now)
     }
 }
 
-/// The same for several kinds of a warning. A flood of one kind does not hide another.
+/// A [`Throttle`] for each of several kinds of a warning. A flood of one kind does not hide another.
 #[derive(Debug)]
 pub struct Throttles<K>(Mutex<Kinds<K>>);
 
 #[derive(Debug)]
 struct Kinds<K> {
     known: HashMap<K, Lines>,
-    /// Of all kinds beyond those.
+    /// Shared by all other kinds.
     others: Lines,
 }
 
@@ -64,7 +63,7 @@ impl<K> Default for Throttles<K> {
 }
 
 impl<K: Eq + Hash> Throttles<K> {
-    /// As [`Throttle::occurs`], of this kind.
+    /// As [`Throttle::occurs`], for this kind.
     pub fn occurs(&self, kind: K, now: Instant) -> Option<u64> {
         let Kinds { known, others } = &mut *locked(&self.0);
         let lines = match known.len() < MOST_KINDS || known.contains_key(&kind) {
@@ -74,7 +73,7 @@ impl<K: Eq + Hash> Throttles<K> {
         lines.occurs(now)
     }
 
-    /// As [`Throttle::overdue`], of all kinds together; zero if there is nothing to tell.
+    /// As [`Throttle::overdue`], for all kinds together; zero if nothing was left out.
     pub fn overdue(&self, now: Instant) -> u64 {
         let Kinds { known, others } = &mut *locked(&self.0);
         known.values_mut().chain([others]).filter_map(|lines| lines.overdue(now)).sum()
@@ -112,7 +111,8 @@ impl Lines {
     }
 }
 
-/// Nothing panics under these locks but a kind's own `Hash`; then a count is wrong at worst.
+/// Ignores poisoning: only a kind's own `Hash` or `Eq` can panic under these locks. At worst, a count is
+/// wrong then.
 fn locked<T>(lines: &Mutex<T>) -> MutexGuard<'_, T> {
     lines.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_a_flood_is_told_once_without_another_occurrence() {
+    fn the_end_of_a_flood_is_logged_once_without_another_occurrence() {
         let start = Instant::now();
         let throttle = Throttle::new();
         assert_eq!(throttle.overdue(start), None, "nothing has occurred");
@@ -178,7 +178,7 @@ mod tests {
         assert_eq!(told + untold, 4 * EACH);
     }
     #[test]
-    fn a_flood_of_one_kind_hides_no_other_and_all_are_told_in_the_end() {
+    fn a_flood_of_one_kind_hides_no_other_and_all_are_logged_in_the_end() {
         let start = Instant::now();
         let throttles = Throttles::default();
         assert_eq!((0..1_000).filter_map(|_| throttles.occurs("garbage", start)).collect::<Vec<_>>(), [0]);
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn kinds_without_number_take_bounded_memory_and_are_told_together() {
+    fn any_number_of_kinds_takes_bounded_memory_and_shares_one_count() {
         let start = Instant::now();
         let throttles = Throttles::default();
         let lines = (0..10 * MOST_KINDS).filter_map(|kind| throttles.occurs(kind, start)).count();

@@ -1,21 +1,21 @@
-//! Checksums of what lies in far memory: CRC-64/NVME, of some words and the bytes behind them, without
-//! copying them together.
+//! Checksums of what lies in far memory: CRC-64/NVME of some words and the bytes after them, without copying
+//! them together.
 //!
-//! Each transaction makes and checks a dozen of them, of some hundred bytes each. A library that is made for
-//! long inputs takes longer for such short ones than everything else that is done with them. So they are
-//! multiplied here: a checksum is the sum of each word times a power of *x*, modulo the polynomial; the
-//! products do not depend on each other, and one reduction ends it.
+//! Each transaction makes and checks a dozen of them, of some hundred bytes each. For such short inputs, a
+//! library that is made for long ones takes longer than everything else that is done with them. So checksums
+//! are computed by multiplication here: a checksum is the sum of each word times a power of *x*, modulo the
+//! polynomial. The products do not depend on each other, and one reduction ends it.
 
 use crc_fast::{CrcAlgorithm, Digest};
 
 const WORD_BYTES: usize = 8;
 
-/// The checksum of words, as they lie in memory, and of the bytes behind them.
+/// The checksum of words, as they lie in memory, and of the bytes after them.
 #[inline]
 pub(crate) fn checksum(words: &[u64], bytes: &[u8]) -> u64 {
     #[cfg(target_arch = "x86_64")]
     if bytes.len().is_multiple_of(WORD_BYTES) && is_x86_feature_detected!("pclmulqdq") {
-        // SAFETY: the processor has the instruction; nothing else is asked of the caller.
+        // SAFETY: the processor has the instruction, as was just tested; the caller must ensure nothing else.
         return unsafe { multiplied::checksum(words, bytes) };
     }
     by_digest(words, bytes)
@@ -39,11 +39,11 @@ mod multiplied {
 
     use super::WORD_BYTES;
 
-    /// CRC-64/NVME's, without x^64.
+    /// The polynomial of CRC-64/NVME, without x^64.
     const POLYNOMIAL: u64 = 0x9A6C_9329_AC4B_C9B5;
     /// Words that are added up before they are reduced.
     const BLOCK: usize = 32;
-    /// The *j*-th is x^(64 j - 1), modulo the polynomial: what the *j*-th word from behind is multiplied by.
+    /// The *j*-th is x^(64 j - 1), modulo the polynomial: the factor of the *j*-th word from the end.
     const POWERS: [u64; BLOCK + 1] = powers();
     /// x^128 by the polynomial, without x^64.
     const QUOTIENT: u64 = quotient();
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_the_length_both_ways_agree() {
+    fn both_ways_agree_for_every_length() {
         let bytes: Vec<u8> = (0..2048_u32).map(|number| ((number * number) >> 3) as u8).collect();
         for length in (0..bytes.len()).step_by(8) {
             assert_eq!(checksum(&[], &bytes[..length]), by_digest(&[], &bytes[..length]), "{length}");

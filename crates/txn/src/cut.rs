@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use farpool_wire::Version;
 
-/// What a transaction sees: of each slot all commits up to a count. Cheap to clone, since many transactions
-/// share one.
+/// What a transaction sees: of each slot, all commits up to a count. Cheap to clone, since many transactions
+/// share one cut.
 ///
 /// Cuts of one oracle with a higher sequence number see at least as much ([`oracle`](crate::oracle), P2).
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -15,32 +15,32 @@ pub struct Cut {
 }
 
 impl Cut {
-    /// The one that sees nothing but what was there before the first transaction.
+    /// The cut that sees only what was there before the first transaction.
     pub fn first(slots: usize) -> Cut {
         Cut { sequence: 0, counts: vec![0; slots].into() }
     }
 
-    /// A cut that sees so much of each slot.
+    /// The cut with this number that sees, of each slot, all commits up to its count.
     pub fn new(sequence: u64, counts: Arc<[u64]>) -> Cut {
         Cut { sequence, counts }
     }
 
-    /// The same, whose count of users no other thread touches.
+    /// The same cut with a reference count of its own, which no other thread touches.
     pub(crate) fn copied(&self) -> Cut {
         Cut { sequence: self.sequence, counts: Arc::from(&*self.counts) }
     }
 
-    /// The how-manieth that its oracle has published.
+    /// Its number among the cuts of its oracle.
     pub fn sequence(&self) -> u64 {
         self.sequence
     }
 
-    /// For each slot, the last commit that is seen.
+    /// For each slot, the count of the last commit that it sees.
     pub fn counts(&self) -> &[u64] {
         &self.counts
     }
 
-    /// Whether a version is part of it. A slot that the oracle does not have has committed nothing.
+    /// Whether it sees a version. A slot that the oracle does not have has committed nothing.
     pub fn sees(&self, version: Version) -> bool {
         version.count() <= self.counts.get(version.slot().index()).copied().unwrap_or(0)
     }

@@ -1,13 +1,13 @@
-//! Why a transaction cannot go on: one variant for each thing that its caller may do.
+//! Why a transaction cannot go on: one variant for each thing that its caller can do about it.
 
 use farpool_wire::Version;
 
 use crate::memory::MemoryError;
 
-/// Why no transaction begins.
+/// Why a transaction did not begin.
 #[derive(Debug, thiserror::Error)]
 pub enum BeginError {
-    /// The publisher has to be looked after.
+    /// No cut to begin from came in time, or the fetch thread has ended: the publisher has to be recovered.
     #[error("the oracle publishes nothing that this session can begin from")]
     OracleStopped,
     /// Far memory does not answer.
@@ -15,48 +15,48 @@ pub enum BeginError {
     Memory(#[from] MemoryError),
 }
 
-/// Why a record cannot be read, or taken for a write.
+/// Why a record cannot be read, or taken to be written.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
-    /// Begin again: somebody else has written the record since the transaction's snapshot.
+    /// Begin again: another transaction has written the record since this one's snapshot.
     #[error("a record was written by another transaction since this one began")]
     Conflict,
-    /// Begin again in a moment: nothing may be written over the oldest version in the record's ring yet,
-    /// since a snapshot may need it.
-    #[error("the record's ring is full of versions that somebody may need")]
+    /// Begin again in a moment: the oldest version in the record's ring must not be overwritten yet, since a
+    /// snapshot may need it.
+    #[error("the record's ring is full of versions that a snapshot may need: begin again in a moment")]
     RingFull,
-    /// Begin again: the version that the snapshot has is not kept any more. That does not happen to a worker
-    /// that [announces](crate::Worker::announcing) itself, unless it is taken for dead.
-    #[error("the snapshot is too old: a version that it has is not kept any more")]
+    /// Begin again: the version that the snapshot needs is not kept any more. That does not happen to a
+    /// worker that [announces](crate::Worker::announcing) itself, unless it is declared dead.
+    #[error("the snapshot is too old: a version that it needs is not kept any more")]
     SnapshotTooOld,
     /// The table has no such record.
     #[error("there is no record {0} in this table")]
     OutOfRange(u64),
     /// Data of another length than the table's records have.
-    #[error("{found} bytes for a record of {wanted}")]
+    #[error("{found} bytes were given for a record of {wanted}")]
     WrongSize {
-        /// What a record has.
+        /// The length of the table's records.
         wanted: usize,
-        /// What was given.
+        /// The length of what was given.
         found: usize,
     },
-    /// Give a shorter one, or make the table for longer ones.
-    #[error("a payload of {found} bytes, where the longest of the table has {most}")]
+    /// Give a shorter payload, or make the table for longer ones.
+    #[error("the payload has {found} bytes, and this table takes {most} at most")]
     TooLong {
-        /// What the table has room for.
+        /// The longest payload that the table has room for.
         most: usize,
-        /// What was given.
+        /// The length of what was given.
         found: usize,
     },
-    /// Begin again later, when others were deleted or snapshots have ended, or make the table larger: nothing
-    /// of it was written.
+    /// Begin again later, when other payloads were deleted or snapshots have ended, or make the table larger.
+    /// Nothing of the payload was written.
     #[error("the table's slab has no room for a payload of {bytes} bytes")]
     NoSpace {
-        /// What was given.
+        /// The length of the payload.
         bytes: usize,
     },
     /// The bytes there are those of no version: memory was damaged.
-    #[error("a record holds what no transaction has written there")]
+    #[error("memory was damaged: a record holds what no transaction has written")]
     Damaged,
     /// Far memory does not answer.
     #[error(transparent)]
@@ -66,43 +66,42 @@ pub enum ReadError {
 /// Why a transaction was not committed.
 #[derive(Debug, thiserror::Error)]
 pub enum CommitError {
-    /// Begin again: nothing of it is left.
+    /// Begin again: nothing of this transaction is left.
     #[error("another transaction was first to write one of the records")]
     Conflict,
-    /// Begin again later: so many commits of this worker are under way.
-    #[error("too many commits are under way")]
+    /// Begin again later: too many commits of this slot are in flight, or its log is full.
+    #[error("too many commits are in flight: begin again later")]
     Busy,
-    /// In several smaller ones: the slot's log has no room for what it writes.
-    #[error("a transaction that writes {bytes} bytes with their places, where the slot's log has {most}")]
+    /// Commit several smaller transactions: the slot's log has no room for what this one writes.
+    #[error("the transaction takes {bytes} bytes of the log, which has {most}: commit several smaller ones")]
     TooLarge {
-        /// What it would take in the log.
+        /// What the transaction would take in the log.
         bytes: u64,
-        /// What the log has.
+        /// What the log has room for.
         most: u64,
     },
-    /// By another worker: nobody knows what became of an earlier commit of this one, and it commits nothing
-    /// behind it.
+    /// Use a worker of another slot: the outcome of an earlier commit of this one is unknown, and nothing is
+    /// committed after it.
     #[error("an earlier commit of this worker is in doubt")]
     Stuck,
-    /// Nothing of it has happened: far memory does not answer.
+    /// Nothing of it has taken effect: far memory does not answer.
     #[error("nothing was committed: {0}")]
     Nothing(MemoryError),
-    /// Nobody knows yet: whoever looks after this worker's slot finds out.
-    #[error("nobody knows yet whether commit {0} took effect")]
+    /// The outcome is unknown until this worker's slot has been recovered.
+    #[error("commit {0} is in doubt: it may have taken effect or not")]
     Unknown(Version),
 }
 
 /// Why a slot cannot be given up.
 #[derive(Debug, thiserror::Error)]
 pub enum LeaveError {
-    /// Try again when it has ended.
-    #[error("commits of this slot are under way")]
+    /// Try again when they have ended.
+    #[error("commits of this slot are in flight")]
     UnderWay,
-    /// Have the slot looked after: nobody knows what became of a commit, or of a payload that was being
-    /// written.
+    /// Have the slot recovered: the outcome of a commit is unknown, or that of writing a payload.
     #[error("a commit of this slot, or a write, is in doubt")]
     Stuck,
-    /// Have the slot looked after: far memory does not answer.
+    /// Have the slot recovered: far memory does not answer.
     #[error(transparent)]
     Memory(MemoryError),
 }

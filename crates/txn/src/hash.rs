@@ -1,19 +1,20 @@
-//! The hash table over one-sided operations: which record has which key (paper 3, section 5.2;
+//! The hash table over one-sided operations, which maps keys to records (paper 3, section 5.2;
 //! `docs/src/txn.md`, *keys*).
 //!
-//! H1. An entry is empty, then it is one record's for good. So a full bucket does not change any more: it is
-//!     closed by being full.
-//! H2. Entries are filled in their order, each by compare-and-swap: who fills one has seen all before it, and
-//!     in none was its key. So no key has two entries.
-//! H3. A key is written where its record's number says, whole, before an entry names the number; and never
-//!     again.
-//! H4. A full bucket is split by copying it into two buckets of which nobody else knows, and then naming them
-//!     by one compare-and-swap. A split that nobody has named has not happened: nobody waits for anybody.
-//! H5. What somebody else may know of is not used for anything else: numbers and buckets whose naming is in
+//! H1. An entry is empty first, and then one record's for good. So a full bucket does not change any more:
+//!     being full closes it.
+//! H2. Entries are filled in their order, each by compare-and-swap. A client that fills one has seen all
+//!     entries before it, and none had its key. So no key has two entries.
+//! H3. A key is written whole, in the place that its record's number determines, before an entry names the
+//!     number. It is never written again.
+//! H4. A full bucket is split by copying it to two buckets that no other client knows of, and then naming
+//!     these by one compare-and-swap. A split that is not named has not happened: no client waits for
+//!     another.
+//! H5. What another client may know of is not used for anything else: numbers and buckets whose naming is in
 //!     doubt are given up.
 //!
-//! Not here: versions of records, transactions ([`KeyedTable`](crate::KeyedTable)), removing entries, who
-//! leases the memory.
+//! Not here: versions of records, transactions ([`KeyedTable`](crate::KeyedTable)), removing entries, leasing
+//! memory.
 
 mod bucket;
 mod index;

@@ -1,16 +1,16 @@
-//! The horizon: a cut that every snapshot reaches, those that are there and those that will be. What it sees
-//! replaced nobody needs any more (paper 3, section 5.3: garbage collection; there it is a time after which
-//! transactions may fail).
+//! The horizon: a cut that every snapshot reaches, both present and future ones. No snapshot needs a version
+//! that the horizon sees replaced (paper 3, section 5.3: garbage collection; in the paper, versions are given
+//! up after a time, and longer transactions may fail).
 //!
-//! Z1. A worker's word says a number: no transaction of the worker has a cut with a lower one, nor will have.
-//!     The word is in far memory before it is true of what begins next; it only grows while the worker is
-//!     there.
+//! Z1. A worker's word states a number: no transaction of the worker has a cut with a lower number, or will
+//!     have one. The worker begins from no such cut any more before it writes the word. The number only grows
+//!     while the worker is there.
 //! Z2. A worker that joins pins everything before it reads its first cut.
 //! Z3. The collector knows a cut before it reads the workers' words, and publishes it only if none of these
-//!     says less. So each worker that it has found reaches the cut, and one that it has not found joined
-//!     later, and begins from a later one.
-//! Z4. There is one collector at a time, and what it publishes only grows. Whoever knows an earlier horizon
-//!     is careful in vain, not wrong.
+//!     words states a lower number. So every worker whose word was found reaches the cut. A worker that was
+//!     not found joined later, and begins from a later cut.
+//! Z4. There is one collector at a time, and the horizon only grows. A client that knows an earlier horizon
+//!     keeps more than necessary, and does nothing wrong.
 //!
 //! `docs/src/txn.md`, *the horizon*, has the argument.
 
@@ -31,7 +31,7 @@ pub use collecting::collect;
 pub use collector::Collector;
 
 const WORD_BYTES: usize = 8;
-/// The word of nobody, and of memory that was never written.
+/// The word of a place without a worker, and of memory that was never written.
 const NOBODY: u64 = 0;
 
 /// The layout of what workers announce, and of the horizon: a word for each worker, then two images of cuts.
@@ -41,7 +41,7 @@ pub struct HorizonLayout {
     slots: usize,
 }
 
-/// Where they lie.
+/// Where the announcements and the horizon lie.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct HorizonAt {
     /// The memory.
@@ -51,17 +51,17 @@ pub struct HorizonAt {
 }
 
 impl HorizonLayout {
-    /// Most workers of a database: their words are fetched by one READ, again and again.
+    /// Most workers of a database: their words are read with one READ, again and again.
     pub const MOST_WORKERS: u16 = 1 << 14;
 
-    /// With places for so many workers, of an oracle with so many slots. `None`: there is one of each at
-    /// least, and not more than there may be.
+    /// The layout with places for so many workers, for an oracle with so many slots. `None`: there must be at
+    /// least one of each, and no more than there may be.
     pub fn new(workers: u16, slots: u16) -> Option<HorizonLayout> {
         let fits = (1..=Self::MOST_WORKERS).contains(&workers) && (1..=Slot::MOST).contains(&slots);
         fits.then_some(HorizonLayout { workers: workers.into(), slots: slots.into() })
     }
 
-    /// Bytes that the whole takes, from a multiple of eight on.
+    /// Bytes that the whole takes; it starts at a multiple of eight.
     pub fn bytes(&self) -> usize {
         self.images().range().end
     }
@@ -81,7 +81,7 @@ impl HorizonLayout {
     }
 
     /// The least number of a cut that any worker may have, in bytes that were read from
-    /// [`words`](Self::words); `None`: nobody is there.
+    /// [`words`](Self::words); `None`: there are no workers.
     pub fn least(&self, bytes: &[u8]) -> Option<u64> {
         words(bytes).filter(|&word| word != NOBODY).min().map(|word| word - 1)
     }
@@ -92,8 +92,8 @@ fn word_of(least: u64) -> u64 {
     least.saturating_add(1)
 }
 
-/// Takes the words of some workers away: they have no transactions; or they have died, and the grants are
-/// fenced under which they may still read until then.
+/// Takes the words of some workers away: they have no transactions; or they have died, and the grants under
+/// which they might still read are fenced.
 ///
 /// # Errors
 /// When far memory does not answer.
@@ -103,11 +103,11 @@ fn word_of(least: u64) -> u64 {
 pub async fn forget(memory: &Memory, at: &HorizonAt, workers: Range<u16>) -> Result<(), MemoryError> {
     let first = at.layout.word(workers.start).expect("a worker's place");
     assert!(usize::from(workers.end) <= at.layout.workers, "workers' places");
-    let nobody = vec![NOBODY.to_le_bytes(); workers.len()];
-    memory.write(&at.piece, first as u64, nobody.as_flattened()).await
+    let empty = vec![NOBODY.to_le_bytes(); workers.len()];
+    memory.write(&at.piece, first as u64, empty.as_flattened()).await
 }
 
-/// The last horizon: every snapshot that there is, or will be, reaches it. `None`: there is none yet.
+/// The last horizon: every snapshot, present or future, reaches it. `None`: there is none yet.
 ///
 /// # Errors
 /// When far memory does not answer.
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn the_least_of_all_workers_is_that_of_those_who_are_there() {
+    fn places_without_a_worker_do_not_count_for_the_least_number() {
         let layout = HorizonLayout::new(3, 1).unwrap();
         let bytes = |words: [u64; 3]| words.map(u64::to_le_bytes).as_flattened().to_vec();
         assert_eq!(layout.least(&bytes([0; 3])), None);

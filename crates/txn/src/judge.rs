@@ -1,18 +1,18 @@
-//! Is a history of transactions snapshot isolation? Judged from what clients asked and were answered, with
-//! the cuts and versions that they saw: nothing of the engine's memory is looked at.
+//! Judges whether a history of transactions is snapshot isolation, from what clients asked and were answered,
+//! with the cuts and versions that they saw. It looks at nothing in the engine's memory.
 //!
 //! J1. Cuts are totally ordered.
-//! J2. A cut that sees a transaction, and reads something of it, sees all that this one began from. (With J1,
-//!     it is enough to look where something was read: a wrong snapshot of which nobody read anything has
-//!     harmed nobody.)
-//! J3. The versions of a record follow each other one by one: no two replace the same, and each was the last
-//!     that its transaction saw.
-//! J4. A transaction reads, of each record, the last version that its cut sees; and what that version wrote
-//!     last.
+//! J2. A cut that sees a transaction, and from which something of it is read, sees all that this transaction
+//!     began from. (With J1, it is enough to look where something was read: a wrong snapshot from which
+//!     nothing was read has harmed no client.)
+//! J3. The versions of a record follow each other one by one: no two replace the same version, and each
+//!     replaces the last one that its transaction saw.
+//! J4. A transaction reads, of each record, the last version that its cut sees, and the value that this
+//!     version's transaction wrote last.
 //! J5. A session sees its own commits, and its cuts do not go back.
 //!
-//! A transaction whose outcome its client does not know counts as committed if anybody saw something of it;
-//! then all of it has to be there.
+//! A transaction whose outcome its client does not know counts as committed if any transaction saw something
+//! of it; then all of it has to be there.
 
 mod history;
 #[cfg(test)]
@@ -27,10 +27,10 @@ use crate::cut::Cut;
 pub use history::{Outcome, Read, Record, Transaction, Value, Write};
 pub use verdict::Violation;
 
-/// Looks for what snapshot isolation forbids; the first that is found.
+/// Looks for violations of snapshot isolation.
 ///
 /// # Errors
-/// Says what it is, and by which transactions (their places in `history`).
+/// The first violation that is found, with the transactions in it (their places in `history`).
 pub fn judge(history: &[Transaction]) -> Result<(), Violation> {
     cuts_are_ordered(history)?;
     let committed = Committed::of(history)?;
@@ -43,11 +43,11 @@ pub fn judge(history: &[Transaction]) -> Result<(), Violation> {
     sessions_go_forward(history)
 }
 
-/// J1. By what they see, whatever they are numbered.
+/// J1. Cuts are compared by what they see, whatever their numbers are.
 fn cuts_are_ordered(history: &[Transaction]) -> Result<(), Violation> {
     let cuts = history.iter().enumerate().map(|(place, transaction)| (place, &transaction.begun_from));
     let mut cuts: Vec<(usize, &Cut)> = cuts.collect();
-    // One that reaches another has a larger sum, or is the same.
+    // A cut that reaches another has a larger sum, or is the same.
     cuts.sort_by_key(|(_, cut)| cut.counts().iter().map(|&count| u128::from(count)).sum::<u128>());
     for pair in cuts.windows(2) {
         let [(one, earlier), (other, later)] = pair else { continue };

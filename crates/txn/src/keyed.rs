@@ -1,8 +1,8 @@
 //! Tables whose records are known by keys: an [`Index`] on a [`Table`] (`docs/src/txn.md`, *keys*).
 //!
-//! K1. The index has no versions: that a key has a record says nothing. Whether there is one is what the
-//!     snapshot's version of the record says.
-//! K2. A key has its record before anything of that is committed. So what a snapshot sees is found.
+//! K1. The index has no versions: that a key has an entry does not mean that there is a record. The
+//!     snapshot's version of the record says whether there is one.
+//! K2. A key has its entry before anything of the record is committed. So what a snapshot sees is found.
 
 use farpool_wire::Version;
 
@@ -12,13 +12,13 @@ use crate::rules::{Rules, Shipped};
 use crate::table::Table;
 use crate::transaction::{Row, Transaction};
 
-/// Why something cannot be done by key.
+/// Why an operation by key failed.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
-    /// For the transaction there is a record of that key already.
+    /// The transaction sees a record with that key.
     #[error("duplicate key")]
     Duplicate,
-    /// For the transaction there is no record of that key.
+    /// The transaction sees no record with that key.
     #[error("no such key")]
     NoSuchKey,
     /// The key's record cannot be found.
@@ -36,12 +36,12 @@ pub struct KeyedTable<I = Shipped> {
 }
 
 impl<I: IndexRules> KeyedTable<I> {
-    /// Of a table and its index. `None`: they have not the same records.
+    /// A table with its index. `None`: they do not have the same number of records.
     pub fn new(table: Table, index: Index<I>) -> Option<Self> {
         (table.records() == index.layout().records()).then_some(KeyedTable { table, index })
     }
 
-    /// Its records.
+    /// The table.
     pub fn table(&self) -> &Table {
         &self.table
     }
@@ -49,7 +49,7 @@ impl<I: IndexRules> KeyedTable<I> {
     /// Reads the record of a key.
     ///
     /// # Errors
-    /// As [`Transaction::read`]; or when the index is not to be had.
+    /// As [`Transaction::read`]; or when the index cannot be read.
     pub async fn get<R: Rules>(&self, transaction: &Transaction<'_, R>, key: &[u8]) -> Result<Row, KeyError> {
         match self.find(transaction, key).await? {
             Some((number, row)) => Ok(transaction.whole(&self.table, number, row).await?),
@@ -57,7 +57,7 @@ impl<I: IndexRules> KeyedTable<I> {
         }
     }
 
-    /// The number of a key's record, and the record, as it lies in its place: read together.
+    /// The number of a key's record, and the record as it lies in its place; both are read together.
     async fn find<R: Rules>(
         &self,
         transaction: &Transaction<'_, R>,
@@ -68,12 +68,12 @@ impl<I: IndexRules> KeyedTable<I> {
         Ok(found.map(|(number, row)| row.map(|row| (number, row))).transpose()?)
     }
 
-    /// Will make a record for a key that has none. Returns how that was for this transaction: absent, or
-    /// deleted.
+    /// Will make a record for a key that has none. Returns what this transaction sees there: a record that is
+    /// absent or deleted.
     ///
     /// # Errors
-    /// [`KeyError::Duplicate`]; [`IndexError::Full`]; [`ReadError::Conflict`] if somebody was first whom the
-    /// transaction does not see.
+    /// [`KeyError::Duplicate`]; [`IndexError::Full`]; [`ReadError::Conflict`] if another transaction, which
+    /// this one does not see, was first.
     pub async fn insert<R: Rules>(
         &self,
         transaction: &mut Transaction<'_, R>,
@@ -89,10 +89,10 @@ impl<I: IndexRules> KeyedTable<I> {
         Ok(transaction.write(&self.table, found.number(), Some(data)).await?)
     }
 
-    /// Will put `data` in the place of a key's record. Returns that as it was for this transaction.
+    /// Will replace the data of a key's record. Returns the record as this transaction sees it.
     ///
     /// # Errors
-    /// [`KeyError::NoSuchKey`]; [`ReadError::Conflict`] if somebody was first.
+    /// [`KeyError::NoSuchKey`]; [`ReadError::Conflict`] if another transaction was first.
     pub async fn update<R: Rules>(
         &self,
         transaction: &mut Transaction<'_, R>,
@@ -102,7 +102,7 @@ impl<I: IndexRules> KeyedTable<I> {
         self.replace(transaction, key, Some(data)).await
     }
 
-    /// Will delete a key's record. Returns that as it was for this transaction.
+    /// Will delete a key's record. Returns the record as this transaction sees it.
     ///
     /// # Errors
     /// As [`update`](Self::update).
@@ -120,8 +120,8 @@ impl<I: IndexRules> KeyedTable<I> {
         key: &[u8],
         data: Option<&[u8]>,
     ) -> Result<Row, KeyError> {
-        // Read first: what is only looked at must not be among the writes, where others would conflict with
-        // it.
+        // Read first: a record that is only looked at must not be among the writes, where other transactions
+        // would conflict with it.
         let found = self.find(transaction, key).await?.filter(|(_, row)| row.data.is_some());
         let (number, _) = found.ok_or(KeyError::NoSuchKey)?;
         Ok(transaction.write(&self.table, number, data).await?)

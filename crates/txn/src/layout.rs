@@ -47,7 +47,7 @@ pub const FIRST_RECORD: u64 = 1 << 32;
 const CATALOG_RECORDS: RecordId = RecordId(1);
 const MAP_RECORDS: RecordId = RecordId(1 << 20);
 const COUNTER_RECORD: RecordId = RecordId(1 << 21);
-const TOMB_RECORDS: RecordId = RecordId(1 << 22);
+const TOMBSTONE_RECORDS: RecordId = RecordId(1 << 22);
 
 /// What a database is created with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -71,7 +71,7 @@ pub struct Limits {
     /// Most names that tables have over the life of the database: a name stays in the catalog's index.
     pub names: u64,
     /// Most tombstones: dropped tables that still have their memory.
-    pub tombs: u64,
+    pub tombstones: u64,
     /// Old versions that each of the catalog's tables keeps beside those of each row, for snapshots that stay
     /// open while tables are created and dropped.
     pub overflow: u64,
@@ -79,7 +79,7 @@ pub struct Limits {
 
 impl Limits {
     /// Those of all databases outside simulations.
-    pub const SHIPPED: Limits = Limits { clients: 64, names: 256, tombs: 32, overflow: 64 };
+    pub const SHIPPED: Limits = Limits { clients: 64, names: 256, tombstones: 32, overflow: 64 };
 }
 
 /// Why no database can have this shape.
@@ -88,7 +88,8 @@ pub enum LayoutError {
     /// Ask for other numbers.
     #[error(
         "a database has 1 to {MOST_SLOTS} compute servers; 1 to {MOST_PARTITIONS} parts of the oracle \
-         (at most one more than compute servers); logs of whole words; and regions that are a multiple of {UNITS} bytes"
+         (at most one more than compute servers); logs of whole words; and regions that are a multiple of \
+         {UNITS} bytes"
     )]
     BadShape,
     /// Lend larger regions.
@@ -129,7 +130,7 @@ pub struct DatabaseLayout {
     /// The catalog's index.
     names: (u64, IndexLayout),
     /// Rows of dropped tables that still have their memory.
-    tombs: (u64, RecordLayout),
+    tombstones: (u64, RecordLayout),
     /// Maps of regions.
     maps: (u64, RecordLayout),
     /// The counter of record numbers.
@@ -162,14 +163,15 @@ impl DatabaseLayout {
             |records, bytes| RecordLayout::new(records, bytes, OLD_VERSIONS)?.with_overflow(limits.overflow);
         let catalog = records(limits.names, ROW_BYTES);
         let names = IndexLayout::new(IndexShape::for_keys(limits.names, limits.names, NAME_BYTES, SEED), 1);
-        let tombs = records(limits.tombs, ROW_BYTES);
+        let tombstones = records(limits.tombstones, ROW_BYTES);
         let maps = records(count.into(), MAP_BYTES);
         let counter = records(1, size_of::<u64>());
         let log = LogLayout::new(shape.log_bytes);
         let bad = LayoutError::BadShape;
         let (Some(members), Some(board), Some(horizon)) = (members, board, horizon) else { return Err(bad) };
         let (Some(catalog), Some(names)) = (catalog, names) else { return Err(bad) };
-        let (Some(tombs), Some(maps), Some(counter), Some(log)) = (tombs, maps, counter, log) else {
+        let (Some(tombstones), Some(maps), Some(counter), Some(log)) = (tombstones, maps, counter, log)
+        else {
             return Err(bad);
         };
         let is_possible = (1..=MOST_REGION_BYTES).contains(&shape.region_bytes);
@@ -193,7 +195,7 @@ impl DatabaseLayout {
         let horizon = (place_in_root(horizon.bytes() as u64), horizon);
         let catalog = (place_in_root(catalog.bytes()), catalog);
         let names = (place_in_root(names.bytes()), names);
-        let tombs = (place_in_root(tombs.bytes()), tombs);
+        let tombstones = (place_in_root(tombstones.bytes()), tombstones);
         let maps = (place_in_root(maps.bytes()), maps);
         let counter = (place_in_root(counter.bytes()), counter);
         let mut tables_from = vec![0; regions.len()];
@@ -218,7 +220,7 @@ impl DatabaseLayout {
             log,
             catalog,
             names,
-            tombs,
+            tombstones,
             maps,
             counter,
             logs,
@@ -303,8 +305,8 @@ impl<'a> DatabaseAt<'a> {
     }
 
     /// Rows of dropped tables that still have their memory.
-    pub fn tombs(&self) -> Table {
-        self.table(TOMB_RECORDS, self.layout.tombs)
+    pub fn tombstones(&self) -> Table {
+        self.table(TOMBSTONE_RECORDS, self.layout.tombstones)
     }
 
     /// A map of each region.
@@ -378,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_lies_upon_anything_else_and_the_copies_of_a_log_lie_on_two_nodes() {
+    fn structures_do_not_overlap_and_the_copies_of_a_log_lie_on_two_nodes() {
         let regions = regions(&[1, 2, 1, 2]);
         let plan = layout(SHAPE, &regions).unwrap();
         let root = [
@@ -386,7 +388,7 @@ mod tests {
             (plan.horizon.0, plan.horizon.1.bytes() as u64),
             (plan.catalog.0, plan.catalog.1.bytes()),
             (plan.names.0, plan.names.1.bytes()),
-            (plan.tombs.0, plan.tombs.1.bytes()),
+            (plan.tombstones.0, plan.tombstones.1.bytes()),
             (plan.maps.0, plan.maps.1.bytes()),
             (plan.counter.0, plan.counter.1.bytes()),
         ];
@@ -418,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_refused_with_what_it_needs() {
+    fn a_shape_that_does_not_fit_is_refused_with_what_it_needs() {
         let small = DatabaseShape { region_bytes: 1 << 20, ..SHAPE };
         let refused = layout(small, &regions(&[1])).unwrap_err().to_string();
         assert!(refused.contains("1048576") && refused.contains("--region-size"), "{refused}");

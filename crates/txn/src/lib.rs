@@ -1,23 +1,24 @@
-//! NAM-DB: transactions with snapshot isolation over one-sided operations (paper 3, mended where it leaves
+//! NAM-DB: transactions with snapshot isolation over one-sided operations (paper 3, completed where it leaves
 //! something open).
 //!
 //! - A [`Worker`] runs transactions of [`Session`]s on [`Table`]s; [`Transaction`] reads, writes and commits.
 //! - A [`Cut`] is a read timestamp: how many commits of each slot a transaction sees.
 //! - [`oracle`] makes cuts: each transaction begins from a published one, and published ones are totally
 //!   ordered.
-//! - [`horizon`] says which old versions nobody needs any more.
+//! - [`horizon`] says which old versions no snapshot needs any more.
 //! - [`judge`] tells whether a history of transactions is snapshot isolation.
-//! - [`log`] holds what commits are about to replace; with it, [`recovery`] undoes what a client has left
-//!   that died.
-//! - [`membership`] says who works on a database, and who looks after the slot of one that has died.
+//! - [`log`] holds what commits are about to replace; with it, [`recovery`] undoes what a dead client has
+//!   left.
+//! - [`membership`] says which compute servers work on a database, and which of them recovers the slot of a
+//!   dead one.
 //! - A [`DatabaseLayout`] says where all this lies in a database's regions.
-//! - A [`slab::Slab`] has payloads that do not fit their records.
+//! - A [`slab::Slab`] holds payloads that do not fit their records.
 //! - A [`hash::Index`] says which record has which key; a [`KeyedTable`] is a table with one.
 //! - A [`SharedSlot`] numbers the commits of one slot, by one thread or several of a compute server, and
-//!   shows how far they are over without a gap.
+//!   keeps the watermark: every commit up to it has finished.
 //!
-//! `docs/src/txn.md` has the argument for each ordering. Not here: threads, sockets, clocks but the
-//! endpoint's; who leases the memory.
+//! `docs/src/txn.md` has the argument for each ordering. Not here: threads, sockets, clocks other than the
+//! endpoint's, leasing memory.
 
 mod checksum;
 mod cut;
@@ -53,7 +54,7 @@ pub use record::{
     FoundVersion, MOST_OLD_VERSIONS, MOST_RECORD_BYTES, NumberedHeader, RecordId, RecordLayout, Ring,
 };
 pub use rules::{Rules, Shipped, Step};
-pub use slot::{Held, MAX_COMMITS_UNDER_WAY, MAX_COUNTS_UNSHOWN, SharedSlot};
+pub use slot::{Held, MAX_COMMITS_UNDER_WAY, MAX_COUNTS_AHEAD, SharedSlot};
 pub use table::Table;
 pub use transaction::{Committing, Row, Transaction};
 pub use worker::{Session, StampError, Stamped, Worker};

@@ -1,13 +1,13 @@
-//! A slot's private log (paper 3, section 6.2): what its client is about to replace, by which whoever finds
-//! its locks undoes them.
+//! A slot's private log (paper 3, section 6.2): what its client is about to replace. From it, the slot's
+//! recoverer undoes what the client has locked.
 //!
-//! L1. An intent is whole in both copies before anything of it is locked. So where a record says that a
-//!     commit has locked it, either copy tells what was there before.
-//! L2. A commit's head lies at its count modulo [`MAX_COMMITS_UNDER_WAY`](crate::MAX_COMMITS_UNDER_WAY): the
-//!     one that lay there is shown by then, or nothing of it is left. So are those whose intents, in a ring
-//!     of bytes, are overwritten.
-//! L3. What was read of it is known by checksums; bytes that a transaction writes to records are never taken
-//!     for a head.
+//! L1. An intent is whole in both copies before anything of it is locked. So if a record says that a commit
+//!     has locked it, either copy tells what was there before.
+//! L2. A commit's head lies at its count modulo [`MAX_COMMITS_UNDER_WAY`](crate::MAX_COMMITS_UNDER_WAY). The
+//!     watermark has reached the commit whose head lay there before, or nothing of that commit is left. The
+//!     same holds for commits whose intents, in a ring of bytes, are overwritten.
+//! L3. What is read from the log is checked by checksums. Bytes that a transaction writes to records are
+//!     never taken for a head.
 
 mod entry;
 mod room;
@@ -24,7 +24,7 @@ use crate::slot::MAX_COMMITS_UNDER_WAY;
 
 const WORD_BYTES: u64 = 8;
 
-/// Where a slot's log lies: two copies, on two nodes where there are two.
+/// Where a slot's log lies: two copies, on two nodes if there are two.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LogAt {
     /// The memory of each copy.
@@ -40,14 +40,14 @@ pub struct LogLayout {
 }
 
 impl LogLayout {
-    /// With so many bytes for intents, a multiple of eight: that is the most that the transactions of one
-    /// slot write at a time.
+    /// With so many bytes for intents, a multiple of eight: the most that the commits of one slot may have in
+    /// flight.
     pub fn new(ring_bytes: u64) -> Option<LogLayout> {
         let fits = ring_bytes > 0 && ring_bytes.is_multiple_of(WORD_BYTES) && ring_bytes <= u64::MAX / 2;
         fits.then_some(LogLayout { ring_bytes })
     }
 
-    /// Bytes that a copy takes, from a multiple of eight on.
+    /// Bytes that a copy takes; it starts at a multiple of eight.
     pub fn bytes(&self) -> u64 {
         self.heads().end + self.ring_bytes
     }
@@ -57,7 +57,7 @@ impl LogLayout {
         self.ring_bytes
     }
 
-    /// Most bytes of intents that one commit may have: they are written by one transfer.
+    /// Most bytes of intents that one commit may have: they are written with one transfer.
     pub fn most_bytes(&self) -> u64 {
         self.ring_bytes.min(MAX_TRANSFER_BYTES as u64)
     }
@@ -73,14 +73,14 @@ impl LogLayout {
         start..start + Head::BYTES as u64
     }
 
-    /// Where it is written that a commit was rolled back, by whoever did it: the commit's word, see
-    /// [`Head::verdict_on`].
+    /// Where the verdict on a commit lies: the commit's word, see [`Head::verdict_on`], if its client or a
+    /// recoverer has rolled it back.
     pub fn verdict(&self, version: Version) -> Range<u64> {
         let start = self.head(version).end;
         start..start + WORD_BYTES
     }
 
-    /// Where the intents lie that a head names; `None`: it names a place outside the ring.
+    /// Where the intents lie that a head names; `None`: the head names a place outside the ring.
     pub fn intents(&self, head: &Head) -> Option<Range<u64>> {
         let end = head.start.checked_add(head.length).filter(|end| *end <= self.ring_bytes)?;
         Some(self.heads().end + head.start..self.heads().end + end)

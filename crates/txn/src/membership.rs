@@ -1,32 +1,35 @@
-//! Who works on a database: which compute server has which slot, whether it lives, and who looks after the
-//! slot of one that does not (paper 3, section 6.2: compute servers monitor each other; `docs/src/txn.md`,
-//! *members*).
+//! The members of a database: which compute server has which slot, whether it is alive, and which member
+//! recovers the slot of a dead one (paper 3, section 6.2: compute servers monitor each other;
+//! `docs/src/txn.md`, *members*).
 //!
 //! M1. A member has a grant of its own for every region, and a *seat*: the slot whose claim is the epoch of
-//!     its grant of the root region, where the seats lie. An epoch is given once, so a claim names one member
-//!     for ever.
-//! M2. A member uses nothing but the root region before its list of grants is there. So whoever has fenced
-//!     the grant that the claim names, and finds no list of that member, has fenced all that it has used.
-//! M3. A seat is looked after by one at a time, who has written his own claim beside it, in the place of
-//!     nobody's, or of one who has no seat any more, or whom he has fenced.
-//! M4. A seat is free only when all grants of who had it are fenced and all that it left is undone; or when
-//!     that one has given it back, who had nothing under way any more, for itself or for all.
-//! M5. A *role* (publishing cuts, say) is taken by a claim as well, and free again only when its member has
-//!     nothing of it under way, or was fenced.
-//! M6. A member sends heartbeats only while each of its parts makes progress: a beat vouches for the member's
-//!     work, not only for the thread that writes it.
+//!     the member's grant of the root region, where the seats lie. An epoch is given once, so a claim names
+//!     one member for ever.
+//! M2. A member uses nothing but the root region before its list of grants is there. So a member that has
+//!     fenced the grant that the claim names, and then finds no list of that claim, has fenced everything
+//!     that was used.
+//! M3. A seat has one recoverer at a time: the member whose claim is in the recoverer's place. A member puts
+//!     its claim there only if the place is empty, or the earlier recoverer has no seat any more, or it has
+//!     fenced the earlier recoverer.
+//! M4. A seat becomes free in two ways only: all grants of its member are fenced and all that the member left
+//!     is undone; or the member gives it back with nothing in flight any more, neither for itself nor for
+//!     all.
+//! M5. A *role* (publishing cuts, for example) is also taken by a claim. It becomes free only when its member
+//!     has nothing of it in flight, or was fenced.
+//! M6. A member sends heartbeats only while each of its parts makes progress: a heartbeat vouches for the
+//!     member's work, not only for the thread that writes it.
 
-mod caring;
 mod duties;
 mod layout;
+mod recovering;
 mod roles;
 mod rules;
 mod vouching;
 mod watch;
 
-pub use caring::{CareError, Lookout, Premises};
 pub use duties::{Duties, Duty};
 pub use layout::{MembersAt, MembersLayout, Role, SeatWords};
+pub use recovering::{Lookout, Premises, SeatRecoveryError};
 pub use roles::{fill_role, give_up_role, role_of, take_role};
 pub use rules::SeatRules;
 pub use vouching::{Part, Sign, Vouching, signs_of};
@@ -38,20 +41,20 @@ use farpool_wire::{Epoch, Slot};
 
 use crate::memory::{Memory, MemoryError};
 
-/// How long a seat is waited for, in times of the patience with those who are silent.
+/// How long a member waits for a seat, in multiples of the patience with silent members.
 const SEAT_PATIENCES: u32 = 3;
 
 /// A member's place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Seat {
-    /// In which it commits.
+    /// The slot in which it commits.
     pub slot: Slot,
     /// The epoch of its grant of the root region.
     pub claim: Epoch,
 }
 
-/// Takes a seat that is free, for a member with these grants, in the order of the database's regions; that of
-/// the root region is the first. `None`: all are taken.
+/// Takes a free seat, for a member with these grants, which are in the order of the database's regions, the
+/// root region first. `None`: all seats are taken.
 ///
 /// # Errors
 /// When far memory does not answer. A seat may have been taken all the same: fence the grants.
@@ -76,8 +79,8 @@ pub async fn take_seat<R: SeatRules>(
     Ok(None)
 }
 
-/// Takes a seat; where there is none, looks every `pause` whether one is free, until those of the dead would
-/// have been looked after.
+/// Takes a seat. If there is none, looks every `pause` whether one is free, for as long as it takes to
+/// recover the seats of dead members.
 ///
 /// # Errors
 /// As [`take_seat`].
@@ -98,10 +101,10 @@ pub async fn wait_for_seat<R: SeatRules>(
     }
 }
 
-/// Says which grants a member has; [`take_seat`] does.
+/// Writes a member's list of grants, as [`take_seat`] does.
 ///
 /// # Errors
-/// When far memory does not answer, or the member was taken for dead.
+/// When far memory does not answer, or the member was declared dead.
 pub async fn list_grants(
     memory: &Memory,
     at: &MembersAt,
@@ -111,13 +114,14 @@ pub async fn list_grants(
     memory.write(&at.piece, at.layout.grants(seat.slot).start, &at.layout.encode_grants(grants)).await
 }
 
-/// Gives a seat back once all duties of its member are over, and looks every `pause` whether they are; says
-/// whether it did. It does not where something of one may be under way still: then the others find that this
-/// member does not live. Nothing else of the member is under way, and it will write nothing any more. While
-/// it waits, `meanwhile` says each time that it lives: a duty may wait for a node.
+/// Gives a seat back once all duties of its member have finished, and looks every `pause` whether they have.
+/// Returns whether it did: it does not if something of a duty may still be in flight. Then the others find
+/// that this member is dead. Nothing else of the member may be in flight, and it must write nothing
+/// afterwards. While this waits, it calls `meanwhile` each time to send a heartbeat: a duty may be waiting
+/// for a node.
 ///
 /// # Errors
-/// When far memory does not answer: the others find that, too.
+/// When far memory does not answer: then the others find that the member is dead, too.
 pub async fn leave_seat<R: SeatRules, E: From<MemoryError>>(
     memory: &Memory,
     at: &MembersAt,
@@ -138,10 +142,10 @@ pub async fn leave_seat<R: SeatRules, E: From<MemoryError>>(
     Ok(true)
 }
 
-/// Says that a member lives, for the `count`-th time.
+/// Writes a member's heartbeat, the `count`-th.
 ///
 /// # Errors
-/// When far memory does not answer, or the member was taken for dead.
+/// When far memory does not answer, or the member was declared dead.
 pub async fn beat(memory: &Memory, at: &MembersAt, seat: &Seat, count: u64) -> Result<(), MemoryError> {
     memory.write_word(&at.piece, at.layout.beat(seat.slot), count).await
 }

@@ -1,17 +1,18 @@
-//! One thread's way to far memory: a queue to each node, and the pieces of regions that hold the database.
+//! One thread's access to far memory: a queue to each node, and the pieces of regions that hold the database.
 //!
-//! Where several processes of a host share memory, the fence of one moves the memory from under the others:
-//! what they have under way is in doubt until they attach again, and nothing of it takes effect from then on.
-//! So it is done again here. That is safe for READs; for WRITEs to a place that only this client writes to;
-//! and for a compare-and-swap that puts a word which no other client writes, and which none replaces before
-//! the swap has ended: if that word is found there, the first try has succeeded.
+//! Where several processes of a host share memory, fencing one of them moves the memory from under the
+//! others. The operations that they have in flight are in doubt until they attach the region again, and take
+//! no effect from then on. So these operations are retried here. That is safe for READs; for WRITEs to a
+//! place that only this client writes to; and for a compare-and-swap that puts a word which no other client
+//! puts there, and which no other client replaces before the swap has ended: if that word is found there, the
+//! first try has succeeded.
 //!
-//! A broken connection is treated alike: its operations are in doubt until the node has answered the queue's
-//! next incarnation, and take no effect from then on (`docs/src/fabric.md`). Operations that a node does not
-//! answer at all are not retried.
+//! A broken connection is treated in the same way: its operations are in doubt until the node has answered
+//! the queue's next incarnation, and take no effect from then on (`docs/src/fabric.md`). Operations that a
+//! node does not answer at all are not retried.
 
 mod again;
-mod loose;
+mod in_flight;
 mod plan;
 mod traffic;
 mod words;
@@ -24,12 +25,12 @@ use farpool_fabric::{ArenaBuf, ArenaFull, Endpoint, OpError, Peer, Queue};
 use farpool_wire::{AccessKey, Epoch, NodeId, RegionId, RemoteAddr};
 
 use again::Trying;
-use loose::LooseEnds;
+use in_flight::InFlight;
 use plan::Spares;
 pub(crate) use plan::{Plan, run_all};
 pub use traffic::Traffic;
 
-/// Bytes that are overwritten by one WRITE.
+/// Bytes that `clear` overwrites with one WRITE.
 const CLEARED_AT_ONCE: u64 = 128 << 10;
 
 /// A part of a leased region.
@@ -49,13 +50,13 @@ impl Piece {
     }
 }
 
-/// Why far memory could not be worked on.
+/// Why an operation on far memory failed.
 #[derive(Debug, thiserror::Error)]
 pub enum MemoryError {
     /// There is no queue to that node.
     #[error("node {0} is not connected")]
     NotConnected(NodeId),
-    /// More is under way than the thread's buffers hold: try again when something has ended.
+    /// The thread's buffers are all in use: try again when an operation has ended.
     #[error("no room for more transfers: {0}")]
     Short(#[from] ArenaFull),
     /// As the fabric says: the operation had no effect, or it is not known whether it had.
@@ -63,30 +64,30 @@ pub enum MemoryError {
     Failed(#[from] OpError),
 }
 
-/// Queues of one endpoint.
+/// Far memory, by the queues of one endpoint.
 pub struct Memory {
     endpoint: Endpoint,
     queues: BTreeMap<NodeId, Queue>,
     /// Under which grant each region was attached.
     grants: BTreeMap<RegionId, (Epoch, AccessKey)>,
-    /// Plans with WRITEs that were posted and are not over.
+    /// Plans with WRITEs that were posted and have not finished.
     writing: Cell<u32>,
-    /// One of these was dropped before it was over: its WRITEs may be under way for ever.
+    /// One of these was dropped before it finished: its WRITEs may land at any time.
     is_abandoned: Cell<bool>,
-    /// How many wait to attach a region again.
+    /// How many futures wait to attach a region again.
     following: Cell<u32>,
     /// A node has not answered by the deadline. From then on no connection is opened again, because each wait
     /// would last as long.
     has_given_up: Cell<bool>,
-    /// Sent, given up, and perhaps still to land.
-    loose: LooseEnds,
+    /// Operations that were given up after they were sent, and may still land.
+    in_flight: InFlight,
     traffic: Cell<Traffic>,
-    /// Of plans that are over.
+    /// Parts of finished plans, for the next ones.
     spares: Spares,
 }
 
 impl Memory {
-    /// No node yet.
+    /// Without any node.
     pub fn new(endpoint: Endpoint) -> Memory {
         Memory {
             endpoint,
@@ -96,13 +97,13 @@ impl Memory {
             is_abandoned: Cell::new(false),
             following: Cell::new(0),
             has_given_up: Cell::new(false),
-            loose: LooseEnds::default(),
+            in_flight: InFlight::default(),
             traffic: Cell::default(),
             spares: Spares::default(),
         }
     }
 
-    /// The endpoint that has to be polled.
+    /// The endpoint, which has to be polled.
     pub fn endpoint(&self) -> &Endpoint {
         &self.endpoint
     }
@@ -115,7 +116,7 @@ impl Memory {
     /// Opens a region for this thread.
     ///
     /// # Errors
-    /// When the node cannot be reached, or does not let this thread in.
+    /// When the node cannot be reached, or refuses this thread.
     pub async fn attach(
         &mut self,
         peer: &Peer,
@@ -141,7 +142,7 @@ impl Memory {
         self.queues.get(&node).ok_or(MemoryError::NotConnected(node))
     }
 
-    /// Room for a transfer.
+    /// A buffer for a transfer.
     pub(crate) fn take(&self, bytes: usize) -> Result<ArenaBuf, ArenaFull> {
         let arena = self.endpoint.arena();
         arena.take(bytes).or_else(|_| {
@@ -189,7 +190,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Writes a buffer to a piece, to a place that no other client writes to; the buffer comes back.
+    /// Writes a buffer to a piece, to a place that no other client writes to; returns the buffer.
     pub(crate) async fn write_from(
         &self,
         mut buffer: ArenaBuf,
@@ -200,7 +201,7 @@ impl Memory {
         Traffic::of(buffer.len()).count(&self.traffic);
         let mut trying = Trying::default();
         loop {
-            let sent = self.loose.sent(piece.region.node);
+            let sent = self.in_flight.sent(piece.region.node);
             let (returned, written) = queue.write(piece.address(at), piece.epoch, buffer).await;
             sent.over(&written);
             buffer = returned;
@@ -211,8 +212,8 @@ impl Memory {
         }
     }
 
-    /// Replaces a word if it is what is expected; returns what it was. Nobody else writes `new` there, nor
-    /// replaces it before this returns.
+    /// Replaces a word if it is `expected`; returns what it was. No other client may put `new` there, or
+    /// replace it before this returns.
     pub(crate) async fn compare_and_swap(
         &self,
         piece: &Piece,
@@ -225,8 +226,8 @@ impl Memory {
         plan.run().await.last_word()
     }
 
-    /// Adds to a word of a piece; says what was there. If its memory moves meanwhile, or the connection is
-    /// lost, it may be added twice.
+    /// Adds to a word of a piece; returns what was there. If its memory moves meanwhile, or the connection
+    /// breaks, it may be added twice.
     pub(crate) async fn fetch_and_add(
         &self,
         piece: &Piece,
@@ -237,7 +238,7 @@ impl Memory {
         Traffic::of(size_of::<u64>()).count(&self.traffic);
         let mut trying = Trying::default();
         loop {
-            let sent = self.loose.sent(piece.region.node);
+            let sent = self.in_flight.sent(piece.region.node);
             let added = queue.fetch_and_add(piece.address(at), piece.epoch, addend).await;
             sent.over(&added);
             match added {

@@ -1,11 +1,11 @@
-//! The overflow region: old versions that somebody may need, and for which rings have no room any more (paper
-//! 3, section 5.1).
+//! The overflow region: old versions that a snapshot may need, and for which rings have no room any more
+//! (paper 3, section 5.1).
 //!
-//! W1. A record's versions there are a chain, from the last that was moved to earlier ones, whose numbers are
-//!     without a gap as far as anybody needs them.
-//! W2. An entry is written once, whole, before the chain has it, and stays as it is for as long as any
-//!     snapshot may need it. A checksum binds it to its record, its version and its successor in the chain.
-//! W3. The mover alone writes there (`mover.rs`).
+//! W1. A record's versions there form a chain, from the one moved last to earlier ones. Their numbers have no
+//!     gap as far as any snapshot needs them.
+//! W2. An entry is written once, whole, before the chain has it. It does not change for as long as any
+//!     snapshot may need it. A checksum binds it to its record, its version and its link to the next entry.
+//! W3. Only the mover writes there (`mover.rs`).
 
 use crc_fast::{CrcAlgorithm, Digest};
 use farpool_wire::RecordHeader;
@@ -15,18 +15,18 @@ use crate::record::{NumberedHeader, RecordId, RecordLayout, WORD_BYTES};
 /// A version in the overflow region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Entry<'a> {
-    /// Of which record.
+    /// The record.
     pub record: RecordId,
-    /// Which version.
+    /// The version.
     pub named: NumberedHeader,
-    /// The entry of the version before; `None`: nobody needs that.
+    /// The entry of the version before it. `None`: no snapshot needs that one.
     pub before: Option<u64>,
     /// The data.
     pub data: &'a [u8],
 }
 
 impl<'a> Entry<'a> {
-    /// As it lies in the overflow region.
+    /// The bytes of the entry.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes: Vec<u8> = self.words().iter().flat_map(|word| word.to_le_bytes()).collect();
         bytes.extend(self.sum().to_le_bytes());
@@ -34,7 +34,7 @@ impl<'a> Entry<'a> {
         bytes
     }
 
-    /// What lies there, and whether its checksum is right. `None`: it is not of the length that entries have.
+    /// Decodes an entry, and tells whether its checksum is right. `None`: entries do not have this length.
     pub fn decode(layout: &RecordLayout, bytes: &'a [u8]) -> Option<(Entry<'a>, bool)> {
         let (words, data) = bytes.split_first_chunk::<{ 5 * WORD_BYTES }>()?;
         let (words, _) = words.as_chunks::<WORD_BYTES>();
@@ -56,12 +56,12 @@ impl<'a> Entry<'a> {
     }
 }
 
-/// The word that names an entry, or none.
+/// The word that names an entry or none.
 pub(crate) fn link_to(entry: Option<u64>) -> u64 {
     entry.map_or(0, |entry| entry + 1)
 }
 
-/// Which entry a word names.
+/// The entry that a word names, if any.
 pub(crate) fn entry_of(link: u64) -> Option<u64> {
     link.checked_sub(1)
 }
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_of_which_a_word_is_another_s_is_found_out() {
+    fn an_entry_with_a_changed_word_is_detected() {
         let layout = RecordLayout::new(1, 8, 1).unwrap().with_overflow(1).unwrap();
         let named = NumberedHeader { number: 7, header: RecordHeader::of(Version::INITIAL) };
         let bytes = Entry { record: RecordId(5), named, before: None, data: &[1; 8] }.encode();

@@ -1,16 +1,15 @@
-//! Where the versions of a table's records lie in far memory (paper 3, section 5.1; `docs/src/txn.md`,
+//! The layout of the versions of a table's records in far memory (paper 3, section 5.1; `docs/src/txn.md`,
 //! *records*).
 //!
-//! R1. The current version lies by itself, the older ones in a ring: headers together, data behind them; so
-//!     one READ gets the current version, or the headers of all old ones.
-//! R2. Every version's data carry a checksum over them, the record and the version: a READ that found words
-//!     of several versions is found out, and so is one that found another record's.
-//! R3. The versions of a record are numbered, from 0 on, which is the initial one. An old version has the
-//!     place in the ring that its number modulo the ring's size says, and the ring's counter says which
-//!     number comes next.
-//! R4. The current version's data say themselves which version they are, and which number it has. The header
-//!     before them is for writers: it names the same version, or, locked, the commit that is about to replace
-//!     it.
+//! R1. The current version lies by itself. The older ones lie in a ring, with their headers side by side and
+//!     their data elsewhere. So one READ gets the current version, or the headers of all old ones.
+//! R2. Every version's data have a checksum over the data, the record, the version and its number. So a READ
+//!     that has found words of several versions, or of another record, is detected.
+//! R3. The versions of a record are numbered. Number 0 is the initial one. An old version's place in the ring
+//!     is its number modulo the ring's size. The ring's counter is the number that comes next.
+//! R4. Words before the current version's data, which the checksum covers, say which version it is and which
+//!     number it has. The header is for writers: it names the same version or, if the record is locked, the
+//!     commit that is about to replace that version.
 
 use std::ops::Range;
 
@@ -20,23 +19,23 @@ use crate::checksum::checksum;
 use crate::cut::Cut;
 
 pub(crate) const WORD_BYTES: usize = 8;
-/// Header, version, number and checksum before the data of the current version.
+/// Words before the data of the current version: header, version, number and checksum.
 const CURRENT_WORDS: usize = 4;
-/// Before the data of an entry in the overflow region: the record's number, the version's number, its header,
-/// the entry of the version before, checksum.
+/// Words before the data of an entry in the overflow region: the record's number, the version's number, its
+/// header, the entry of the version before, checksum.
 const ENTRY_WORDS: usize = 5;
-/// Most old versions of a record that its ring holds: what one READ for their headers should fetch.
+/// Most old versions that a ring holds: as many as one READ of their headers should fetch.
 pub const MOST_OLD_VERSIONS: usize = 64;
-/// Longest data of a record: the old version, the new one and what is around them fit one transfer many times
-/// over.
+/// Bytes of the longest data of a record: the old version, the new one and the words around them fit one
+/// transfer many times over.
 pub const MOST_RECORD_BYTES: usize = 64 << 10;
 
-/// A record of a table, by its number among all of a database. Bound into checksums.
+/// The number of a record, unique in a database. Checksums cover it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct RecordId(pub u64);
 
-/// How the records of a table lie in one piece of far memory: the current versions of all, the rings' headers
-/// of all, and the old versions' data of all. So several current versions are fetched by one READ.
+/// The layout of a table's records in one piece of far memory: first all current versions, then the headers
+/// of all rings, then the data of all old versions. So one READ fetches several current versions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RecordLayout {
     records: u64,
@@ -47,8 +46,9 @@ pub struct RecordLayout {
 }
 
 impl RecordLayout {
-    /// Of so many records with so many bytes of data each, and rings for so many old versions. `None`: there
-    /// must be one at least, and not too many; data are whole words.
+    /// A layout of this many records, with this many bytes of data each, and rings for this many old
+    /// versions. `None`: there must be at least one record and one old version, and not too many; data must
+    /// be whole words.
     pub fn new(records: u64, data_bytes: usize, old_versions: usize) -> Option<RecordLayout> {
         let fits = data_bytes.is_multiple_of(WORD_BYTES) && data_bytes <= MOST_RECORD_BYTES;
         let rings = (1..=MOST_OLD_VERSIONS).contains(&old_versions);
@@ -57,7 +57,7 @@ impl RecordLayout {
             .then_some(layout)
     }
 
-    /// The same, with an overflow region for so many versions, of whichever records. `None`: too many.
+    /// The same, with an overflow region for this many versions, of any records. `None`: too many.
     pub fn with_overflow(self, entries: u64) -> Option<RecordLayout> {
         let heads = self.records.checked_mul(WORD_BYTES as u64)?;
         let bytes = entries.checked_mul(self.entry_bytes() as u64)?.checked_add(heads)?;
@@ -75,13 +75,13 @@ impl RecordLayout {
         self.records
     }
 
-    /// Bytes that all records take with all that belongs to them.
+    /// Bytes of a piece: all records, with their rings and the overflow region.
     pub fn bytes(&self) -> u64 {
         let heads = if self.overflow > 0 { self.records * WORD_BYTES as u64 } else { 0 };
         self.records * self.bytes_each() + heads + self.overflow * self.entry_bytes() as u64
     }
 
-    /// Old versions that its overflow region has room for.
+    /// How many old versions its overflow region has room for.
     pub fn overflow(&self) -> u64 {
         self.overflow
     }
@@ -90,7 +90,7 @@ impl RecordLayout {
         (self.current_bytes() + self.ring_bytes() + self.old_versions * self.old_bytes()) as u64
     }
 
-    /// Bytes of a current version with what is before it.
+    /// Bytes of a current version with the words before it.
     pub(crate) fn current_bytes(&self) -> usize {
         CURRENT_WORDS * WORD_BYTES + self.data_bytes
     }
@@ -108,38 +108,38 @@ impl RecordLayout {
         ENTRY_WORDS * WORD_BYTES + self.data_bytes
     }
 
-    /// The `index`-th record's current version: header, version, number, checksum, data. Its first word is
-    /// what is locked.
+    /// The current version of record `index` of the piece: header, version, number, checksum, data. The first
+    /// word is the one that is locked.
     pub fn current(&self, index: u64) -> Range<u64> {
         debug_assert!(index < self.records);
         sized(index * self.current_bytes() as u64, self.current_bytes())
     }
 
-    /// Its ring's counter and the headers of old versions.
+    /// The counter of its ring, and the headers of old versions.
     pub fn ring(&self, index: u64) -> Range<u64> {
         let start = self.records * self.current_bytes() as u64;
         sized(start + index * self.ring_bytes() as u64, self.ring_bytes())
     }
 
-    /// The header of its `number`-th old version.
+    /// The header of its old version `number`.
     pub fn old_header(&self, index: u64, number: u64) -> Range<u64> {
         sized(self.ring(index).start + WORD_BYTES as u64 * (1 + self.place(number)), WORD_BYTES)
     }
 
-    /// Checksum and data of its `number`-th old version.
+    /// Checksum and data of its old version `number`.
     pub fn old(&self, index: u64, number: u64) -> Range<u64> {
         let start = self.ring(self.records - 1).end;
         let place = index * self.old_versions as u64 + self.place(number);
         sized(start + place * self.old_bytes() as u64, self.old_bytes())
     }
 
-    /// Where it is said in which entry of the overflow region the last of its versions lies that was moved
-    /// there, if the table has one.
+    /// The head of its chain: the word that names the entry with the version that was moved last, if the
+    /// table has an overflow region.
     pub fn chain(&self, index: u64) -> Range<u64> {
         sized(self.records * self.bytes_each() + index * WORD_BYTES as u64, WORD_BYTES)
     }
 
-    /// An entry of the overflow region; `None`: it has not so many.
+    /// An entry of the overflow region. `None`: there is no such entry.
     pub fn entry(&self, entry: u64) -> Option<Range<u64>> {
         let start = self.chain(self.records).start + entry.checked_mul(self.entry_bytes() as u64)?;
         (entry < self.overflow).then(|| sized(start, self.entry_bytes()))
@@ -149,7 +149,7 @@ impl RecordLayout {
         number % self.old_versions as u64
     }
 
-    /// What is found in the current version's place: its header, and what lies behind it.
+    /// Decodes the current version's place: its header, and the words after it.
     pub fn decode_current<'a>(
         &self,
         record: RecordId,
@@ -159,19 +159,19 @@ impl RecordLayout {
         Some((RecordHeader(u64::from_le_bytes(*header)), self.decode_body(record, body)?))
     }
 
-    /// What lies behind the header in the current version's place.
+    /// Decodes the words after the header in the current version's place.
     pub fn decode_body<'a>(&self, record: RecordId, body: &'a [u8]) -> Option<FoundVersion<'a>> {
         let (version, rest) = body.split_first_chunk::<WORD_BYTES>()?;
         let (number, rest) = rest.split_first_chunk::<WORD_BYTES>()?;
         let header = RecordHeader(u64::from_le_bytes(*version));
         let named = NumberedHeader { number: u64::from_le_bytes(*number), header };
         let found = self.found(rest, record, named)?;
-        // Nobody has written there yet.
+        // Nothing was written there yet.
         let is_untouched = body.iter().all(|&byte| byte == 0);
         Some(FoundVersion { is_right: found.is_right || is_untouched, ..found })
     }
 
-    /// What is found in the place of an old version.
+    /// Decodes the place of an old version.
     pub fn decode_old<'a>(
         &self,
         record: RecordId,
@@ -188,23 +188,23 @@ impl RecordLayout {
         named: NumberedHeader,
     ) -> Option<FoundVersion<'a>> {
         let (sum, data) = bytes.split_first_chunk::<WORD_BYTES>()?;
-        // Nothing comes behind the last number.
+        // The last number has no successor, so it is not valid.
         let is_right = named.number < u64::MAX && u64::from_le_bytes(*sum) == seal(record, named, data);
         let (header, number) = (named.header.lasting(), named.number);
         (data.len() == self.data_bytes).then_some(FoundVersion { header, number, data, is_right })
     }
 
-    /// Version, number, checksum and data, as they lie behind the header in the current version's place.
+    /// Encodes version, number, checksum and data, the words after the header in the current version's place.
     pub fn encode_body(&self, record: RecordId, named: NumberedHeader, data: &[u8]) -> Vec<u8> {
         let words = [named.header.lasting().0.to_le_bytes(), named.number.to_le_bytes()];
         [words.as_flattened(), &self.encode_old(record, named, data)].concat()
     }
 
-    /// Completes the current version of a record whose data lie in `bytes` already, behind room for what
-    /// comes before them.
+    /// Completes the current version of a record: `bytes` have its data already, after room for the words
+    /// before them.
     pub(crate) fn seal_current(&self, record: RecordId, header: RecordHeader, bytes: &mut [u8]) {
         let (before, data) = bytes.split_at_mut(CURRENT_WORDS * WORD_BYTES);
-        // Nothing was kept of what was there before.
+        // There is no earlier version.
         let named = NumberedHeader { number: 0, header };
         let words = [header.0, header.lasting().0, named.number, seal(record, named, data)];
         for (place, word) in before.chunks_exact_mut(WORD_BYTES).zip(words) {
@@ -212,18 +212,18 @@ impl RecordLayout {
         }
     }
 
-    /// Where the data lie in the bytes of a current version.
+    /// The place of the data in the bytes of a current version.
     pub(crate) fn data_of_current(&self) -> Range<usize> {
         CURRENT_WORDS * WORD_BYTES..self.current_bytes()
     }
 
-    /// Checksum and data, as they lie in an old version's place.
+    /// Encodes checksum and data, the bytes of an old version's place.
     pub fn encode_old(&self, record: RecordId, old: NumberedHeader, data: &[u8]) -> Vec<u8> {
         debug_assert_eq!(data.len(), self.data_bytes);
         [&seal(record, old, data).to_le_bytes(), data].concat()
     }
 
-    /// What a ring says that was read from [`ring`](Self::ring).
+    /// Decodes a ring that was read from [`ring`](Self::ring).
     pub fn decode_ring(&self, bytes: &[u8]) -> Option<Ring> {
         let (words, []) = bytes.as_chunks::<WORD_BYTES>() else { return None };
         let (counter, headers) = words.split_first()?;
@@ -237,28 +237,29 @@ fn sized(start: u64, bytes: usize) -> Range<u64> {
     start..start + bytes as u64
 }
 
-/// Binds data to the record, and to the version and its number; not to whether that is locked or moved.
+/// The checksum of data. It covers the record, the version and its number, but not whether the version is
+/// locked or moved.
 fn seal(record: RecordId, named: NumberedHeader, data: &[u8]) -> u64 {
     checksum(&[record.0, named.header.lasting().0, named.number], data)
 }
 
-/// Data as they were found, and of which version they say to be.
+/// Data as they were found, and the version that they claim to be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FoundVersion<'a> {
-    /// Which version, and whether the record ends with it.
+    /// The version, and whether it deletes the record.
     pub header: RecordHeader,
-    /// The how-manieth of its record.
+    /// Its number among the versions of its record.
     pub number: u64,
     /// The data.
     pub data: &'a [u8],
-    /// Whether the checksum says that they are that version's, of that record.
+    /// Whether the checksum proves that they are the data of that version of that record.
     pub is_right: bool,
 }
 
-/// Which version of a record.
+/// A version of a record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NumberedHeader {
-    /// The how-manieth, from 0 on.
+    /// Its number, counted from 0.
     pub number: u64,
     /// Its header.
     pub header: RecordHeader,
@@ -277,9 +278,10 @@ impl Ring {
         self.counter
     }
 
-    /// Whether a version may be put into its place: nothing lies there yet; or this very version does, since
-    /// a commit was undone that had kept it before; or an older one that was moved, or of which all snapshots
-    /// see the successor. The ring was read when `kept` was the current version.
+    /// Whether a version may be put into its place. It may if nothing lies there yet; if this very version
+    /// lies there, because a commit that had kept it was rolled back; or if an older version lies there that
+    /// was moved, or whose successor all snapshots see. The ring was read when `kept` was the current
+    /// version.
     pub fn has_room_for(&self, kept: NumberedHeader, horizon: &Cut) -> bool {
         let places = self.headers.len() as u64;
         let at = |number: u64| self.headers[(number % places) as usize];
@@ -289,8 +291,8 @@ impl Ring {
         kept.number < places || is_free || horizon.sees(successor.version())
     }
 
-    /// What lies in the places that are written next, half of the ring: the oldest first, each with the
-    /// header of the version after it, unless that is the current one.
+    /// The versions in the half of the ring whose places are written next, the oldest first. Each comes with
+    /// the header of the version after it, unless that is the current one.
     pub(crate) fn oldest(&self) -> impl Iterator<Item = (NumberedHeader, Option<RecordHeader>)> + '_ {
         let places = self.headers.len() as u64;
         let next = self.counter..self.counter.saturating_add(places.div_ceil(2));
@@ -303,16 +305,16 @@ impl Ring {
         )
     }
 
-    /// The headers of versions behind number `number`, as far as the ring has them, if `current` is the
-    /// number of a version that was found before the ring was read. Each is that of such a version, or of a
-    /// later one: what was before it in its place was replaced before that current version was installed.
+    /// The headers of versions after `number`, as far as the ring has them. `current` is the number of a
+    /// current version that was read before the ring was. Each header is that of such a version or of a later
+    /// one: earlier versions in its place were replaced before that current version was installed.
     pub(crate) fn behind(&self, number: u64, current: u64) -> impl Iterator<Item = RecordHeader> + '_ {
         let places = self.headers.len() as u64;
         let first = current.saturating_sub(places).max(number + 1);
         (first..current).map(move |number| self.headers[(number % places) as usize])
     }
 
-    /// What lies in the ring, the newest first.
+    /// The versions in the ring, the newest first.
     fn versions(&self) -> impl Iterator<Item = NumberedHeader> + '_ {
         let places = self.headers.len() as u64;
         let kept = self.counter.min(places);
@@ -322,8 +324,9 @@ impl Ring {
         })
     }
 
-    /// The last version that a cut sees, of those in the ring. The caller knows of a later one that the cut
-    /// does not see; so a header that is just being replaced by that of a later version is not seen either.
+    /// The last version in the ring that a cut sees. The caller knows of a later version that the cut does
+    /// not see. So if a header is just being replaced by that of a later version, the cut does not see that
+    /// either.
     pub fn last_seen(&self, cut: &Cut) -> Option<NumberedHeader> {
         self.versions().find(|old| cut.sees(old.header.version()))
     }

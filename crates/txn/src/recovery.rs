@@ -1,17 +1,18 @@
-//! What a client leaves behind that dies: its commits under way are undone, then its slot goes on (paper 3,
-//! section 6.2).
+//! Recovery of a slot whose client has died: its commits in flight are undone, then the slot goes on (paper
+//! 3, section 6.2).
 //!
-//! V1. Only behind the fence of all its grants: from then on nothing of it takes effect.
-//! V2. A commit that its slot's word does not have was shown to nobody, and nobody was told that it is
+//! V1. Recovery begins only after all grants of the client are fenced: from then on nothing that it sent
+//!     takes effect.
+//! V2. No transaction has seen a commit that the slot's word does not have, and no client was told that it is
 //!     committed: it is undone.
-//! V3. A record says that such a commit has locked it, or replaced its version: then the log tells what was
-//!     there before (L1), and the ring has its data, if they are not in their place any more (X3). They are
-//!     put back first, the header last. Who reads meanwhile takes the ring's.
-//! V4. Then the slot's word jumps over all that was in doubt, to the next generation: the next client of the
-//!     slot begins behind it.
-//! V5. Each step may be done again: where a recoverer dies, another begins anew, behind the fence of that
-//!     one.
-//! V6. One copy of the log is enough (L1). One that a recoverer could not reach lacks his verdicts: it is
+//! V3. If a record says that such a commit has locked it, or replaced its version, the log tells what was
+//!     there before (L1). The record's ring has the data, if they are not in their place any more (X3). The
+//!     data are put back first, the header last. Meanwhile readers take the version in the ring.
+//! V4. Then the slot's word moves over all counts that were in doubt, to the next generation, in which the
+//!     slot's next client begins.
+//! V5. Each step may be repeated: if a recoverer dies, another one starts again, after it has fenced the
+//!     first one.
+//! V6. One copy of the log is enough (L1). A copy that a recoverer could not reach lacks its verdicts: it is
 //!     never read again, and the slot's next client gets [another in its place](replace_copy).
 
 use std::collections::BTreeMap;
@@ -26,36 +27,37 @@ use crate::rules::{Rules, Shipped};
 
 const WORD_BYTES: u64 = 8;
 
-/// What was found of a slot's last client, and done about it.
+/// What was found of a slot's last client, and what was done about it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Recovered {
-    /// The slot's word: behind it, its next client begins.
+    /// The slot's word: its next client begins after this count.
     pub last: u64,
-    /// Commits that will never be seen: they were undone, or had not come so far that anything had to be. Of
-    /// those that had not even come into the log nothing is known.
+    /// Commits that no transaction will ever see: they were undone, or had not changed any record yet.
+    /// Commits that had not even reached the log are not known.
     pub rolled_back: Vec<Version>,
-    /// The copy of the log that could not be reached. It must not be in a [`LogAt`] any more, neither of the
-    /// slot's next client nor of who asks for a [`fate`]: it may take commits for good that were rolled back.
+    /// The copy of the log that could not be reached. It must not be in any [`LogAt`] any more, neither for
+    /// the slot's next client nor for a client that asks for a [`fate`]: it may make a commit that was rolled
+    /// back look committed.
     pub lost_copy: Option<Piece>,
 }
 
-/// Why a slot cannot go on.
+/// Why a slot was not recovered.
 #[derive(Debug, thiserror::Error)]
 pub enum RecoveryError {
     /// The oracle has no such slot.
     #[error("the oracle has no slot {0}")]
     NoSuchSlot(usize),
-    /// It has had all the clients that it can have.
-    #[error("slot {0} is used up: its clients have taken all its numbers")]
+    /// No generation is left for another client.
+    #[error("slot {0} is used up: no counts are left for another client")]
     UsedUp(usize),
-    /// Attach it first.
+    /// Attach the region first.
     #[error("a commit has written to region {0}, which is not attached")]
     NotAttached(RegionId),
-    /// What a record held before is neither in its place nor in its ring.
-    #[error("what record {} held before a commit that has to be undone is not to be found", .0.0)]
+    /// The version before a commit is neither in the record's place nor in its ring: memory was damaged.
+    #[error("memory was damaged: the version of record {} to put back was not found", .0.0)]
     Damaged(RecordId),
-    /// Far memory does not answer. Try again with another [`Memory`], behind the fence of this one's grants:
-    /// what it has sent may still land, until then.
+    /// Far memory does not answer. Try again with another [`Memory`], after the grants of this one are
+    /// fenced: until then, what it has sent may still land.
     #[error(transparent)]
     Memory(#[from] MemoryError),
 }
@@ -65,20 +67,21 @@ pub enum RecoveryError {
 pub enum Fate {
     /// It took effect.
     Committed,
-    /// It never took effect, nor will it.
+    /// It never took effect, and never will.
     RolledBack,
-    /// It is under way; or its client has died, and the slot was not looked after yet.
+    /// It is in flight; or its client has died, and the slot has not been recovered yet.
     NotYetKnown,
     /// It is too long ago: the slot's log does not have it any more.
     Forgotten,
 }
 
-/// Undoes what a slot's client left under way, and lets the slot go on, with both copies of its log. All its
-/// grants must have been fenced, nobody else may be about to do the same, and `memory` must have all regions
-/// attached that a transaction may have written to.
+/// Undoes what a slot's client left in flight, and lets the slot go on, with both copies of its log. All
+/// grants of the client must have been fenced, no other process may be about to do the same, and `memory`
+/// must have attached all regions that a transaction may have written to.
 ///
 /// # Errors
-/// Then the slot's word stays, and with it what could not be undone. Everything else was undone.
+/// Then the slot's word stays as it is, so that recovery can start again. A record that cannot be restored
+/// does not keep the others from being restored.
 pub async fn recover(
     memory: &Memory,
     oracle: &Oracle,
@@ -89,10 +92,10 @@ pub async fn recover(
     recover_with::<Shipped>(memory, oracle, log, copies, slot).await
 }
 
-/// [`recover`] by rules that may be wrong, and with one copy of the log if the other is lost.
+/// As [`recover`], by the rules `R`, and with one copy of the log if the other is lost.
 ///
 /// # Errors
-/// As there.
+/// As [`recover`].
 pub async fn recover_by<R: Rules>(
     memory: &Memory,
     oracle: &Oracle,
@@ -110,21 +113,21 @@ async fn recover_with<R: Rules>(
     slot: Slot,
 ) -> Result<Recovered, RecoveryError> {
     let (piece, word) = oracle.word(slot).ok_or(RecoveryError::NoSuchSlot(slot.index()))?;
-    let shown = memory.read_word(&piece, word).await?;
-    let (mut rolled_back, mut trouble) = (Vec::new(), None);
-    for (version, (head, intents)) in in_doubt(memory, log, &mut copies, slot, shown).await? {
+    let watermark = memory.read_word(&piece, word).await?;
+    let (mut rolled_back, mut failure) = (Vec::new(), None);
+    for (version, (head, intents)) in in_doubt(memory, log, &mut copies, slot, watermark).await? {
         for intent in head.intents(&intents).unwrap_or_default() {
-            // One record that cannot be helped does not keep the others locked.
-            trouble = undo::<R>(memory, &intent, version).await.err().or(trouble);
+            // One record that cannot be restored does not keep the others locked.
+            failure = undo::<R>(memory, &intent, version).await.err().or(failure);
         }
         rolled_back.push((version, head));
     }
-    if let Some(trouble) = trouble {
-        return Err(trouble);
+    if let Some(failure) = failure {
+        return Err(failure);
     }
     for (version, head) in &rolled_back {
-        // With the head: a copy may never have had it, and what it has there instead must not lose its own
-        // verdict.
+        // With the head: a copy may never have had it. Then the place still has the head of another commit,
+        // which must not be left there without its own verdict.
         let place = [&head.encode()[..], &Head::verdict_on(*version).to_le_bytes()].concat();
         let kept = if R::verdicts_have_heads() { 0..place.len() } else { Head::BYTES..place.len() };
         for copy in copies.left.clone() {
@@ -133,17 +136,17 @@ async fn recover_with<R: Rules>(
             copies.unless_lost(copy, written)?;
         }
     }
-    let last = R::behind_what_is_in_doubt(shown).ok_or(RecoveryError::UsedUp(slot.index()))?;
+    let last = R::behind_what_is_in_doubt(watermark).ok_or(RecoveryError::UsedUp(slot.index()))?;
     memory.write_word(&piece, word, last).await?;
     let rolled_back = rolled_back.into_iter().map(|(version, _)| version).collect();
     Ok(Recovered { last, rolled_back, lost_copy: copies.lost })
 }
 
-/// The copies of a log, of which one may be lost (V6).
+/// The copies of a log, one of which may be lost (V6).
 struct Copies {
     left: Vec<Piece>,
     lost: Option<Piece>,
-    /// As many must be left.
+    /// How many must be left.
     needed: usize,
 }
 
@@ -152,7 +155,7 @@ impl Copies {
         Copies { left: log.copies.to_vec(), lost: None, needed: 1 }
     }
 
-    /// What an operation on one of them came to; `None`: that copy is lost, and there is another.
+    /// The result of an operation on a copy. `None`: that copy is lost, and there is another.
     fn unless_lost<T>(
         &mut self,
         copy: Piece,
@@ -160,7 +163,7 @@ impl Copies {
     ) -> Result<Option<T>, MemoryError> {
         match done {
             Ok(done) => Ok(Some(done)),
-            // That says nothing of the copy.
+            // A lack of buffers says nothing about the copy.
             Err(short @ MemoryError::Short(_)) => Err(short),
             Err(error) if self.left.iter().filter(|left| **left != copy).count() < self.needed => Err(error),
             Err(_) => {
@@ -172,20 +175,21 @@ impl Copies {
     }
 }
 
-/// All commits that are not shown. Where the intents are whole in neither copy, nothing was locked.
+/// All commits that the watermark has not reached. If neither copy has a commit's intents whole, that commit
+/// has locked nothing.
 async fn in_doubt(
     memory: &Memory,
     log: &LogAt,
     copies: &mut Copies,
     slot: Slot,
-    shown: u64,
+    watermark: u64,
 ) -> Result<BTreeMap<Version, (Head, Vec<u8>)>, MemoryError> {
     let mut in_doubt = BTreeMap::new();
     for copy in log.copies {
         let places = memory.read(&copy, log.layout.heads()).await;
         let Some(places) = copies.unless_lost(copy, places)? else { continue };
         let heads = places.chunks_exact(Head::PLACE_BYTES).filter_map(Head::decode).map(|(head, _)| head);
-        for head in heads.filter(|head| head.version.slot() == slot && head.version.count() > shown) {
+        for head in heads.filter(|head| head.version.slot() == slot && head.version.count() > watermark) {
             let Some(place) = log.layout.intents(&head) else { continue };
             let intents = memory.read(&copy, place).await;
             let Some(intents) = copies.unless_lost(copy, intents)? else { break };
@@ -198,16 +202,16 @@ async fn in_doubt(
     Ok(in_doubt)
 }
 
-/// Puts back what a record held before a commit, if that has locked it (V3).
+/// Puts back what a record held before a commit, if the commit has locked it (V3).
 async fn undo<R: Rules>(memory: &Memory, intent: &Intent<'_>, version: Version) -> Result<(), RecoveryError> {
     let damaged = || RecoveryError::Damaged(intent.record);
     let region = memory.whole(intent.region).ok_or(RecoveryError::NotAttached(intent.region))?;
-    // As if the record were alone.
+    // As if the record were the only one of its table.
     let layout = RecordLayout::new(1, intent.data_bytes, 1).ok_or_else(damaged)?;
     let current = read_at(memory, &region, intent.current, layout.current(0)).await?.ok_or_else(damaged)?;
     let (header, found) = layout.decode_current(intent.record, &current).ok_or_else(damaged)?;
     if header.version() != version {
-        return Ok(()); // somebody else was first to lock it, or this was done before
+        return Ok(()); // another commit locked it first, or this one was undone before
     }
     let before = intent.old_version();
     if !R::data_first() {
@@ -222,13 +226,14 @@ async fn undo<R: Rules>(memory: &Memory, intent: &Intent<'_>, version: Version) 
     if !R::data_first() {
         return Ok(());
     }
-    // Done before, where another has locked the record since: the memory has moved, and it was tried twice.
+    // Another commit's header is there if this swap was tried twice, because the memory moved, and that
+    // commit has locked the record after the first try.
     let found = memory.compare_and_swap(&region, intent.current, header.0, intent.seen.0).await?;
     let is_free = found == header.0 || RecordHeader(found).version() != version;
     if is_free { Ok(()) } else { Err(damaged()) }
 }
 
-/// Bytes at `start`, as many as in `like`; `None`: no memory has so many bytes.
+/// Reads as many bytes at `start` as `like` has; `None`: no memory has so many bytes.
 async fn read_at(
     memory: &Memory,
     region: &Piece,
@@ -239,8 +244,8 @@ async fn read_at(
     Ok(Some(memory.read(region, start..end).await?.to_vec()))
 }
 
-/// What became of a commit, of which its client was told nothing, or which has died. One copy of the log
-/// tells it, if it is none that a recovery has lost.
+/// What became of a commit whose client was not told, or has died. One copy of the log tells it, unless a
+/// recovery has lost that copy.
 ///
 /// # Errors
 /// When far memory does not answer.
@@ -267,8 +272,8 @@ pub async fn fate(
     Ok(found.fate())
 }
 
-/// Puts another copy in the place of one that is lost, with all that the one left says of commits that are
-/// over.
+/// Puts another copy in the place of one that is lost, with all that the remaining copy says about commits
+/// that have finished.
 ///
 /// # Errors
 /// When far memory does not answer: begin again.
@@ -290,9 +295,9 @@ pub async fn replace_copy(
 #[derive(Default)]
 struct Found {
     verdict: bool,
-    /// Zeros, or the head of an earlier one.
+    /// Zeros, or the head of an earlier commit.
     nothing: bool,
-    /// A later one's head is there, or bytes that are being replaced.
+    /// The head of a later commit, or bytes that are being replaced.
     other: bool,
 }
 
@@ -306,11 +311,11 @@ impl Found {
         }
     }
 
-    /// Of a commit that its slot's word has.
+    /// The fate of a commit that the slot's word has.
     fn fate(&self) -> Fate {
         match self {
             Found { verdict: true, .. } => Fate::RolledBack,
-            // Where its intents are not in both copies, it has never locked anything.
+            // Its intents are not in both copies, so it has never locked anything.
             Found { nothing: true, .. } => Fate::RolledBack,
             Found { other: true, .. } => Fate::Forgotten,
             _ => Fate::Committed,

@@ -6,9 +6,9 @@
 use farpool_wire::{RecordHeader, Version, next_generation};
 
 use crate::cut::Cut;
-use crate::slot::MAX_COUNTS_UNSHOWN;
+use crate::slot::MAX_COUNTS_AHEAD;
 
-/// Where a commit has come to, for tests that end a process there.
+/// The step that a commit has reached, for tests that end a process there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Step {
     /// Nothing of it was written yet.
@@ -19,24 +19,24 @@ pub enum Step {
     Locked,
     /// They are installed.
     Installed,
-    /// It is shown.
-    Shown,
+    /// The watermark has reached it.
+    Reached,
 }
 
 /// What decides what a transaction sees and whether it may commit.
 pub trait Rules: 'static {
-    /// The cut from which a session begins whose last commit is `own`; `None`: it has to wait for a later
-    /// one.
+    /// The cut from which a session begins whose last commit is `own`. `None`: it has to wait for a later
+    /// cut.
     fn begin(published: Cut, own: Option<Version>) -> Option<Cut> {
         own.is_none_or(|own| published.sees(own)).then_some(published)
     }
 
-    /// Whether a transaction takes the slots' words themselves for its cut, not what was published.
+    /// Whether a transaction takes the slots' words themselves as its cut, not what was published.
     fn begins_from_words() -> bool {
         false
     }
 
-    /// Whether a cut of several parts is one only if a second look at all of them finds them unchanged.
+    /// Whether a cut of several parts is used only if a second look finds all parts unchanged.
     fn looks_twice() -> bool {
         true
     }
@@ -46,26 +46,25 @@ pub trait Rules: 'static {
         true
     }
 
-    /// The least number of a cut that a worker's transactions may have, the oldest of which, if any, has
-    /// `oldest`, and whose next begin from `latest` or later.
+    /// The least number of a cut that a worker's transactions may have. The oldest open transaction, if there
+    /// is one, has `oldest`, and later ones begin from `latest` or a later cut.
     fn least_needed(oldest: Option<u64>, latest: u64) -> u64 {
         oldest.map_or(latest, |oldest| oldest.min(latest))
     }
 
-    /// Whether a worker says that it needs something no longer only once nothing lands there that it has
-    /// given up half-way.
+    /// Whether a worker waits until none of its in-flight writes can land any more, before it announces that
+    /// it no longer needs something.
     fn settles_first() -> bool {
         true
     }
 
-    /// The highest number of a cut that may be the horizon, if workers may have cuts from the number `least`
-    /// on.
+    /// The highest number of a cut that may be the horizon, if workers may have cuts with the number `least`
+    /// or a higher one.
     fn horizon_up_to(least: u64) -> u64 {
         least
     }
 
-    /// The cut behind which versions that were moved are given up: of the horizon and the last cut that is
-    /// known.
+    /// The cut by which moved versions are given up: chosen from the horizon and the last cut that is known.
     fn gives_up_behind<'a>(horizon: &'a Cut, _last: &'a Cut) -> &'a Cut {
         horizon
     }
@@ -76,14 +75,14 @@ pub trait Rules: 'static {
         true
     }
 
-    /// Whether a place of a ring is written again where that `may_be`, or where what lies there may be
-    /// needed.
+    /// Whether a place of a ring is written again. `may_be`: no snapshot needs the version there from the
+    /// ring.
     fn reuses_place(may_be: bool) -> bool {
         may_be
     }
 
-    /// Whether a block is free whose version was replaced: where the horizon sees a later one, or where it
-    /// may be needed.
+    /// Whether a block is free whose version was replaced. `is_behind_the_horizon`: the horizon sees a later
+    /// version, so no snapshot needs the block.
     fn frees_block(is_behind_the_horizon: bool) -> bool {
         is_behind_the_horizon
     }
@@ -93,29 +92,29 @@ pub trait Rules: 'static {
         true
     }
 
-    /// Whether a payload is taken whose checksum is right, or is not.
+    /// Whether a payload is accepted, given whether its checksum is right.
     fn takes_payload(checksum_is_right: bool) -> bool {
         checksum_is_right
     }
 
-    /// Whether a chunk is taken over whose owner has no seat any more, or has one.
+    /// Whether a chunk is taken over, given whether its owner has no seat any more.
     fn takes_over(owner_is_gone: bool) -> bool {
         owner_is_gone
     }
 
-    /// Whether a transaction has locked a record that it has seen with one header and the compare-and-swap
-    /// has found with another.
+    /// Whether a transaction has locked a record, given the header that it had seen and the one that its
+    /// compare-and-swap has found.
     fn has_locked(seen: RecordHeader, found: RecordHeader) -> bool {
         found == seen
     }
 
-    /// Whether data are taken whose checksum is right, or is not.
+    /// Whether data are accepted, given whether their checksum is right.
     fn takes(checksum_is_right: bool) -> bool {
         checksum_is_right
     }
 
-    /// Whether a record may be locked that was found with one header, and with data that say they are the
-    /// version of another: they differ where somebody has locked it, or where they are of different times.
+    /// Whether a record may be locked, given its header and the header that its data name. They differ if a
+    /// commit has locked the record, or if they are of different times.
     fn may_be_locked(seen: RecordHeader, data: RecordHeader) -> bool {
         !seen.is_locked() && seen.lasting() == data
     }
@@ -130,7 +129,7 @@ pub trait Rules: 'static {
         2
     }
 
-    /// The version as which a commit is known that has this number.
+    /// The version by which the commit with this number is known.
     fn numbered(version: Version) -> Version {
         version
     }
@@ -140,22 +139,23 @@ pub trait Rules: 'static {
         true
     }
 
-    /// Whether a commit is shown only once all of it is installed.
+    /// Whether the watermark reaches a commit only once all of it is installed.
     fn installs_first() -> bool {
         true
     }
 
-    /// Whether the log's room for a commit is given back when it is over, rather than when it is shown.
+    /// Whether the log's room for a commit is given back when the commit has finished, rather than when the
+    /// watermark has reached it.
     fn frees_log_when_over() -> bool {
         false
     }
 
-    /// Whether who looks after a slot writes the head of a commit beside his verdict on it.
+    /// Whether a recoverer writes the head of a commit together with its verdict on it.
     fn verdicts_have_heads() -> bool {
         true
     }
 
-    /// Whether who undoes a commit puts a record's data back before its header.
+    /// Whether a recoverer puts a record's data back before its header.
     fn data_first() -> bool {
         true
     }
@@ -164,10 +164,10 @@ pub trait Rules: 'static {
     /// the start of the generation after the last count that may have been given out. `None`: there is none
     /// left.
     fn behind_what_is_in_doubt(word: u64) -> Option<u64> {
-        next_generation(word.saturating_add(MAX_COUNTS_UNSHOWN))
+        next_generation(word.saturating_add(MAX_COUNTS_AHEAD))
     }
 
-    /// A commit has come to a step.
+    /// A commit has reached a step.
     fn passes(_: Step) {}
 
     /// The next cut, from the last one and the slots' words.
@@ -191,11 +191,11 @@ mod tests {
         const GENERATION: u64 = 1 << 32;
         let behind = |word| Shipped::behind_what_is_in_doubt(word);
         assert_eq!(behind(0), Some(GENERATION));
-        assert_eq!(behind(GENERATION - 1 - MAX_COUNTS_UNSHOWN), Some(GENERATION));
-        for unshown in [1, 100, MAX_COUNTS_UNSHOWN] {
-            assert_eq!(behind(GENERATION - unshown), Some(2 * GENERATION), "{unshown} before the edge");
+        assert_eq!(behind(GENERATION - 1 - MAX_COUNTS_AHEAD), Some(GENERATION));
+        for ahead in [1, 100, MAX_COUNTS_AHEAD] {
+            assert_eq!(behind(GENERATION - ahead), Some(2 * GENERATION), "{ahead} before the edge");
         }
         assert_eq!(behind(GENERATION), Some(2 * GENERATION), "its next client has used none");
-        assert_eq!([(1 << 49) - MAX_COUNTS_UNSHOWN, u64::MAX].map(behind), [None; 2]);
+        assert_eq!([(1 << 49) - MAX_COUNTS_AHEAD, u64::MAX].map(behind), [None; 2]);
     }
 }

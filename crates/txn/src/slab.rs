@@ -1,17 +1,18 @@
-//! Payloads of variable length: what does not fit a record's place lies in a *slab* beside the table, and the
-//! record's data point to it (`docs/src/txn.md`, *payloads of variable length*).
+//! Payloads of variable length: a payload that does not fit its record's place lies in a *slab* beside the
+//! table, and the record's data point to it (`docs/src/txn.md`, *payloads of variable length*).
 //!
 //! B1. A pointer is data of a record like any other: versions, rings, the overflow region, logs and recovery
-//!     know nothing of it.
-//! B2. A payload is whole in its *block* before the commit that points to it is written down; and it stays as
-//!     it is for as long as any snapshot may need that version.
-//! B3. Blocks lie in *chunks*, each of which one member owns: only he writes there. A claim names one member
-//!     for ever; a chunk whose owner has no seat any more may be taken over, for he was fenced, and all that
-//!     he left was undone.
-//! B4. A block's header says for which version of which record it was written. The owner gives it out again
-//!     once he has found, by looking at that record, that nobody needs it. Nothing else is kept in far
-//!     memory, so there is nothing to mend after a death.
-//! B5. A pointer has a checksum over the record, the block and the payload: bytes of another's are found out.
+//!     do not know about it.
+//! B2. A payload is whole in its *block* before the intents of the commit that points to it are logged. It
+//!     does not change for as long as any snapshot may need that version.
+//! B3. Blocks lie in *chunks*. One member owns each chunk, and only the owner writes there. A claim names one
+//!     member for ever. A chunk whose owner has no seat any more may be taken over: the owner was fenced and
+//!     everything that it left was rolled back, or it left with nothing in flight.
+//! B4. A block's header says for which version of which record the block was written. The owner reuses the
+//!     block once it has found, by looking at that record, that no snapshot needs the block. Nothing else is
+//!     kept in far memory, so there is nothing to repair after a death.
+//! B5. A pointer has a checksum over the record, the block and the payload: bytes of another payload are
+//!     detected.
 
 mod block;
 mod chunks;
@@ -33,7 +34,7 @@ use chunks::Chunks;
 pub use layout::{BlockAt, Class, MOST_PAYLOAD_BYTES, SlabLayout};
 pub use payload::{Held, LEAST_DATA_BYTES, Pointer};
 
-/// The slab of a table, as all threads of one member work with it.
+/// The slab of a table, for use by all threads of one member.
 #[derive(Debug)]
 pub struct Slab {
     pieces: Vec<Piece>,
@@ -44,9 +45,9 @@ pub struct Slab {
 }
 
 impl Slab {
-    /// A slab in these pieces, of one layout, for the member of that claim. It is made once in each member,
-    /// for all its threads. Its memory is zeros, or what members have left there. `None`: there are too many
-    /// pieces, or none.
+    /// A slab in these pieces, all with this layout, for the member that has this claim. Each member makes it
+    /// once, for all its threads. Its memory is zeros, or has been used as this slab. `None`: there are too
+    /// many pieces, or none.
     pub fn new(
         pieces: Vec<Piece>,
         layout: SlabLayout,
@@ -58,12 +59,12 @@ impl Slab {
         (fits && !pieces.is_empty()).then(|| Arc::new(Slab { pieces, layout, members, claim, chunks }))
     }
 
-    /// How it lies in each of its pieces.
+    /// Its layout in each of its pieces.
     pub fn layout(&self) -> &SlabLayout {
         &self.layout
     }
 
-    /// In which piece a chunk lies, and as which of that piece's. `None`: there are not so many.
+    /// The piece of a chunk, and the chunk's number in that piece. `None`: there is no such chunk.
     fn chunk(&self, chunk: u32) -> Option<(&Piece, u64)> {
         let (piece, within) =
             (u64::from(chunk) / self.layout.chunks(), u64::from(chunk) % self.layout.chunks());

@@ -1,4 +1,4 @@
-//! A table of records that are known by their numbers: what all other structures stand on.
+//! A table of records that are identified by their numbers: the base of all other structures.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use crate::memory::Piece;
 use crate::record::{RecordId, RecordLayout};
 use crate::slab::{Held, LEAST_DATA_BYTES, Slab};
 
-/// Where a table lies: pieces of one layout, filled one after another.
+/// A table in far memory: pieces of one layout, which have consecutive ranges of its records.
 #[derive(Clone, Debug)]
 pub struct Table {
     first: RecordId,
@@ -19,36 +19,36 @@ pub struct Table {
     slab: Option<Arc<Slab>>,
 }
 
-/// Where a record lies.
+/// The place of a record.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place {
     pub(crate) record: RecordId,
     pub(crate) layout: RecordLayout,
     pub(crate) piece: Piece,
-    /// Within the piece.
+    /// Its number within the piece.
     pub(crate) index: u64,
 }
 
 impl Table {
-    /// A table whose records have the numbers from `first` on, among all of the database. Its memory is
-    /// zeros, or what transactions have left there.
+    /// A table whose records have the numbers from `first` on, in the numbering of the database. Its memory
+    /// is zeros, or has been used as this table.
     pub fn new(first: RecordId, layout: RecordLayout, pieces: Vec<Piece>) -> Table {
         Table { first, layout, pieces, slab: None }
     }
 
-    /// The same, whose records have payloads of any length: in their places as far as they fit there, else in
-    /// a slab, which no other table has. `None`: the places are too small to say where.
+    /// The same, with payloads of any length: in the record's place if they fit there, otherwise in a slab,
+    /// which belongs to this table alone. `None`: the places are too small for a pointer.
     pub fn with_slab(self, slab: Arc<Slab>) -> Option<Table> {
         (self.layout.data_bytes() >= LEAST_DATA_BYTES).then_some(Table { slab: Some(slab), ..self })
     }
 
-    /// The longest payload that a record can have; without a slab all have this length.
+    /// The longest payload that a record can have. Without a slab all have this length.
     pub fn longest(&self) -> usize {
         let data_bytes = self.layout.data_bytes();
         self.slab().map_or(data_bytes, |slab| slab.layout().longest().max(Held::most_here(data_bytes)))
     }
 
-    /// Where payloads lie that do not fit their records.
+    /// The slab for payloads that do not fit their records.
     pub(crate) fn slab(&self) -> Option<&Arc<Slab>> {
         self.slab.as_ref()
     }
@@ -58,7 +58,7 @@ impl Table {
         self.pieces.len() as u64 * self.layout.records()
     }
 
-    /// How its records lie in each piece.
+    /// The layout of its records in each piece.
     pub fn layout(&self) -> &RecordLayout {
         &self.layout
     }
@@ -69,7 +69,7 @@ impl Table {
         firsts.map(RecordId).zip(self.pieces.iter().copied())
     }
 
-    /// Where the headers of its records lie, for checkers: a region, and where there.
+    /// The places of its records' headers, for checkers: a region, and an offset in it.
     pub fn headers(&self) -> impl Iterator<Item = (RegionId, u64)> + '_ {
         let of_piece = move |piece: &Piece| {
             let Piece { region, start, .. } = *piece;
@@ -78,8 +78,8 @@ impl Table {
         self.pieces.iter().flat_map(of_piece)
     }
 
-    /// The numbers of `numbers` in runs that lie in one piece each, with a current version for each in
-    /// `bytes` at most.
+    /// Splits `numbers` into runs. Each run lies in one piece, and its current versions have at most `bytes`
+    /// (but one record at least).
     pub(crate) fn runs(&self, numbers: Range<u64>, bytes: usize) -> impl Iterator<Item = Range<u64>> {
         let each = self.layout.records();
         let most = (bytes / self.layout.current_bytes()).max(1) as u64;
@@ -91,7 +91,7 @@ impl Table {
         })
     }
 
-    /// Where a record lies; `None`: it is none of this table's.
+    /// The place of a record. `None`: it does not belong to this table.
     pub(crate) fn place_of(&self, record: RecordId) -> Option<Place> {
         self.place(record.0.checked_sub(self.first.0)?)
     }

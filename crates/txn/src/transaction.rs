@@ -1,12 +1,12 @@
 //! Reading from a snapshot, and committing (paper 3, sections 3.1, 5.1 and 6.1; `docs/src/txn.md`).
 //!
-//! X1. A transaction sees its cut and its own writes, nothing else.
-//! X2. It commits only if nobody has written, since its cut, what it writes: one compare-and-swap per record
-//!     validates and locks. Before that, its intent is in the slot's log (L1).
-//! X3. The old version is whole in its ring before anything of the new one is written, and the new one is
-//!     whole before its header is: a queue's operations take effect in their order.
-//! X4. Its commit is shown, by the slot's word, after all of it is installed. Until then nobody sees any of
-//!     it: no cut has it.
+//! X1. A transaction sees its cut and its own writes, and nothing else.
+//! X2. It commits only if no other transaction has written its records since its cut: one compare-and-swap
+//!     per record validates and locks. Before that, its intents are in the slot's log (L1).
+//! X3. The old version is whole in the ring before anything of the new one is written, and the new one is
+//!     whole before its header is written: operations of one queue take effect in their order.
+//! X4. The watermark, the slot's word, reaches the commit only after all of it is installed. Until then no
+//!     cut has the commit, so no other transaction sees any of it.
 
 mod commit;
 mod long;
@@ -36,11 +36,11 @@ pub struct Transaction<'a, R> {
     session: &'a mut Session,
     cut: Cut,
     writes: BTreeMap<RecordId, Write>,
-    /// Records that were read to be written, and are not among those.
+    /// Records that were taken to be written, and are not among the writes so far.
     taken: BTreeMap<RecordId, ToWrite>,
-    /// Blocks with payloads that it will write.
+    /// Blocks with the long payloads of its writes.
     blocks: Vec<Fresh>,
-    /// What its snapshot needs is kept for so long.
+    /// While this is there, the versions that its snapshot needs are kept.
     open: Option<Open<'a>>,
 }
 
@@ -48,21 +48,21 @@ pub struct Transaction<'a, R> {
 struct Write {
     place: Place,
     before: ToWrite,
-    /// `None`: there is no such record from then on.
+    /// `None`: the record is deleted.
     new: Option<Vec<u8>>,
 }
 
 /// A record as a snapshot has it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Row {
-    /// Which commit wrote it.
+    /// The commit that wrote it.
     pub version: Version,
     /// `None`: there is no such record.
     pub data: Option<Vec<u8>>,
 }
 
 impl Row {
-    /// There is none, and never was.
+    /// A record that was never written.
     fn absent() -> Row {
         Row { version: Version::INITIAL, data: None }
     }
@@ -89,16 +89,16 @@ impl<'a, R: Rules> Transaction<'a, R> {
         &self.worker.memory
     }
 
-    /// Reads a record: as the transaction has written it, else as its snapshot has it.
+    /// Reads a record: as the transaction has written it, or else as its snapshot has it.
     ///
     /// # Errors
-    /// When the snapshot's version is not kept any more, or not to be had.
+    /// When the snapshot's version is not kept any more, or cannot be read.
     pub async fn read(&self, table: &Table, number: u64) -> Result<Row, ReadError> {
         let row = self.read_held(table, number).await?;
         self.whole(table, number, row).await
     }
 
-    /// Reads a record as it lies in its place.
+    /// Reads a record without following a pointer to a long payload.
     pub(crate) async fn read_held(&self, table: &Table, number: u64) -> Result<Row, ReadError> {
         let place = table.place(number).ok_or(ReadError::OutOfRange(number))?;
         match self.own(place.record) {
@@ -115,12 +115,12 @@ impl<'a, R: Rules> Transaction<'a, R> {
         written.or_else(|| self.taken.get(&record).map(ToWrite::row))
     }
 
-    /// Will put `data` in a record's place, `None` to delete it. Returns the record as it was for this
-    /// transaction.
+    /// Writes `data` to a record when the transaction commits; `None` deletes the record. Returns the record
+    /// as this transaction saw it before.
     ///
     /// # Errors
-    /// [`ReadError::Conflict`] if somebody was first; [`ReadError::RingFull`] if there is no room for the
-    /// version before yet; [`ReadError::NoSpace`] if there is none for a long payload.
+    /// [`ReadError::Conflict`] if another transaction was first; [`ReadError::RingFull`] if there is no room
+    /// for the old version yet; [`ReadError::NoSpace`] if there is no room for a long payload.
     pub async fn write(&mut self, table: &Table, number: u64, data: Option<&[u8]>) -> Result<Row, ReadError> {
         let place = table.place(number).ok_or(ReadError::OutOfRange(number))?;
         let new = match data {
@@ -131,7 +131,7 @@ impl<'a, R: Rules> Transaction<'a, R> {
         self.whole(table, number, row).await
     }
 
-    /// Will put data in a record's place, as they lie there.
+    /// Writes data of a record, as they will lie in its place, when the transaction commits.
     async fn write_held(&mut self, place: Place, new: Option<Vec<u8>>) -> Result<Row, ReadError> {
         if let Some(write) = self.writes.get_mut(&place.record) {
             let before = std::mem::replace(&mut write.new, new);
@@ -147,7 +147,7 @@ impl<'a, R: Rules> Transaction<'a, R> {
     }
 }
 
-/// Whether a version says that there is no such record: it was deleted, or never written.
+/// Whether a version says that there is no such record: it was deleted or never written.
 fn is_absent(header: RecordHeader) -> bool {
     header.is_deleted() || header.version() == Version::INITIAL
 }

@@ -1,4 +1,5 @@
-//! A thread that runs transactions: its slot of the timestamp vector, and how it begins.
+//! A worker: a thread that runs transactions. Its slot of the timestamp vector, and how its transactions
+//! begin.
 
 mod announcing;
 mod loading;
@@ -27,11 +28,11 @@ use crate::transaction::Transaction;
 use looking::Looks;
 pub use stamping::{StampError, Stamped};
 
-/// How long a transaction waits for a cut that it can begin from; they are published within far less, unless
-/// who does so has died: then it takes until another has found out.
+/// How long a transaction waits for a cut that it can begin from. Cuts are published far sooner, unless the
+/// publisher has died: then it takes until another member has noticed.
 const BEGIN_PATIENCE: Duration = Duration::from_secs(30);
-/// How long a commit that is installed waits for earlier ones of its slot: longer than memory takes to move.
-const SHOW_PATIENCE: Duration = Duration::from_secs(30);
+/// How long an installed commit waits for earlier ones of its slot: longer than moving memory takes.
+const WATERMARK_PATIENCE: Duration = Duration::from_secs(30);
 
 /// Runs transactions, several at a time, in one slot of the timestamp vector.
 pub struct Worker<R = Shipped> {
@@ -39,33 +40,34 @@ pub struct Worker<R = Shipped> {
     oracle: Oracle,
     pub(crate) log: LogAt,
     fetched: Option<(Arc<Fetched>, Copied)>,
-    /// If it has announced itself.
+    /// Set if the worker announces its snapshots.
     pub(crate) announcer: Option<Announcer>,
     looks: Looks,
     slot: Arc<SharedSlot>,
-    /// What the compute server sees of its commits.
+    /// What the compute server's heartbeats see of this worker's commits.
     hand: Arc<Hand>,
-    /// Where the slot's word lies.
+    /// The place of the slot's word.
     word: (Piece, u64),
-    /// For the slot's word, of which one write is under way at a time.
+    /// The buffer for writes of the slot's word. One such write is in flight at a time.
     buffer: RefCell<Option<ArenaBuf>>,
-    /// This worker writes it just now; for ever, if that was given up half-way, and the slot is stuck.
+    /// This worker is writing the word. If the write was given up half-way, this stays set, and the slot is
+    /// stuck.
     is_writing: Cell<bool>,
-    /// Its last commit was refused as busy, perhaps because too many counts are not shown.
+    /// Its last commit was refused as busy, perhaps because too many counts are ahead of the watermark.
     is_put_off: Cell<bool>,
     rules: PhantomData<R>,
 }
 
-/// A cut is too old to begin from.
+/// The error that a cut is too old to begin from.
 struct TooOld;
 
-/// A cut, and that it is in use.
+/// A cut that is in use.
 struct Snapshot<'a> {
     cut: Cut,
     open: Option<Open<'a>>,
 }
 
-/// What one user of a worker does, one transaction after the other.
+/// One user of a worker, which runs one transaction after the other.
 #[derive(Debug, Default)]
 pub struct Session {
     /// Its last commit.
@@ -75,15 +77,15 @@ pub struct Session {
 }
 
 impl<R: Rules> Worker<R> {
-    /// A worker in a slot that it has alone, with its log, in which it begins behind the count `last`: what
-    /// its client before has said when it [left](Self::leave_slot), or what its [recovery](crate::recovery)
-    /// has. `None`: the oracle has no such slot.
+    /// A worker that has a slot and its log to itself. It begins after the count `last`, which the slot's
+    /// previous client got when it [left](Self::leave_slot), or which the slot's [recovery](crate::recovery)
+    /// returned. `None`: the oracle has no such slot.
     pub fn new(memory: Memory, oracle: impl Into<Oracle>, log: LogAt, slot: Slot, last: u64) -> Option<Self> {
         Self::sharing(memory, oracle, Arc::new(SharedSlot::after(slot, log, last)))
     }
 
-    /// A worker in a slot that it shares with others of its compute server. `None`: the oracle has no such
-    /// slot.
+    /// A worker in a slot that it shares with other workers of its compute server. `None`: the oracle has no
+    /// such slot.
     pub fn sharing(memory: Memory, oracle: impl Into<Oracle>, slot: Arc<SharedSlot>) -> Option<Self> {
         let oracle = oracle.into();
         let word = oracle.word(slot.slot())?;
@@ -105,18 +107,19 @@ impl<R: Rules> Worker<R> {
         })
     }
 
-    /// Begins from what its compute server's fetch thread has read, instead of reading it itself.
+    /// Lets the worker begin from the cuts that its compute server's fetch thread has read, instead of
+    /// reading them itself.
     pub fn with_fetched(mut self, fetched: Arc<Fetched>) -> Self {
         self.fetched = Some((fetched, Copied::new()));
         self
     }
 
-    /// Its way to far memory.
+    /// Its access to far memory.
     pub fn memory(&self) -> &Memory {
         &self.memory
     }
 
-    /// Its slot, which others may share.
+    /// Its slot, which other workers may share.
     pub(crate) fn slot(&self) -> &Arc<SharedSlot> {
         &self.slot
     }
@@ -124,21 +127,21 @@ impl<R: Rules> Worker<R> {
     /// Begins a transaction from a published cut that has all commits of its session.
     ///
     /// # Errors
-    /// When far memory is not to be had, or nothing is published any more.
+    /// When far memory does not answer, or nothing is published any more.
     pub async fn begin<'a>(&'a self, session: &'a mut Session) -> Result<Transaction<'a, R>, BeginError> {
         if self.is_put_off.take() {
-            self.show_over().await?;
+            self.write_watermark().await?;
         }
         let Snapshot { cut, open } = self.snapshot(session).await?;
         Ok(Transaction::new(self, session, cut, open))
     }
 
-    /// What a transaction begins from.
+    /// The snapshot from which a transaction begins.
     async fn snapshot(&self, session: &mut Session) -> Result<Snapshot<'_>, BeginError> {
         let mut give_up_at = None;
         loop {
-            // The later image may be torn just now where it was not before: a session does not go back to the
-            // earlier.
+            // The later image may be torn now although it was not before. A session does not go back to the
+            // earlier cut.
             let published = match give_up_at {
                 None => self.published().await?,
                 Some(_) => self.published_next().await?,
@@ -158,14 +161,14 @@ impl<R: Rules> Worker<R> {
         }
     }
 
-    /// A snapshot that the worker's announcement does not pass; an error if it has announced already that it
-    /// has none so old.
+    /// Marks a snapshot as in use, so that the worker announces no higher number. An error if it has
+    /// announced a higher one already.
     fn open(&self, sequence: u64) -> Result<Option<Open<'_>>, TooOld> {
         let Some(announcer) = &self.announcer else { return Ok(None) };
         announcer.open(sequence).map(Some).ok_or(TooOld)
     }
 
-    /// Whether another cut is waited for; an error if that has been for too long.
+    /// Checks how long the worker has waited for a cut. An error if that is too long.
     fn check_patience(&self, give_up_at: &mut Option<u64>) -> Result<(), BeginError> {
         let now = self.memory.endpoint().now_ns();
         match now > *give_up_at.get_or_insert(now + BEGIN_PATIENCE.as_nanos() as u64) {
@@ -185,9 +188,10 @@ impl<R: Rules> Worker<R> {
         }
     }
 
-    /// The next commit, with room for so many bytes of intents, unless too many are under way.
+    /// Begins the next commit, with room for this many bytes of intents, unless too many commits are in
+    /// flight.
     pub(crate) fn begin_commit(&self, log_bytes: u64) -> Result<UnderWay<'_, R>, CommitError> {
-        // Taken now: once something is locked, a commit must not fail for want of memory.
+        // The buffer is taken now: once something is locked, a commit must not fail for lack of memory.
         self.keep_buffer().map_err(CommitError::Nothing)?;
         let begun = self.slot.begin(log_bytes);
         self.is_put_off.set(matches!(begun, Err(CommitError::Busy)));
@@ -197,7 +201,7 @@ impl<R: Rules> Worker<R> {
         Ok(UnderWay { worker: self, version, log_start, holding, open, is_over, is_touched })
     }
 
-    /// Takes room for the slot's word.
+    /// Takes a buffer for the slot's word.
     fn keep_buffer(&self) -> Result<(), MemoryError> {
         let mut buffer = self.buffer.borrow_mut();
         if buffer.is_none() && !self.is_writing.get() {
@@ -206,9 +210,9 @@ impl<R: Rules> Worker<R> {
         Ok(())
     }
 
-    /// Writes the slot's word; whoever waits for that is woken.
+    /// Writes the slot's word, and wakes the workers that wait for that.
     async fn write(&self, writing: Writing<'_>) -> Result<(), MemoryError> {
-        let buffer = self.buffer.borrow_mut().take().expect("one write is under way at a time");
+        let buffer = self.buffer.borrow_mut().take().expect("one write is in flight at a time");
         let (piece, at) = &self.word;
         self.is_writing.set(true);
         let written = self.memory.write_word_from(buffer, piece, *at, writing.come()).await;
@@ -218,23 +222,23 @@ impl<R: Rules> Worker<R> {
         Ok(())
     }
 
-    /// Shows what of the slot has finished and is not shown. Where many commits failed, no commit can begin
-    /// before that.
-    async fn show_over(&self) -> Result<(), MemoryError> {
+    /// Moves the watermark over commits that have finished, if it is behind. After many failed commits, no
+    /// commit can begin before that.
+    async fn write_watermark(&self) -> Result<(), MemoryError> {
         self.keep_buffer()?;
         match self.slot.show_over() {
             Some(writing) => self.write(writing).await,
-            None => Ok(()), // nothing to show, or another worker does
+            None => Ok(()), // nothing to write, or another worker writes
         }
     }
 
-    /// Gives up the slot, for all who share it: behind the count that it returns, its next client begins. Who
-    /// just begins behind the slot's word would use counts again that this one has used for commits of which
-    /// nothing is left, and may find their verdicts.
+    /// Gives up the slot, for all workers that share it. Returns the count after which the slot's next client
+    /// begins. If that client began after the slot's word, it would reuse counts of commits that left
+    /// nothing, and might find their verdicts in the log.
     ///
     /// # Errors
-    /// When something is under way: try again once it has ended. Else the slot has to be looked after as if
-    /// its client had died.
+    /// When something is in flight: try again once it has finished. After any other error, the slot has to be
+    /// recovered as if its client had died.
     pub async fn leave_slot(&self) -> Result<u64, LeaveError> {
         self.keep_buffer().map_err(LeaveError::Memory)?;
         let (last, writing) = self.slot.leave()?;
@@ -244,82 +248,83 @@ impl<R: Rules> Worker<R> {
         Ok(last)
     }
 
-    /// Shows a commit that is installed whole, and waits until it is shown; false: it will not be, by this
-    /// slot's workers.
-    async fn show(&self, version: Version, holding: Option<Holding<'_>>) -> bool {
+    /// Waits until the watermark has reached a commit that is installed whole, and writes the watermark if it
+    /// is this worker's turn. False: this slot's workers will not move the watermark that far.
+    async fn raise_watermark(&self, version: Version, holding: Option<Holding<'_>>) -> bool {
         let writing = self.slot.end(version);
         if R::frees_log_when_over() {
             self.slot.forget(version);
         }
         if let Some(writing) = writing {
-            // Where that fails, the slot is stuck.
+            // If that fails, the slot is stuck.
             let _ = self.write(writing).await;
         }
-        // From here on this commit waits for others, not others for it.
+        // From here on this commit waits for others, and no other commit waits for it.
         drop(holding);
-        // Mostly this write had it: then there is nothing to be patient for, nor a clock to be read.
-        if self.slot.is_shown(version) {
+        // Usually this write has included the commit: then there is no need to wait, or to read a clock.
+        if self.slot.is_reached(version) {
             return true;
         }
         loop {
-            let patience = pin!(self.memory.endpoint().sleep(SHOW_PATIENCE));
+            let patience = pin!(self.memory.endpoint().sleep(WATERMARK_PATIENCE));
             let writer = if self.is_writing.get() { Writer::ThisWorker } else { Writer::Another };
             let turn = pin!(self.slot.turn(version, writer));
             match select(turn, patience).await {
-                Either::Left((Turn::Shown, _)) => return true,
+                Either::Left((Turn::Reached, _)) => return true,
                 Either::Left((Turn::Stuck, _)) => return false,
                 Either::Left((Turn::Write(writing), _)) => {
                     let _holding = self.hand.holds();
                     drop(self.write(writing).await);
                 }
-                // An earlier commit of the slot does not go on: this one is in doubt with it.
+                // An earlier commit of the slot makes no progress: this one is in doubt with it.
                 Either::Right(_) => self.slot.mark_stuck(),
             }
         }
     }
 }
 
-/// A commit from its beginning to its end. Dropped before that, nobody knows what of it took effect, unless
+/// A commit from its beginning to its end. If this is dropped before that, the commit is in doubt, unless
 /// nothing has been touched.
 pub(crate) struct UnderWay<'a, R: Rules> {
     worker: &'a Worker<R>,
     version: Version,
     log_start: u64,
-    /// Others wait for it.
+    /// Set while others may wait for this commit.
     holding: Option<Holding<'a>>,
-    /// What its snapshot needs is kept for so long: it writes there.
+    /// While this is there, the versions that its snapshot needs are kept: the commit writes to their places.
     open: Option<Open<'a>>,
     is_over: bool,
     is_touched: bool,
 }
 
 impl<'a, R: Rules> UnderWay<'a, R> {
-    /// Which it is.
+    /// Its version.
     pub(crate) fn version(&self) -> Version {
         self.version
     }
 
-    /// Its worker's way to far memory.
+    /// Its worker's access to far memory.
     pub(crate) fn memory(&self) -> &'_ Memory {
         &self.worker.memory
     }
 
-    /// Where in the log's ring its intents have room.
+    /// The place of its intents in the log's ring.
     pub(crate) fn log_start(&self) -> u64 {
         self.log_start
     }
 
-    /// What its transaction began from is in use until it has ended, or, in doubt, was looked after.
+    /// Keeps its transaction's snapshot in use until the commit has finished. If it is in doubt, until its
+    /// slot has been recovered.
     pub(crate) fn keeps(&mut self, open: Option<Open<'a>>) {
         self.open = open;
     }
 
-    /// From now on something of it may be found in far memory.
+    /// From now on something of it may be in far memory.
     pub(crate) fn touches(&mut self) {
         self.is_touched = true;
     }
 
-    /// Nothing of it is left, and nothing under way any more.
+    /// Nothing of it is left, and nothing in flight any more.
     pub(crate) fn vanished(mut self) {
         self.is_touched = false;
     }
@@ -327,9 +332,10 @@ impl<'a, R: Rules> UnderWay<'a, R> {
     /// The commit is installed whole: waits until the watermark has reached it. False: it is in doubt whether
     /// the watermark ever will.
     pub(crate) async fn finish(&mut self) -> bool {
-        // From here on others may show it: dropped, it is in doubt, also where it has no records.
+        // From here on other workers may move the watermark over it. If this is dropped, the commit is in
+        // doubt, even if it has no records.
         self.is_touched = true;
-        self.is_over = self.worker.show(self.version, self.holding.take()).await;
+        self.is_over = self.worker.raise_watermark(self.version, self.holding.take()).await;
         self.is_over
     }
 }
@@ -348,12 +354,12 @@ impl<R: Rules> Drop for UnderWay<'_, R> {
 }
 
 impl Session {
-    /// One that has committed nothing yet.
+    /// A session that has committed nothing yet.
     pub fn new() -> Session {
         Session::default()
     }
 
-    /// One that begins from that cut, or a later one.
+    /// A session that begins from this cut or a later one.
     pub fn behind(cut: &Cut) -> Session {
         Session { own: None, begun_from: cut.sequence() }
     }

@@ -1,6 +1,7 @@
-//! The word that stands for one block of a file, on the owner's host.
+//! The block word: the metadata of one block of a file, on the owner's host.
 
-/// Bytes of data that one [`BlockWord`] stands for: the page size of PostgreSQL, and a multiple of 4 KiB.
+/// Bytes of a block, that is, of the data described by one [`BlockWord`]: the page size of PostgreSQL, and a
+/// multiple of 4 KiB.
 pub const BLOCK_BYTES: usize = 8192;
 
 /// Lock, generation and checksum of a block in one atomic word (`docs/src/files.md`).
@@ -8,15 +9,15 @@ pub const BLOCK_BYTES: usize = 8192;
 /// ```text
 ///  63     62     61    60   59 ........ 48 47 ........................ 0
 /// locked  lost    0     0    generation            checksum               unlocked, or locked by the owner
-///   1     lost    1   fresh    holder              checksum               locked by a guest
+///   1     lost    1   fresh    holder              checksum               locked by a direct client
 /// ```
 /// - all zero: never written, reads as zeros without touching far memory;
-/// - *locked*: a writer is at work; the checksum is still that of the old data. *Holder* tells which guest it
-///   is, so that a lock whose holder died can be told from one that is in use; *fresh*: the block was never
-///   written before;
-/// - *lost*: what was last written could not be stored; reads fail until the block is written whole;
-/// - *generation* counts writes (it wraps: the checksum decides, the generation only tells *changed* from
-///   *damaged*);
+/// - *locked*: a write is in progress; the checksum is still that of the old data. *Holder* is the number of
+///   the direct client (guest) that has the lock, so that the lock of a dead client can be recognized.
+///   *Fresh*: the block was never written before;
+/// - *lost*: the last write could not be stored; reads fail until the block is written whole;
+/// - *generation* counts writes and wraps. The checksum decides whether data is right; the generation only
+///   distinguishes *changed* from *damaged*;
 /// - *checksum*: the low 48 bits of the block's CRC-64/NVME.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BlockWord(pub u64);
@@ -33,12 +34,12 @@ impl BlockWord {
     /// A block that was never written.
     pub const EMPTY: BlockWord = BlockWord(0);
 
-    /// A writer is at work on the block, or died there.
+    /// A write to the block is in progress, or its writer died.
     pub const fn is_locked(self) -> bool {
         self.0 & LOCKED != 0
     }
 
-    /// What was last written is gone.
+    /// The data that was last written is lost.
     pub const fn is_lost(self) -> bool {
         self.0 & LOST != 0
     }
@@ -53,47 +54,47 @@ impl BlockWord {
         self.is_locked() && if self.0 & GUEST != 0 { self.0 & FRESH != 0 } else { self.unlocked().is_empty() }
     }
 
-    /// Of a word that a guest has locked: which.
+    /// The number of the direct client that has locked the word, if one has.
     pub const fn guest(self) -> Option<u16> {
         let is_guest = self.is_locked() && self.0 & GUEST != 0;
         if is_guest { Some((self.0 >> GENERATION_SHIFT & GENERATION_MASK) as u16) } else { None }
     }
 
-    /// How often the block was written, modulo 2^12.
+    /// Counts the writes of the block, and wraps from 4,095 to 1.
     pub const fn generation(self) -> u64 {
         self.0 >> GENERATION_SHIFT & GENERATION_MASK
     }
 
-    /// Whether `crc64` is that of the data this word stands for.
+    /// Whether `crc64` is the checksum of the data that this word describes.
     pub const fn matches(self, crc64: u64) -> bool {
         self.0 & CHECKSUM_MASK == crc64 & CHECKSUM_MASK
     }
 
-    /// The unlocked word with its lock taken by the owner.
+    /// The unlocked word, locked by the owner.
     pub const fn locked(self) -> Self {
         BlockWord(self.0 | LOCKED)
     }
 
-    /// The word before the owner took its lock; of one that a guest has locked all but the generation.
+    /// The word before it was locked. If a direct client has locked it, the generation is missing.
     pub const fn unlocked(self) -> Self {
         let kept = if self.0 & GUEST != 0 { LOST | CHECKSUM_MASK } else { !LOCKED };
         BlockWord(self.0 & kept)
     }
 
-    /// The unlocked word with its lock taken by a guest, from one to [`MAX_GUEST`](Self::MAX_GUEST), who
-    /// keeps the word as it was.
+    /// The unlocked word, locked by a direct client with a number from one to
+    /// [`MAX_GUEST`](Self::MAX_GUEST). The client must remember the unlocked word.
     pub const fn locked_by(self, guest: u16) -> Self {
         let fresh = if self.is_empty() { FRESH } else { 0 };
         let kept = self.0 & (LOST | CHECKSUM_MASK);
         BlockWord(LOCKED | GUEST | fresh | kept | (guest as u64 & GENERATION_MASK) << GENERATION_SHIFT)
     }
 
-    /// Highest number of a guest.
+    /// Highest number of a direct client.
     pub const MAX_GUEST: u16 = GENERATION_MASK as u16;
 
     /// The unlocked word after data with this checksum was written.
     pub const fn written(self, crc64: u64) -> Self {
-        // Generation 0 is skipped, so that a written block never looks empty whatever its checksum.
+        // Generation 0 is skipped, so that a written block never looks empty, whatever its checksum.
         let next = if self.generation() == GENERATION_MASK { 1 } else { self.generation() + 1 };
         BlockWord(next << GENERATION_SHIFT | crc64 & CHECKSUM_MASK)
     }
@@ -126,7 +127,7 @@ mod tests {
         }
 
         #[test]
-        fn a_word_locked_by_the_owner_keeps_all_else(crc: u64) {
+        fn a_word_locked_by_the_owner_keeps_all_other_bits(crc: u64) {
             let word = BlockWord::EMPTY.written(crc);
             for before in [word, word.lost(), BlockWord::EMPTY] {
                 prop_assert_eq!(before.locked().unlocked(), before);

@@ -1,5 +1,5 @@
-//! Messages of the control plane, generated from `proto/farpool.proto`, and their way to and from our own
-//! types.
+//! Messages of the control plane, generated from `proto/farpool.proto`, and conversions between them and our
+//! own types.
 
 #![allow(missing_docs)] // generated; the .proto has the comments
 
@@ -75,7 +75,7 @@ impl From<crate::GrantMode> for GrantMode {
 }
 
 impl Lease {
-    /// Which region is lent; `None` when the message lacks the node's address.
+    /// The region that is lent; `None` if the message lacks the node's address.
     pub fn region_id(&self) -> Option<RegionId> {
         self.address.as_ref().map(|at| RegionId { node: NodeId(at.node), index: self.region })
     }
@@ -87,20 +87,21 @@ impl Lease {
 }
 
 impl Lease {
-    /// Stands for this lease in the sum by which a broker and a node compare what they believe is lent.
+    /// A hash of this lease. A broker and a node compare the sums of these hashes to detect that they
+    /// disagree about what is lent.
     pub fn mark(&self) -> u64 {
         mark(self.epoch, false)
     }
 }
 
 impl RegionState {
-    /// As [`Lease::mark`]; zero for a region that nobody holds.
+    /// As [`Lease::mark`]; zero for a region that no owner holds.
     pub fn mark(&self) -> u64 {
         if self.held { mark(self.epoch, self.revoked) } else { 0 }
     }
 }
 
-/// Epochs are small numbers, many of them neighbours: their own sums would be equal by accident.
+/// Epochs are mixed because many are consecutive: sums of the epochs themselves could be equal by accident.
 fn mark(epoch: u64, revoked: bool) -> u64 {
     let mixed = (epoch << 1 | u64::from(revoked)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     (mixed ^ mixed >> 29).wrapping_mul(0xBF58_476D_1CE4_E5B9)
@@ -123,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn modes_of_grants_survive_the_way_and_unknown_ones_are_none() {
+    fn grant_modes_survive_encoding_and_unknown_ones_are_none() {
         for mode in [crate::GrantMode::ReadOnly, crate::GrantMode::ReadWrite] {
             assert_eq!(GrantMode::from_wire(GrantMode::from(mode) as i32), Some(mode));
         }

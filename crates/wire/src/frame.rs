@@ -1,17 +1,18 @@
 //! Frames of the data plane, version 3. `docs/src/wire.md` has the tables.
 //!
-//! A connection starts with a [`Hello`] and its [`HelloReply`]; then requests flow one way and responses the
-//! other, each a fixed header and a payload, matched by `token`. The same frames run over TCP and over the
-//! Unix socket of the `shm` transport, where only `Attach` and `Detach` are of use; calls go through a ring
-//! in shared memory, whose two ends wake each other by [`Opcode::Look`] and [`ResponseHeader::WAKE`].
+//! A connection starts with a [`Hello`] and its [`HelloReply`]. Then requests flow one way and responses the
+//! other. Each is a fixed header and a payload; `token` matches a response to its request. The same frames
+//! run over TCP and over the Unix socket of the `shm` transport. There, clients send only `Attach` and
+//! `Detach`; calls go through a ring in shared memory, whose two ends wake each other by [`Opcode::Look`] and
+//! [`ResponseHeader::WAKE`].
 
 use crate::{Epoch, GrantMode, Incarnation, NodeId, SessionId};
 
 /// Version of the frame layout; peers of another version are refused in the handshake.
 pub const WIRE_VERSION: u8 = 3;
-/// Largest READ or WRITE: what the kernel asks of a FUSE file system in one request.
+/// Largest READ or WRITE: the largest request of the kernel to a FUSE file system.
 pub const MAX_TRANSFER_BYTES: usize = 1 << 20;
-/// Largest message of a CALL, either way: calls are small; data moves one-sidedly.
+/// Largest message of a CALL, in either direction: calls are small, data moves one-sidedly.
 pub const MAX_CALL_BYTES: usize = 64 << 10;
 /// Largest payload behind any header.
 pub const MAX_PAYLOAD_BYTES: usize = MAX_TRANSFER_BYTES;
@@ -24,15 +25,15 @@ pub const RESPONSE_HEADER_BYTES: usize = 24;
 /// Length of [`ShmAttached`].
 pub const SHM_ATTACHED_BYTES: usize = 32;
 
-/// The call that every node answers, with nothing: whoever gets the answer knows that the node lives.
+/// The call that every node answers, with an empty message. The answer shows that the node is alive.
 pub const CALL_PING: &[u8] = b"ping";
-/// A call that starts with this is answered with itself: to measure calls of any size.
+/// A call that starts with this is answered with its own message; for measuring calls of any size.
 pub const CALL_ECHO: &[u8] = b"echo";
 
 const MAGIC: [u8; 7] = *b"FARPOOL";
 
-/// Bytes that are not a frame of this version. The connection is closed: there is no way to find the next
-/// frame.
+/// Bytes that are not a frame of this version. The connection is closed, since the start of the next frame
+/// cannot be found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum FrameError {
     /// Not a Farpool peer.
@@ -73,7 +74,7 @@ pub enum Opcode {
     Attach = 1,
     /// Gives up a region on this connection.
     Detach = 2,
-    /// Copies far bytes here; `length` says how many.
+    /// Copies `length` bytes of far memory to the client.
     Read = 3,
     /// Copies the payload to far memory.
     Write = 4,
@@ -83,7 +84,7 @@ pub enum Opcode {
     FetchAndAdd = 6,
     /// The payload is a message to the node's processor.
     Call = 7,
-    /// There is something in the ring that the node has fallen asleep over. Not answered.
+    /// Wakes the node: the ring has an entry that came after the node went to sleep. Not answered.
     Look = 8,
 }
 
@@ -125,8 +126,8 @@ pub enum Refusal {
     /// An atomic that is not on an aligned 8-byte word.
     #[error("atomics need an offset that is a multiple of 8")]
     Misaligned = 2,
-    /// The node has no such region, this queue never attached it, or its memory has moved since: attach
-    /// (again).
+    /// The node has no such region, this queue never attached it, or the region's memory has moved since:
+    /// attach it (again).
     #[error("the region is not attached on this queue")]
     NotAttached = 3,
     /// The key is not that of the grant.
@@ -144,8 +145,7 @@ pub enum Refusal {
     /// The node does not know this call.
     #[error("the node does not know this call")]
     UnknownCall = 8,
-    /// The node is short of something (descriptors, attachments) and said no; or the process that asked is,
-    /// of memory to map the region's.
+    /// The node has no descriptor or attachment left, or the client cannot map the region's memory.
     #[error("the node, or this process, has no room for another attachment")]
     Exhausted = 9,
     /// The region's memory is being moved: attach again in a moment.
@@ -154,12 +154,12 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// How it is written: never zero.
+    /// Its code on the wire, never zero.
     pub fn code(self) -> u8 {
         self as u8
     }
 
-    /// What a code stands for.
+    /// The refusal with this code.
     pub fn from_code(code: u8) -> Result<Self, FrameError> {
         Ok(match code {
             1 => Refusal::OutOfBounds,
@@ -189,11 +189,12 @@ pub enum Decoded<T> {
 /// First message of a client.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Hello {
-    /// Same for every reconnection of one queue.
+    /// The same for every connection of one queue.
     pub session: SessionId,
-    /// Grows with each of them: the node buries older ones before it answers.
+    /// Grows with each connection. Before the node answers, this incarnation supersedes the older ones:
+    /// nothing sent on them takes effect any more.
     pub incarnation: Incarnation,
-    /// Whom the client wants: another node at a reused address must not answer.
+    /// The node that the client wants: another node at a reused address must not answer.
     pub node: NodeId,
 }
 
@@ -208,7 +209,7 @@ impl Hello {
         let Some([session, incarnation, node, reserved]) = hello_words(bytes)? else {
             return Ok(Decoded::Incomplete);
         };
-        // The last incarnation is never used, so that a node can always name a later one.
+        // The highest incarnation is never used, so that a node can always name a later one.
         if reserved != 0 || incarnation == u64::MAX {
             return Err(FrameError::Malformed);
         }
@@ -223,13 +224,13 @@ impl Hello {
 /// The node's answer. A client that sees another `node` than it asked for closes the connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct HelloReply {
-    /// Who answers.
+    /// The node that answers.
     pub node: NodeId,
-    /// The incarnation now in force: the one asked for, else this queue is itself the old one.
+    /// The incarnation now in force. If it is not the one asked for, this connection itself is superseded.
     pub incarnation: Incarnation,
     /// Size of each of the node's regions.
     pub region_bytes: u64,
-    /// How many it has.
+    /// Number of the node's regions.
     pub regions: u64,
 }
 
@@ -263,7 +264,8 @@ fn hello_bytes(a: u64, b: u64, c: u64, d: u64) -> [u8; HELLO_BYTES] {
     bytes
 }
 
-/// The four words behind magic and version; wrong magic is told from the first bytes, before all have come.
+/// The four words after magic and version. A wrong magic is detected from the first bytes, before all have
+/// arrived.
 fn hello_words(bytes: &[u8]) -> Result<Option<[u64; 4]>, FrameError> {
     let magic = bytes.len().min(MAGIC.len());
     if bytes[..magic] != MAGIC[..magic] {
@@ -280,20 +282,20 @@ fn hello_words(bytes: &[u8]) -> Result<Option<[u64; 4]>, FrameError> {
     Ok(Some([8, 16, 24, 32].map(|at| u64_at(bytes, at))))
 }
 
-/// What precedes every request's payload.
+/// The header in front of every request's payload.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RequestHeader {
     /// The operation.
     pub opcode: Opcode,
-    /// Not before every READ and atomic posted earlier on this queue is done.
+    /// The operation waits until every READ and atomic posted earlier on this queue is done.
     pub fence: bool,
     /// Bytes behind this header.
     pub payload: u32,
-    /// Comes back in the response.
+    /// The response carries the same token.
     pub token: u64,
     /// The node's region.
     pub region: u32,
-    /// READ: bytes to read. CALL: room for the answer. Else zero.
+    /// READ: bytes to read. CALL: room for the answer. Otherwise zero.
     pub length: u32,
     /// The grant under which the client acts.
     pub epoch: Epoch,
@@ -343,21 +345,21 @@ impl RequestHeader {
     }
 }
 
-/// What precedes every response's payload.
+/// The header in front of every response's payload.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ResponseHeader {
     /// Done, or why not.
     pub outcome: Result<(), Refusal>,
     /// Bytes behind this header.
     pub payload: u32,
-    /// That of the request.
+    /// The request's token.
     pub token: u64,
-    /// The word before an atomic; zero otherwise.
+    /// The word's value before an atomic; zero otherwise.
     pub value: u64,
 }
 
 impl ResponseHeader {
-    /// Answers no request: there is something in the ring that the client has fallen asleep over.
+    /// Not an answer: it wakes the client, since the ring has an entry that came after it went to sleep.
     pub const WAKE: ResponseHeader =
         ResponseHeader { outcome: Ok(()), payload: 0, token: u64::MAX, value: 0 };
 
@@ -403,9 +405,9 @@ impl ResponseHeader {
 pub struct ShmAttached {
     /// Size of the region's memory.
     pub region_bytes: u64,
-    /// Where in the page of words that of the grant lies, in bytes.
+    /// Offset of the grant's word in the page of words, in bytes.
     pub word_offset: u64,
-    /// What the word holds for as long as this memory is the grant's.
+    /// The value of the word for as long as this memory belongs to the grant.
     pub stamp: u64,
     /// Whether the memory's descriptor allows writing.
     pub mode: GrantMode,
@@ -526,7 +528,7 @@ mod tests {
     }
 
     #[test]
-    fn another_version_is_told_from_another_protocol() {
+    fn another_version_is_distinguished_from_another_protocol() {
         let mut bytes =
             Hello { session: SessionId(1), incarnation: Incarnation(1), node: NodeId(1) }.encode();
         bytes[7] = 9;
@@ -563,7 +565,7 @@ mod tests {
         }
 
         #[test]
-        fn what_decodes_encodes_to_the_same_bytes(mut bytes: [u8; REQUEST_HEADER_BYTES], code in 0u8..10) {
+        fn decoded_frames_encode_to_the_same_bytes(mut bytes: [u8; REQUEST_HEADER_BYTES], code in 0u8..10) {
             bytes[0] = code;
             bytes[1..4].fill(0);
             bytes[6..8].fill(0);
@@ -573,7 +575,7 @@ mod tests {
         }
 
         #[test]
-        fn responses_survive_the_way(status in 0u8..11, payload in 0u32..1 << 20, token: u64, value: u64) {
+        fn responses_survive_encoding(status in 0u8..11, payload in 0u32..1 << 20, token: u64, value: u64) {
             let outcome = if status == 0 { Ok(()) } else { Err(Refusal::from_code(status).unwrap()) };
             let payload = if status == 0 { payload } else { 0 };
             let header = ResponseHeader { outcome, payload, token, value };

@@ -1,7 +1,7 @@
 //! Grants: one client process's access to a lease.
 
-/// Grants of one region at a time, the owner's own included: the compute servers that share an owner's
-/// regions (paper 3 runs 56 machines), and a bound on what a node keeps per region.
+/// Most grants of one region at a time, including the owner's own. It must suffice for the compute servers
+/// that share an owner's regions (paper 3 runs 56 machines), and bounds a node's memory per region.
 pub const MAX_GRANTS_PER_REGION: usize = 64;
 
 /// What a grant's holder may do with the region.

@@ -29,12 +29,12 @@ random_id! {
     NodeId
 }
 random_id! {
-    /// Who holds leases: a database, a mount; an identity, not a process. Random, 64 bits.
+    /// The holder of leases, such as a database or a mount: an identity, not a process. Random, 64 bits.
     OwnerId
 }
 random_id! {
-    /// One client's standing with one node over one queue; reconnecting keeps it and raises the
-    /// [`Incarnation`].
+    /// The session of one queue, that is, of one client's connection to one node. A reconnection keeps the
+    /// session and raises the [`Incarnation`].
     SessionId
 }
 
@@ -43,7 +43,7 @@ random_id! {
 pub struct RegionId {
     /// The node that owns the memory.
     pub node: NodeId,
-    /// Counts the node's regions from zero.
+    /// The region's number on the node, from zero.
     pub index: u32,
 }
 
@@ -74,11 +74,11 @@ impl fmt::Display for RemoteAddr {
     }
 }
 
-/// The number of one grant of one region; only ever grows, so that none is ever used twice. A lease goes by
-/// the epoch of its first grant, the owner's.
+/// The number of one grant of one region. Epochs of a region only grow, so that none is used twice. The epoch
+/// of a lease is that of its first grant, the owner's.
 ///
-/// The upper half is the node's incarnation, the lower half a counter, so that no epoch comes back when a
-/// node restarts under its old id (`docs/src/leases.md`). Zero is never granted.
+/// The upper half is the node's incarnation, the lower half a counter. So no epoch is repeated when a node
+/// restarts under its old id (`docs/src/leases.md`). Zero is never granted.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Epoch(pub u64);
 
@@ -100,7 +100,8 @@ impl fmt::Display for Epoch {
     }
 }
 
-/// Counts the connections of one [`SessionId`]; a node that answers a newer one has buried all older ones.
+/// Counts the connections of one [`SessionId`]. When a node answers a newer one, all older ones are
+/// superseded: nothing sent on them takes effect any more.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Incarnation(pub u64);
 

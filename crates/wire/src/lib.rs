@@ -1,5 +1,5 @@
-//! What travels between processes and what lies in memory that several of them see: ids, epochs and keys; the
-//! data plane's frames; the control plane's messages; the words of a file's block and of a record.
+//! Layouts of everything that processes send to each other or share in memory: ids, epochs and keys; frames
+//! of the data plane; messages of the control plane; the words of file blocks and of records.
 //!
 //! W1. Decoding never panics: malformed bytes give a [`FrameError`].
 //! W2. Every layout is little-endian, versioned and pinned by a golden test; `docs/src/wire.md` describes it.

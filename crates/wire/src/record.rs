@@ -1,13 +1,13 @@
-//! Versions of records, and the word in front of each: who wrote it, when, and what is being done to it
-//! (paper 3, 5.1).
+//! Versions of records, and the header word in front of each record: which commit wrote the version, and its
+//! state (paper 3, 5.1).
 
 use std::fmt;
 
-/// Bits of a [`Version`] that count what one slot has committed.
+/// Bits of a [`Version`] for the count, the number of a commit within its slot.
 const COUNT_BITS: u32 = 49;
 const COUNT_MASK: u64 = (1 << COUNT_BITS) - 1;
-/// Bits of a count that are the commit timestamp of the paper. The 17 above, with the slot's 12, are its
-/// thread id.
+/// Bits of a count that are the paper's commit timestamp. The 17 bits above, together with the slot's 12, are
+/// the paper's thread id.
 const TIMESTAMP_BITS: u32 = 32;
 /// Bits of a [`RecordHeader`] below the version.
 const FLAG_BITS: u32 = 3;
@@ -15,41 +15,42 @@ const LOCKED: u64 = 1;
 const DELETED: u64 = 1 << 1;
 const MOVED: u64 = 1 << 2;
 
-/// A place in the timestamp vector.
+/// A slot: a place in the timestamp vector.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Slot(u16);
 
 impl Slot {
-    /// Slots of one oracle.
+    /// Number of slots of one oracle.
     pub const MOST: u16 = 1 << 12;
 
-    /// The slot of that index.
+    /// The slot with this index; `None` if there is none.
     pub const fn new(index: u16) -> Option<Slot> {
         if index < Self::MOST { Some(Slot(index)) } else { None }
     }
 
-    /// Which place it is.
+    /// Its index in the timestamp vector.
     pub const fn index(self) -> usize {
         self.0 as usize
     }
 }
 
-/// Which commit wrote something: the `count`-th of a slot. Together 61 bits, as the paper's thread id (29)
-/// and timestamp (32).
+/// The commit that wrote something: the `count`-th of a slot. It has 61 bits, like the paper's thread id (29)
+/// and timestamp (32) together.
 ///
 /// ```text
 ///  60 ..... 49 48 ........... 32 31 .................... 0
 ///     slot        generation            timestamp
 ///                 '------------- count --------------'
 /// ```
-/// A thread id is a slot and a generation of it. A slot whose timestamp is used up, or that a new client
-/// takes over, goes on with the next generation: a fresh id. Counts of a slot only grow, so that *written
-/// before* is a comparison of counts, and nothing has to be remembered of ids that are not used any more.
+/// The paper's thread id is a slot with a generation. When a slot's timestamps are used up, or another member
+/// takes the slot over, the slot continues with the next generation, which is a fresh id. The counts of a
+/// slot only grow. So comparing counts tells which of two versions is older, and nothing has to be stored
+/// about old ids.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Version(u64);
 
 impl Version {
-    /// Of what was there before the first transaction. Everybody sees it.
+    /// The version of data from before the first transaction. Every snapshot sees it.
     pub const INITIAL: Version = Version(0);
 
     /// The `count`-th commit of a slot; `None`: a slot has no such commit.
@@ -57,12 +58,12 @@ impl Version {
         if count > COUNT_MASK { None } else { Some(Version((slot.0 as u64) << COUNT_BITS | count)) }
     }
 
-    /// Whose commit it is.
+    /// The slot that committed it.
     pub const fn slot(self) -> Slot {
         Slot((self.0 >> COUNT_BITS) as u16)
     }
 
-    /// Which of the slot's.
+    /// The number of the commit within its slot.
     pub const fn count(self) -> u64 {
         self.0 & COUNT_MASK
     }
@@ -81,14 +82,14 @@ impl fmt::Debug for Version {
     }
 }
 
-/// The first count of the generation after the one that a slot was last in; `None`: there are no more, and
-/// the slot is used up for good.
+/// The first count of the generation after that of `last_count`. `None`: there is none, and the slot is used
+/// up for good.
 pub const fn next_generation(last_count: u64) -> Option<u64> {
     let generation = (last_count >> TIMESTAMP_BITS) + 1;
     if generation > COUNT_MASK >> TIMESTAMP_BITS { None } else { Some(generation << TIMESTAMP_BITS) }
 }
 
-/// The word that stands before a record (paper 3, 5.1: 29 + 32 + 3 bits), changed by compare-and-swap.
+/// The word in front of a record (paper 3, 5.1: 29 + 32 + 3 bits), changed by compare-and-swap.
 ///
 /// ```text
 ///  63 ......................... 3     2       1       0
@@ -98,57 +99,56 @@ pub const fn next_generation(last_count: u64) -> Option<u64> {
 pub struct RecordHeader(pub u64);
 
 impl RecordHeader {
-    /// Of a version that is neither locked nor deleted nor moved.
+    /// The header of a version that is neither locked nor deleted nor moved.
     pub const fn of(version: Version) -> RecordHeader {
         RecordHeader(version.0 << FLAG_BITS)
     }
 
-    /// Which commit wrote what follows.
+    /// The commit that wrote the record behind the header.
     pub const fn version(self) -> Version {
         Version(self.0 >> FLAG_BITS)
     }
 
-    /// The commit that the header names is about to put its version there.
+    /// The commit that the header names is about to install its version here.
     pub const fn is_locked(self) -> bool {
         self.0 & LOCKED != 0
     }
 
-    /// From this version on there is no such record.
+    /// The version deletes the record.
     pub const fn is_deleted(self) -> bool {
         self.0 & DELETED != 0
     }
 
-    /// The version lies in the overflow region, too: its place in the ring is free.
+    /// The overflow region has a copy of the version, so its place in the ring is free.
     pub const fn is_moved(self) -> bool {
         self.0 & MOVED != 0
     }
 
-    /// What stays of it for as long as the version exists: neither whether it is locked nor whether it was
-    /// moved.
+    /// The part that does not change while the version exists: without the flags *locked* and *moved*.
     #[must_use]
     pub const fn lasting(self) -> RecordHeader {
         RecordHeader(self.0 & !(LOCKED | MOVED))
     }
 
-    /// The same, locked: of the commit that is about to be installed.
+    /// The same with the flag *locked*: for a commit that is about to be installed.
     #[must_use]
     pub const fn locked(self) -> RecordHeader {
         RecordHeader(self.0 | LOCKED)
     }
 
-    /// The same, not locked.
+    /// The same without the flag *locked*.
     #[must_use]
     pub const fn unlocked(self) -> RecordHeader {
         RecordHeader(self.0 & !LOCKED)
     }
 
-    /// The same, of a record that ends with this version.
+    /// The same with the flag *deleted*: the record ends with this version.
     #[must_use]
     pub const fn deleted(self) -> RecordHeader {
         RecordHeader(self.0 | DELETED)
     }
 
-    /// The same, of a version that lies in the overflow region, too.
+    /// The same with the flag *moved*: the overflow region has a copy of the version.
     #[must_use]
     pub const fn moved(self) -> RecordHeader {
         RecordHeader(self.0 | MOVED)

@@ -1,16 +1,18 @@
-//! How a process registers an open file of a mount, to work on it directly: two ioctls on its descriptor.
+//! How a process registers an open file of a mount, in order to work on it directly: two ioctls on its
+//! descriptor.
 
-/// Says which mount and file it is. The answer is a [`Registered`].
+/// Registers the open file. The answer, a [`Registered`], says which mount and file it is.
 pub const REGISTER: u32 = ioc(IOC_READ, 1, Registered::BYTES as u32);
-/// Ends the work on this opening of the file, for good. Answered once no operation is under way.
+/// Ends the direct work on this open file, for good. Answered once no operation is in progress.
 pub const UNREGISTER: u32 = ioc(IOC_NONE, 2, 0);
 
-/// Changes with anything that daemon and guests share: the words, the table, the layout, the messages.
+/// Version of everything that the daemon and direct clients (guests) share: the words, the table, the layout,
+/// the messages. Any change to these raises it.
 pub const GUEST_VERSION: u32 = 3;
 /// Bytes of a ticket.
 pub const TICKET_BYTES: usize = 32;
 
-// As the kernel composes the numbers of ioctls on x86 and ARM: direction, size, type, number.
+// The kernel's composition of ioctl numbers on x86 and ARM: direction, size, type, number.
 const IOC_NONE: u32 = 0;
 const IOC_READ: u32 = 2;
 const TYPE: u32 = 0xFA;
@@ -19,7 +21,7 @@ const fn ioc(direction: u32, number: u32, bytes: u32) -> u32 {
     direction << 30 | bytes << 16 | TYPE << 8 | number
 }
 
-/// What a process needs to go on at the daemon's socket.
+/// What a process needs in order to continue at the daemon's socket.
 ///
 /// ```text
 /// 0  version u32   4  zero u32   8  inode u64   16  ticket 32 bytes   48  socket's name, 64 bytes, padded with zeros
@@ -28,9 +30,9 @@ const fn ioc(direction: u32, number: u32, bytes: u32) -> u32 {
 pub struct Registered {
     /// [`GUEST_VERSION`] of the daemon.
     pub version: u32,
-    /// Of the file.
+    /// The file's inode number.
     pub inode: u64,
-    /// Opens the file's layout, once.
+    /// Gives access to the file's layout; good for one use.
     pub ticket: [u8; TICKET_BYTES],
     /// The daemon's socket, in the abstract namespace.
     pub socket: String,
@@ -42,7 +44,7 @@ impl Registered {
     /// Longest name of a socket.
     pub const MAX_SOCKET_BYTES: usize = 64;
 
-    /// As the ioctl gives it. A name that is too long is cut off.
+    /// The answer as the ioctl returns it. A name that is too long is cut off.
     pub fn encode(&self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
         bytes[..4].copy_from_slice(&self.version.to_le_bytes());
@@ -54,7 +56,7 @@ impl Registered {
         bytes
     }
 
-    /// `None`: this is no answer of a daemon.
+    /// Reads the answer; `None` if a daemon cannot have sent it.
     pub fn decode(bytes: &[u8; Self::BYTES]) -> Option<Self> {
         let name = bytes[48..].split(|&byte| byte == 0).next()?;
         let socket = std::str::from_utf8(name).ok().filter(|name| !name.is_empty())?.to_owned();
@@ -85,7 +87,7 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_can_be_looked_at(bytes in proptest::collection::vec(any::<u8>(), Registered::BYTES)) {
+        fn any_bytes_decode_without_a_panic(bytes in proptest::collection::vec(any::<u8>(), Registered::BYTES)) {
             let _ = Registered::decode(&bytes.try_into().unwrap());
         }
     }

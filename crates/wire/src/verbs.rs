@@ -1,5 +1,5 @@
-//! What the `verbs` transport sends besides the frames of [`crate::frame`]: `docs/src/verbs.md` has the
-//! tables.
+//! Messages of the `verbs` transport in addition to the frames of [`crate::frame`]. `docs/src/verbs.md` has
+//! the tables.
 
 use crate::frame::{Decoded, FrameError, HELLO_BYTES, HelloReply};
 
@@ -11,10 +11,10 @@ pub const VERBS_ATTACHED_BYTES: usize = 24;
 /// The node's answer to a connection request, in the private data of its acceptance.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct VerbsWelcome {
-    /// As over every other transport.
+    /// The same as over every other transport.
     pub reply: HelloReply,
-    /// Atomics are asked for by message and done by the node's processor: some card on the way has none, or
-    /// other paths to the memory use the processor's.
+    /// Atomics are sent as messages, and the node's processor carries them out. This is set if one of the
+    /// cards supports no atomics, or if other paths to the memory use the processor's atomics.
     pub atomics_by_message: bool,
 }
 
@@ -27,7 +27,7 @@ impl VerbsWelcome {
         bytes
     }
 
-    /// Reads the answer. Private data comes padded: what follows it is ignored.
+    /// Reads the answer. Private data arrives with padding, so bytes after the answer are ignored.
     pub fn decode(bytes: &[u8]) -> Result<Self, FrameError> {
         let Decoded::Complete(reply) = HelloReply::decode(bytes)? else { return Err(FrameError::Malformed) };
         let options = bytes.get(HELLO_BYTES..VERBS_WELCOME_BYTES).ok_or(FrameError::Malformed)?;
@@ -45,7 +45,7 @@ pub struct VerbsAttached {
     pub address: u64,
     /// Size of the region.
     pub region_bytes: u64,
-    /// The card's key to it, good on this connection until the region is detached or fenced.
+    /// The card's key to the region, valid on this connection until the region is detached or fenced.
     pub remote_key: u32,
     /// Whether the grant allows writes and atomics.
     pub writable: bool,

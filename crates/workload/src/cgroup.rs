@@ -1,11 +1,11 @@
 //! A memory limit for the database, with either version of Linux control groups.
 //!
-//! Without it the kernel's page cache hides the disk on any machine with gigabytes to spare, and no
-//! comparison of places for temporary files means anything. Only the database goes into the group; the nodes'
-//! memory and the mount's stay outside, as they would be on other machines.
+//! Without it the kernel's page cache hides the disk on any machine with gigabytes to spare, and a comparison
+//! of places for temporary files would be meaningless. Only the database goes into the group. The memory of
+//! the nodes and of the mount stays outside, as it would be on other machines.
 //!
-//! Traps: a byte is charged to the group that touches it first, so the database joins before it starts; files
-//! on tmpfs are charged to the process that writes them.
+//! Pitfalls: a byte is charged to the group that touches it first, so the database joins before it starts;
+//! files on tmpfs are charged to the process that writes them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,9 +17,9 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::progress::complain;
 
-/// A group can be removed a moment after its last process is gone, not at once.
+/// A group cannot be removed at once after its last process has ended, only a moment later.
 const REMOVE_DEADLINE: Duration = Duration::from_secs(10);
-/// Half of the deadline processes may take to leave by themselves; then they are killed.
+/// Processes in the group may take half of the deadline to end by themselves; then they are killed.
 const GRACE: Duration = Duration::from_secs(5);
 const POLL: Duration = Duration::from_millis(20);
 
@@ -41,7 +41,7 @@ impl Version {
     }
 }
 
-/// Where groups with a memory limit are made.
+/// The place where groups with a memory limit are made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Hierarchy {
     version: Version,
@@ -58,7 +58,7 @@ pub struct MemoryLimit {
 }
 
 impl MemoryLimit {
-    /// Makes a group; the error says why this machine has none.
+    /// Makes a group; an error says why that is not possible on this machine.
     pub fn create(name: &str, limit_mib: u64) -> Result<Self> {
         let mounts = fs::read_to_string("/proc/self/mounts").context("cannot read /proc/self/mounts")?;
         let controllers =
@@ -72,7 +72,7 @@ impl MemoryLimit {
         if hierarchy.version == Version::V2 {
             let control = hierarchy.root.join("cgroup.subtree_control");
             fs::write(&control, "+memory").with_context(|| format!("cannot write {}", control.display()))?;
-            // The volume's throttle needs it too; where it is missing, the volume says so.
+            // `ThrottledVolume` needs it too, and reports an error if it is missing.
             let _ = fs::write(&control, "+io");
         }
         let dir = hierarchy.root.join(name);
@@ -82,7 +82,7 @@ impl MemoryLimit {
         Ok(group)
     }
 
-    /// Sets another limit; the kernel takes back what is above it.
+    /// Changes the limit; the kernel reclaims the memory above it.
     pub fn change(&mut self, limit_mib: u64) -> Result<()> {
         let file = self.dir.join(self.version.limit_file());
         fs::write(&file, (limit_mib << 20).to_string())
@@ -96,23 +96,22 @@ impl MemoryLimit {
         self.limit_mib
     }
 
-    /// Which interface it is made with.
+    /// The version of the interface that made the group.
     pub fn version(&self) -> Version {
         self.version
     }
 
-    /// What a process writes its id into to join.
+    /// The file into which a process writes its id to join the group.
     pub fn procs_file(&self) -> PathBuf {
         self.dir.join("cgroup.procs")
     }
 
-    /// Where version 2 takes limits on block devices for this group.
+    /// The file for this group's limits on block devices, with version 2.
     pub fn io_limit_file(&self) -> PathBuf {
         self.dir.join("io.max")
     }
 
-    /// Removes the group; processes still in it are killed after a grace period. Does nothing the second
-    /// time.
+    /// Removes the group; processes still in it are killed after a grace period. A second call does nothing.
     pub fn remove(&mut self) -> Result<()> {
         if self.removed {
             return Ok(());
@@ -137,7 +136,8 @@ impl MemoryLimit {
     fn kill_members(&self) {
         let members = fs::read_to_string(self.procs_file()).unwrap_or_default();
         for pid in members.lines().filter_map(|line| Pid::from_raw(line.parse().ok()?)) {
-            // It may end by itself first; what counts is that the group gets empty, and `remove` looks.
+            // The process may end by itself first. What matters is that the group becomes empty, which
+            // `remove` finds out.
             let _ = kill_process(pid, Signal::KILL);
         }
     }
@@ -151,8 +151,8 @@ impl Drop for MemoryLimit {
     }
 }
 
-/// Finds the hierarchy that has the memory controller. On a hybrid machine both versions are mounted, and
-/// only one has it.
+/// Finds the hierarchy that has the memory controller. A hybrid machine mounts both versions, but only one of
+/// them has it.
 fn find_hierarchy(mounts: &str, controllers: impl Fn(&Path) -> String) -> Option<Hierarchy> {
     mounts.lines().find_map(|line| {
         let mut fields = line.split(' ').skip(1);

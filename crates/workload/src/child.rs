@@ -1,11 +1,12 @@
 //! Child processes that never outlive the demo, and short commands that always end.
 //!
-//! C1. A [`ChildProcess`] is ended when it is dropped: first by its own signal, after a deadline by SIGKILL.
-//! C2. It dies with its parent, even if that is killed: `setpriv --pdeathsig`, so without `unsafe`.
-//! C3. It has a process group of its own: Ctrl-C reaches the demo only, which ends its children in the right
-//!     order.
+//! C1. Dropping a [`ChildProcess`] ends it: first by its own signal, after a deadline by SIGKILL.
+//! C2. A child dies with its parent, even if the parent is killed: by `setpriv --pdeathsig`, which needs no
+//!     `unsafe`.
+//! C3. Each child has a process group of its own. So Ctrl-C reaches only the demo, which ends its children in
+//!     the right order.
 //!
-//! Children are ended by the id the kernel gave us and holds until we reap them, never by name.
+//! Signals go to the process id, which the kernel does not reuse until we reap the child, never to a name.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -22,19 +23,19 @@ use crate::machine::User;
 use crate::progress::complain;
 use crate::stop::StopFlag;
 
-/// How often a wait looks again. Short against everything waited for, long against the cost of looking.
+/// How often a wait polls: short compared with every wait, long compared with the cost of a poll.
 const POLL: Duration = Duration::from_millis(20);
 /// From the stop signal to SIGKILL: PostgreSQL writes a checkpoint, a mount flushes and unmounts.
 const END_DEADLINE: Duration = Duration::from_secs(30);
-/// From SIGKILL to giving up: only a process stuck in the kernel needs that long.
+/// From SIGKILL until the wait ends with an error: only a process stuck in the kernel needs that long.
 const KILL_DEADLINE: Duration = Duration::from_secs(10);
-/// Lines of a log that an error message quotes, and characters of each.
+/// Last lines of a log that an error message quotes, and characters of each.
 const QUOTED_LINES: usize = 3;
 const QUOTED_CHARS: usize = 160;
 
-/// How to start a child: what, as whom, in which control group, and which signal ends it in good order.
+/// How to start a child: the program, its user, its control group, and the signal that ends it cleanly.
 pub struct Launch<'a> {
-    /// What messages call it.
+    /// The child's name in messages.
     pub name: &'static str,
     /// The program to run.
     pub program: &'a Path,
@@ -42,12 +43,13 @@ pub struct Launch<'a> {
     pub args: Vec<OsString>,
     /// The user it runs as; `None` keeps ours.
     pub user: Option<&'a User>,
-    /// The `cgroup.procs` file it writes itself into before anything else, so that no byte escapes the limit.
+    /// The `cgroup.procs` file of its control group. It joins the group before anything else, so that no byte
+    /// escapes the limit.
     pub group_file: Option<PathBuf>,
-    /// Its polite stop signal.
+    /// The signal that ends it cleanly.
     pub stop_signal: Signal,
-    /// What it is run by, program and first arguments, or nothing; must replace itself by what it is told to
-    /// run.
+    /// A program with its first arguments that runs the child; empty for none. It must exec the command that
+    /// is appended to it.
     pub wrapper: &'a [OsString],
 }
 
@@ -80,7 +82,7 @@ fn signal_name(signal: Signal) -> &'static str {
     if signal == Signal::INT { "INT" } else { "TERM" }
 }
 
-/// A running child; see the rules at the head of this module.
+/// A running child; see the rules in this module's documentation.
 #[derive(Debug)]
 pub struct ChildProcess {
     name: &'static str,
@@ -112,7 +114,7 @@ impl ChildProcess {
         })
     }
 
-    /// Waits until `ready` says so; an error if the child ends first, the deadline passes or `stop` is
+    /// Polls until `ready` returns true; an error if the child ends first, the deadline passes or `stop` is
     /// raised.
     pub fn wait_until(
         &mut self,
@@ -136,7 +138,7 @@ impl ChildProcess {
 
     /// Whether a line of its output starts with `word`. Output is bytes: a log may hold anything.
     pub fn has_said(&self, word: &str) -> bool {
-        let said = std::fs::read(&self.log).unwrap_or_default(); // no log yet: nothing said yet
+        let said = std::fs::read(&self.log).unwrap_or_default(); // without a log it has said nothing yet
         said.split(|&byte| byte == b'\n').any(|line| line.starts_with(word.as_bytes()))
     }
 
@@ -145,14 +147,14 @@ impl ChildProcess {
         Ok(self.process.try_wait()?.is_none())
     }
 
-    /// The process id, of the child itself: what is between us and it replaces itself by it.
+    /// The process id of the child itself: every program in between execs the next one.
     pub fn id(&self) -> u32 {
         self.process.id()
     }
 
     /// The last lines of its log, for an error message.
     pub fn last_words(&self) -> String {
-        let said = std::fs::read(&self.log).unwrap_or_default(); // the message names the file either way
+        let said = std::fs::read(&self.log).unwrap_or_default(); // the message names the file in any case
         let said = String::from_utf8_lossy(&said);
         let lines: Vec<&str> = said.lines().filter(|line| !line.trim().is_empty()).collect();
         let tail = lines[lines.len().saturating_sub(QUOTED_LINES)..].iter();
@@ -160,8 +162,7 @@ impl ChildProcess {
         format!("{} (whole log: {})", tail.join("; "), self.log.display())
     }
 
-    /// Ends it in good order; an error if it had to be killed or did not end well. Does nothing the second
-    /// time.
+    /// Ends it cleanly; an error if it had to be killed or failed. A second call does nothing.
     pub fn end(&mut self) -> Result<()> {
         if std::mem::replace(&mut self.ended, true) {
             return Ok(());
@@ -171,7 +172,7 @@ impl ChildProcess {
         }
         if let Some(status) = self.wait(END_DEADLINE)? {
             if !status.success() {
-                bail!("{} ended badly ({status}): {}", self.name, self.last_words());
+                bail!("{} failed ({status}): {}", self.name, self.last_words());
             }
             return Ok(());
         }
@@ -184,7 +185,7 @@ impl ChildProcess {
         }
     }
 
-    /// Sends it another signal than its polite one.
+    /// Sends it another signal than its stop signal.
     pub fn signal(&self, signal: Signal) -> Result<()> {
         let pid = Pid::from_child(&self.process);
         kill_process(pid, signal).with_context(|| format!("cannot signal {}", self.name))
@@ -204,7 +205,8 @@ impl ChildProcess {
 
 impl Drop for ChildProcess {
     fn drop(&mut self) {
-        // Only with an error on its way is it not ended yet, and that error is the news.
+        // Callers end children explicitly. One that still runs here is dropped because of an error, which the
+        // caller returns; an error of `end` is only printed.
         if let Err(error) = self.end() {
             complain(&format!("farpool demo: {error:#}"));
         }
@@ -213,14 +215,15 @@ impl Drop for ChildProcess {
 
 /// Runs a short command to its end and returns its standard output; an error quotes its standard error.
 ///
-/// For tools that print less than a pipe holds (64 KiB): nobody reads before the command has ended.
+/// For commands that print less than a pipe holds (64 KiB): the output is read only after the command has
+/// ended.
 pub fn run(program: impl AsRef<OsStr>, args: &[&OsStr], deadline: Duration) -> Result<String> {
     let mut command = Command::new(program.as_ref());
     command.args(args);
     run_command(command, deadline)
 }
 
-/// Like [`run`], as another user and in the root directory, which every user may enter.
+/// Like [`run`], but as another user, and in the root directory, which every user may enter.
 pub fn run_as(user: Option<&User>, program: &Path, args: &[&OsStr], deadline: Duration) -> Result<String> {
     let mut argv: Vec<OsString> = Vec::new();
     if let Some(user) = user {
@@ -330,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn second_end_of_a_child_that_ended_badly_repeats_no_complaint() {
+    fn second_end_of_a_failed_child_is_no_error() {
         let dir = tempfile::tempdir().unwrap();
         let mut child = ChildProcess::spawn(&shell("exit 3"), &dir.path().join("log")).unwrap();
         assert!(child.end().is_err());
@@ -338,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn command_that_fails_is_an_error_with_its_complaint() {
+    fn command_that_fails_is_an_error_that_quotes_its_standard_error() {
         let args = ["-c".as_ref(), "echo broken >&2; exit 1".as_ref()];
         let error = run("sh", &args, Duration::from_secs(10)).unwrap_err().to_string();
         assert!(error.contains("broken"), "{error}");

@@ -1,7 +1,7 @@
 //! The demo: TPC-H's *Hash+Sort* on a real PostgreSQL, with its temporary files in one place after another.
 //!
-//! Figure 14 of the first paper is measured in the same way ([`hash_sort`]); here are what the demo needs of
-//! the machine, and how long it takes.
+//! Figure 14 of the first paper is measured in the same way ([`hash_sort`]). This module adds what the demo
+//! requires of the machine, and an estimate of its duration.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,43 +18,44 @@ use crate::query::HashSort;
 use crate::report::{DemoReport, Setting};
 use crate::stop::StopFlag;
 
-/// On disk even where /tmp is memory.
+/// A folder on a disk even where /tmp is memory.
 pub const DEFAULT_WORK_DIR: &str = "/var/tmp";
 
-/// Beyond it a laptop would be busy for hours.
+/// Largest scale factor: beyond it a laptop would be busy for hours.
 const SCALE_MAX: f64 = 100.0;
-/// What a node needs beside what it lends, and what a mount holds.
+/// What a node needs beside the memory that it lends, with a share of what a mount needs.
 const POOL_SURPLUS_MIB: u64 = 64;
-/// Temporary files on tmpfs at scale factor 1.
+/// Size of temporary files on tmpfs at scale factor 1.
 const TMPFS_MIB_PER_SCALE: f64 = 1700.0;
-/// What the machine keeps when nodes and database have theirs.
+/// Memory that must remain for the rest of the machine.
 const MACHINE_RESERVE_MIB: u64 = 512;
 /// Tables, temporary files, log and the volume's image at scale factor 1.
 const DISK_MIB_PER_SCALE: f64 = 9216.0;
 const DISK_MIN_MIB: u64 = 1536;
-/// To start pools and server, at any scale. This and what follows were measured on two slow processors.
+/// Time to start the pools and the server, at any scale. This time and the following ones were measured on
+/// two slow processors.
 const START_SECONDS: f64 = 20.0;
-/// To load and to warm up, at scale factor 1.
+/// Time to load and to warm up, at scale factor 1.
 const LOAD_SECONDS_PER_SCALE: f64 = 110.0;
-/// For one run at scale factor 1; on the throttled volume it takes half as long again.
+/// Time of one run at scale factor 1; on the throttled volume a run takes half as long again.
 const RUN_SECONDS_PER_SCALE: f64 = 42.0;
 
-/// What the demo is told.
+/// The options of the demo.
 #[derive(Clone, Debug)]
 pub struct DemoOptions {
-    /// TPC-H's scale factor: 1.0 is the real thing, 0.05 a small form that still spills.
+    /// TPC-H's scale factor: 1.0 is the usual size, 0.05 a small one that still spills.
     pub scale: f64,
-    /// How far memory is reached: one way, or all that there are on one machine.
+    /// The mount's transport; `None` for every one that works on a single machine.
     pub transport: Option<Transport>,
     /// Where `report.json` and the logs go.
     pub out_dir: PathBuf,
-    /// Where the database, the volume and the mount live meanwhile; on a real disk.
+    /// Where the database, the volume and the mount are meanwhile; must be on a real disk.
     pub work_dir: PathBuf,
     /// How often each place is measured.
     pub rounds: u32,
     /// The `farpool` binary.
     pub farpool: PathBuf,
-    /// Whether the database's files stay for a closer look.
+    /// Whether to keep the database's files for inspection.
     pub keep_data: bool,
 }
 
@@ -67,7 +68,7 @@ impl DemoOptions {
             );
         }
         if self.rounds == 0 {
-            bail!("no rounds, no result: ask for one at least");
+            bail!("there must be at least one round");
         }
         machine::require_disk(&self.work_dir, DISK_MIN_MIB + self.mib(DISK_MIB_PER_SCALE))?;
         let pools = self.spots().iter().filter(|spot| spot.is_far()).count() as u64;
@@ -78,8 +79,8 @@ impl DemoOptions {
         let available = machine::available_memory_mib()?;
         if available < needed {
             bail!(
-                "the demo needs {needed} MiB of memory and {available} MiB are available: take a smaller DEMO_SCALE; \
-                 FARPOOL_TRANSPORT=tcp needs least"
+                "the demo needs {needed} MiB of memory, but {available} MiB are available: take a smaller \
+                 DEMO_SCALE; FARPOOL_TRANSPORT=tcp needs the least"
             );
         }
         Ok(())
@@ -89,7 +90,7 @@ impl DemoOptions {
         (per_scale * self.scale).ceil() as u64
     }
 
-    /// Where temporary files are to lie.
+    /// The places of temporary files that are to be measured.
     fn spots(&self) -> Vec<Spot> {
         let is_wanted = |spot: &Spot| match self.transport {
             Some(Transport::Shm) => *spot != Spot::FarTcp,
@@ -99,7 +100,7 @@ impl DemoOptions {
         Spot::ALL.into_iter().filter(is_wanted).collect()
     }
 
-    /// How long it will take, in seconds.
+    /// The estimated duration, in seconds.
     fn estimate(&self) -> f64 {
         let runs = |spot: Spot| match spot {
             spot if spot.is_mount_alone() => f64::from(self.rounds.min(MOUNT_ALONE_ROUNDS as u32)),
@@ -111,8 +112,8 @@ impl DemoOptions {
     }
 }
 
-/// Runs the demo, writes `report.json` and has its table printed. An error if rows differ, whatever the times
-/// say.
+/// Runs the demo, writes `report.json` and passes its table to `print`. An error if rows differ, whatever the
+/// times.
 pub fn run_demo(
     options: &DemoOptions,
     stop: &StopFlag,
@@ -163,7 +164,8 @@ pub fn run_demo(
 fn make_log_dir(out_dir: &Path) -> Result<PathBuf> {
     let dir = out_dir.join("logs");
     fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
-    // Children run in another directory, and messages should name files that can be found from anywhere.
+    // An absolute path: child processes run in another directory, and messages should name files in a way
+    // that works everywhere.
     dir.canonicalize().with_context(|| format!("cannot find {}", dir.display()))
 }
 
@@ -193,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_transport_that_is_asked_for_is_the_only_one() {
+    fn only_the_requested_transport_is_measured() {
         assert_eq!(options(1.0).spots(), Spot::ALL);
         let tcp = DemoOptions { transport: Some(Transport::Tcp), ..options(1.0) };
         assert_eq!(tcp.spots(), [Spot::Tmpfs, Spot::FarTcp, Spot::Disk, Spot::Throttled]);

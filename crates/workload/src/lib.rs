@@ -2,16 +2,16 @@
 //!
 //! Paper 1 (Li et al., SIGMOD 2016), section 5.2.2, joins `lineitem` with `orders` and returns the top
 //! 100,000 rows by extended price; with little `work_mem` both the hash join and the sort spill. [`run_demo`]
-//! runs that query with `temp_tablespaces` on a tmpfs, in far memory, on the local disk and, where the
-//! machine allows it, on a throttled volume, and compares seconds and rows.
+//! runs that query with `temp_tablespaces` on a tmpfs, in far memory, on the local disk and, if the machine
+//! allows it, on a throttled volume, and compares times and rows.
 //!
 //! The pieces are public because tests that need a real server use them too: [`postgres::Server`],
 //! [`tpch::load`], [`query::HashSort`].
 //!
-//! Nothing here knows how far memory works: the `farpool` binary is driven as child processes, as a user
-//! would.
+//! Nothing here depends on how far memory works: the `farpool` binary is run as child processes, as a user
+//! would run it.
 
-// They panic when the stream is closed or full; see `progress`.
+// These macros panic when the stream is closed or full; see `progress`.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 pub mod cgroup;

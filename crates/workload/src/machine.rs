@@ -1,4 +1,4 @@
-//! Questions to the machine: who are we, how much memory and disk is there, what is mounted where.
+//! Facts about the machine: our user, its memory and disks, and what is mounted.
 
 use std::ffi::OsString;
 use std::fs;
@@ -8,7 +8,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use tempfile::TempDir;
 
-/// `f_type` of tmpfs and ramfs (linux/magic.h): file systems that are memory, not disk.
+/// `f_type` of tmpfs and ramfs (linux/magic.h): file systems in memory.
 const MEMORY_FILE_SYSTEMS: [u64; 2] = [0x0102_1994, 0x8584_58f6];
 
 /// An entry of /etc/passwd.
@@ -72,7 +72,7 @@ fn available_kib(meminfo: &str) -> Option<u64> {
     line.split_whitespace().next()?.parse().ok()
 }
 
-/// A new folder in `parent`, removed when dropped, whose subfolders other users can reach but not list.
+/// A new folder in `parent`, removed when dropped. Other users can reach its subfolders but not list them.
 pub fn scratch_dir(parent: &Path, prefix: &str) -> Result<TempDir> {
     let parent = parent.canonicalize().with_context(|| format!("cannot find {}", parent.display()))?;
     let dir = tempfile::Builder::new()
@@ -83,12 +83,12 @@ pub fn scratch_dir(parent: &Path, prefix: &str) -> Result<TempDir> {
     Ok(dir)
 }
 
-/// An error unless `dir` is on a disk (not in memory) with `needed_mib` free.
+/// An error unless `dir` is on a disk, not in memory, with `needed_mib` free.
 pub fn require_disk(dir: &Path, needed_mib: u64) -> Result<()> {
     let shown = dir.display();
     let kind = rustix::fs::statfs(dir).with_context(|| format!("cannot use {shown}"))?;
     if MEMORY_FILE_SYSTEMS.contains(&(kind.f_type as u64)) {
-        bail!("{shown} is in memory (tmpfs), so nothing measured there is a disk: choose another --work-dir");
+        bail!("{shown} is in memory (tmpfs), not on a disk: choose another --work-dir");
     }
     require_space(dir, needed_mib).context("choose another --work-dir or a smaller DEMO_SCALE")
 }
@@ -99,13 +99,13 @@ pub fn require_space(dir: &Path, needed_mib: u64) -> Result<()> {
     let space = rustix::fs::statvfs(dir).with_context(|| format!("cannot use {shown}"))?;
     let free_mib = space.f_bavail.saturating_mul(space.f_frsize) >> 20;
     if free_mib < needed_mib {
-        bail!("{shown} has {free_mib} MiB free, and {needed_mib} MiB are needed");
+        bail!("{shown} has {free_mib} MiB free, but {needed_mib} MiB are needed");
     }
     Ok(())
 }
 
-/// Whether something is mounted on `dir`; so is a file system whose daemon has died and that answers with an
-/// error.
+/// Whether something is mounted on `dir`. This includes a file system whose daemon has died, so that every
+/// access fails.
 pub fn is_mount_point(dir: &Path) -> bool {
     let Some(parent) = dir.parent() else { return true };
     match (fs::metadata(dir), fs::metadata(parent)) {
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn malformed_passwd_line_is_passed_over() {
+    fn malformed_passwd_line_is_skipped() {
         assert_eq!(find_user("nobody:x:sixty:1::/:\nnobody\n", "nobody"), None);
     }
 
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn more_disk_than_there_is_is_refused_with_the_fix() {
+    fn missing_disk_space_is_refused_with_the_fix() {
         let error = require_disk(Path::new("/"), u64::MAX).unwrap_err().to_string();
         assert!(error.contains("--work-dir"), "{error}");
     }

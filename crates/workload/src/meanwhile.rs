@@ -1,11 +1,11 @@
-//! Looking at something again and again while work is done.
+//! Runs a probe again and again while work is done.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-/// Does `work`, and looks every so often from another thread until it ends, even by a panic: whoever panics
-/// does not wait for a thread that waits for him.
+/// Runs `work`, and calls `look` every so often from another thread until `work` ends, also by a panic.
+/// Without that, a panic would leave the scope waiting for that thread for ever.
 pub(crate) fn looking_meanwhile<T>(
     every: Duration,
     mut look: impl FnMut() + Send,
@@ -14,7 +14,7 @@ pub(crate) fn looking_meanwhile<T>(
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
         scope.spawn(|| {
-            // Relaxed: the flag carries no data; the scope's end pairs with what the caller reads then.
+            // Relaxed: the flag carries no data; the scope's end orders what the caller reads afterwards.
             while !done.load(Ordering::Relaxed) {
                 look();
                 thread::sleep(every);
@@ -25,7 +25,7 @@ pub(crate) fn looking_meanwhile<T>(
     })
 }
 
-/// Raises its flag when dropped.
+/// Sets its flag when dropped.
 struct Raised<'a>(&'a AtomicBool);
 
 impl Drop for Raised<'_> {
@@ -44,7 +44,7 @@ mod tests {
     const OFTEN: Duration = Duration::from_millis(1);
 
     #[test]
-    fn it_looks_until_the_work_ends() {
+    fn probe_is_called_until_the_work_ends() {
         let (looked, looks) = channel();
         let answer = looking_meanwhile(
             OFTEN,
@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn work_that_panics_ends_the_looks_and_is_not_waited_for() {
+    fn panic_of_the_work_ends_the_calls_of_the_probe() {
         let mut looks = 0;
         let panicked = catch_unwind(AssertUnwindSafe(|| {
             looking_meanwhile(OFTEN, || looks += 1, || panic!("on purpose"))

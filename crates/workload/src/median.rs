@@ -1,6 +1,6 @@
-//! The middle of several measurements.
+//! The median of several measurements.
 
-/// The middle one, or what lies between the two in the middle; `None` of nothing.
+/// The median; of an even number of values the mean of the two in the middle. `None` if there are none.
 pub(crate) fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);

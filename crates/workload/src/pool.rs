@@ -1,7 +1,7 @@
 //! Far memory as a user gets it: `farpool up` and `farpool mount` as child processes.
 //!
-//! Both say `ready` on standard output once they are, and end in good order on SIGTERM; what they print goes
-//! to logs, which error messages quote. Nothing here reaches into the pool itself.
+//! Both print `ready` on standard output when they are, and end cleanly on SIGTERM. Their output goes to log
+//! files, which error messages quote. Nothing here accesses the pool itself.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -19,14 +19,14 @@ use crate::machine::{User, is_mount_point};
 use crate::progress::complain;
 use crate::stop::StopFlag;
 
-/// Nodes lock and touch all their memory first: some seconds for gigabytes, more on a busy machine.
+/// Nodes first lock and touch all their memory: some seconds for gigabytes, more on a busy machine.
 const UP_DEADLINE: Duration = Duration::from_secs(120);
 const MOUNT_DEADLINE: Duration = Duration::from_secs(30);
 const UNMOUNT_DEADLINE: Duration = Duration::from_secs(10);
-/// The word a child's line starts with once it is ready.
+/// The first word of the line that a child prints when it is ready.
 const READY: &str = "ready";
 
-/// How far memory is reached; `shm` and `tcp` are what there is on one machine.
+/// The mount's transport: `shm` and `tcp` are those that work on a single machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Transport {
@@ -53,53 +53,53 @@ impl FromStr for Transport {
         match name {
             "shm" => Ok(Self::Shm),
             "tcp" => Ok(Self::Tcp),
-            other => Err(format!("no transport is called {other:?}: use shm or tcp")),
+            other => Err(format!("unknown transport {other:?}: use shm or tcp")),
         }
     }
 }
 
-/// What a pool is started with.
+/// The options of a pool and its mount.
 #[derive(Clone, Debug)]
 pub struct PoolOptions<'a> {
     /// The `farpool` binary.
     pub farpool: &'a Path,
-    /// Where broker and nodes keep their addresses, certificates and sockets; made by `farpool up`.
+    /// Where broker and nodes keep their addresses, certificates and sockets; created by `farpool up`.
     pub run_dir: &'a Path,
     /// An existing empty folder to mount far memory on.
     pub mount_point: &'a Path,
     /// Where `up.log` and `mount.log` go.
     pub log_dir: &'a Path,
-    /// How many nodes lend.
+    /// Number of nodes.
     pub nodes: u32,
-    /// What each of them lends.
+    /// Memory that each node lends.
     pub memory_per_node_mib: u64,
-    /// How the mount reaches them.
+    /// The mount's transport.
     pub transport: Transport,
-    /// Whether other users than ours may enter the mount.
+    /// Whether users other than ours may access the mount.
     pub allow_other: bool,
-    /// Whose programs may work on its files directly.
+    /// Whose programs the mount admits as direct clients.
     pub guests: Guests,
 }
 
-/// Whose programs may work on a mount's files directly, if they run with the interposer.
+/// Whose programs a mount admits as direct clients, if they run with the interposer.
 #[derive(Clone, Debug, Default)]
 pub enum Guests {
     /// Nobody's.
     #[default]
     None,
-    /// Our user's.
+    /// Our own user's.
     Ours,
-    /// This user's, too.
+    /// This user's as well as our own's.
     Of(User),
 }
 
 /// The interposer's library.
 const LIBRARY: &str = "libfarpool_preload.so";
-/// Where it lies, from the binary's folder: in a folder of cargo's, or installed.
+/// Folders that may contain it, relative to the binary's: cargo's, or those of an installation.
 const LIBRARY_PLACES: [&str; 3] = ["", "../lib/farpool", "../lib"];
 
-/// Copies the binary and the interposer's library to a folder from which every user can run them; returns the
-/// binary's copy.
+/// Copies the binary and the interposer's library to a folder from which every user can run them. Returns the
+/// path of the binary's copy.
 pub fn copied_for_others(farpool: &Path, to: &Path) -> Result<PathBuf> {
     fs::set_permissions(to, fs::Permissions::from_mode(0o755))?;
     let folder = farpool.parent().context("the binary has no folder")?;
@@ -111,23 +111,23 @@ pub fn copied_for_others(farpool: &Path, to: &Path) -> Result<PathBuf> {
     Ok(to.join(farpool.file_name().context("a binary without a name")?))
 }
 
-/// What runs a program with the interposer. Files of a mount that lets nobody in are the kernel's all the
-/// same.
+/// What runs a program with the interposer. On a mount that admits no direct clients, files still work
+/// through the kernel.
 pub fn interposer(farpool: &Path) -> [OsString; 3] {
     [farpool.into(), "run".into(), "--".into()]
 }
 
-/// A pool with a mount; unmounted, then ended when dropped.
+/// A pool with a mount. Dropping it unmounts, then ends the pool.
 #[derive(Debug)]
 pub struct FarMemory {
-    // In this order: the mount must be gone before the pool it uses.
+    // Fields in this order: the mount must be gone before the pool that it uses.
     mount: ChildProcess,
     up: ChildProcess,
     mount_point: PathBuf,
 }
 
 impl FarMemory {
-    /// Starts the pool, then the mount, and waits until files can be made there.
+    /// Starts the pool, then the mount, and waits until it is mounted and ready.
     pub fn start(options: &PoolOptions<'_>, stop: &StopFlag) -> Result<Self> {
         let mut up = start_up(options)?;
         up.wait_until(UP_DEADLINE, stop, |child| child.has_said(READY))?;
@@ -138,7 +138,7 @@ impl FarMemory {
         let mut far = Self { mount, up, mount_point: options.mount_point.into() };
         far.mount.wait_until(MOUNT_DEADLINE, stop, |child| child.has_said(READY))?;
         if !is_mount_point(&far.mount_point) {
-            bail!("farpool mount said ready, but nothing is mounted on {}", far.mount_point.display());
+            bail!("farpool mount printed `ready`, but nothing is mounted on {}", far.mount_point.display());
         }
         Ok(far)
     }
@@ -148,7 +148,7 @@ impl FarMemory {
         &self.mount_point
     }
 
-    /// Process id of `farpool up`, whose children the nodes are.
+    /// Process id of `farpool up`, the parent of the nodes.
     pub fn pool_id(&self) -> u32 {
         self.up.id()
     }
@@ -168,7 +168,7 @@ impl FarMemory {
         Ok(())
     }
 
-    /// Unmounts and ends the pool; an error if either did not go well, after trying both.
+    /// Unmounts and ends the pool; an error if either fails, after trying both.
     pub fn stop(&mut self) -> Result<()> {
         let unmounted = self.mount.end().and_then(|()| self.check_unmounted());
         let ended = self.up.end();
@@ -180,10 +180,10 @@ impl FarMemory {
             return Ok(());
         }
         self.force_unmount();
-        bail!("farpool mount ended and left its mount on {} behind", self.mount_point.display())
+        bail!("farpool mount ended without unmounting {}", self.mount_point.display())
     }
 
-    /// Detaches what a dead daemon left: by umount as root, by fusermount3 as anybody else.
+    /// Detaches the mount of a dead daemon: by umount as root, by fusermount3 as another user.
     fn force_unmount(&self) {
         let dir = self.mount_point.as_os_str();
         if run("umount", &["-l".as_ref(), dir], UNMOUNT_DEADLINE).is_err()
@@ -202,7 +202,7 @@ impl Drop for FarMemory {
         if is_mount_point(&self.mount_point) {
             self.force_unmount();
         }
-        // `up` ends in its own drop, now that nobody uses it.
+        // `up` ends when it is dropped, after this; nothing uses it any more.
     }
 }
 
@@ -216,7 +216,7 @@ fn start_up(options: &PoolOptions<'_>) -> Result<ChildProcess> {
             options.nodes.to_string().into(),
             "--memory".into(),
             format!("{}MiB", options.memory_per_node_mib).into(),
-            // Any free port: the usual one may be that of a pool already running here.
+            // Any free port: a pool that already runs on this machine may have the usual one.
             "--listen".into(),
             "127.0.0.1:0".into(),
             "--dir".into(),

@@ -1,8 +1,8 @@
-//! A PostgreSQL server of our own: throwaway data directory, no TCP port, ended with us.
+//! A PostgreSQL server of our own: a throwaway data directory, no TCP port, and it ends with us.
 //!
-//! It listens on a Unix socket only, inside a directory that only its user may enter. So it takes no port
-//! that somebody else has, and `trust` authentication lets nobody in who could not read the data anyway. Run
-//! as root, the server becomes an unprivileged user, since PostgreSQL insists.
+//! It listens only on a Unix socket, inside a directory that only its user may enter. So it takes no port
+//! from another server, and `trust` authentication admits only users who could read the data anyway. If we
+//! run as root, the server runs as an unprivileged user, since PostgreSQL refuses to run as root.
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
@@ -20,31 +20,31 @@ use crate::child::{ChildProcess, Launch, run, run_as};
 use crate::machine::{User, is_root};
 use crate::stop::StopFlag;
 
-/// Where Debian and Ubuntu keep the server's programs, a folder per version.
+/// Where Debian and Ubuntu install the server's programs, a folder for each version.
 const DEBIAN_ROOT: &str = "/usr/lib/postgresql";
 /// initdb writes some 40 MiB.
 const INITDB_DEADLINE: Duration = Duration::from_secs(120);
 /// A new cluster starts within a second; a busy machine takes longer.
 const START_DEADLINE: Duration = Duration::from_secs(60);
 const CONNECT_DEADLINE: Duration = Duration::from_secs(10);
-/// Our superuser, whatever the system's user is called.
+/// The superuser's name, whatever the system user's name is.
 const ROLE: &str = "postgres";
-/// Only names the socket: nothing listens on it.
+/// Only part of the socket's name: nothing listens on this port.
 const PORT: u16 = 5432;
 /// `sun_path` of a Unix socket holds 108 bytes including the final zero (unix(7)).
 const SOCKET_PATH_MAX: usize = 107;
 
 /// Settings of every server here, and why.
 const SETTINGS: [(&str, &str); 9] = [
-    ("listen_addresses", ""),                           // see the module's head
+    ("listen_addresses", ""),                           // see this module's documentation
     ("shared_preload_libraries", "pg_stat_statements"), // counts the temporary bytes that a statement writes
     ("wal_level", "minimal"),                           // loading into a new table writes no log
-    ("max_wal_senders", "0"),                           // what `minimal` asks for
+    ("max_wal_senders", "0"),                           // `minimal` requires it
     ("max_wal_size", "4GB"),                            // no checkpoint in the middle of a query
-    ("autovacuum", "off"),                              // no work that comes and goes between runs
+    ("autovacuum", "off"),                              // no background work that differs between runs
     ("jit", "off"),                                     // compiling takes a share of small runs
-    ("max_parallel_workers_per_gather", "0"),           // one process spills, as one number is compared
-    ("log_temp_files", "0"),                            // tells the client where each temporary file was
+    ("max_parallel_workers_per_gather", "0"),           // only one process spills, so that runs compare
+    ("log_temp_files", "0"),                            // tells the client the path of each temporary file
 ];
 
 /// The folder with `initdb` and `postgres`.
@@ -52,7 +52,7 @@ const SETTINGS: [(&str, &str); 9] = [
 pub struct Programs(PathBuf);
 
 impl Programs {
-    /// Looks where `pg_config` says, then where Debian keeps them, newest version first.
+    /// Searches the folder that `pg_config` names, then Debian's folders, newest version first.
     pub fn find() -> Result<Self> {
         let told = run("pg_config", &["--bindir".as_ref()], CONNECT_DEADLINE).ok();
         let told = told.map(|line| PathBuf::from(line.trim()));
@@ -78,25 +78,25 @@ impl Programs {
     }
 }
 
-/// What a server is started with.
+/// The options of a server.
 #[derive(Clone, Debug)]
 pub struct ServerOptions<'a> {
     /// An empty folder for the data directory and the socket; other users must be able to reach it.
     pub dir: &'a Path,
     /// Where its log goes.
     pub log: &'a Path,
-    /// The memory limit it lives under.
+    /// Its memory limit.
     pub limit: Option<&'a MemoryLimit>,
-    /// What the server is run by; see [`Launch::wrapper`].
+    /// A program that runs the server; see [`Launch::wrapper`].
     pub wrapper: &'a [OsString],
-    /// What `initdb` is told beside what it always is.
+    /// Further arguments of `initdb`.
     pub initdb_args: &'a [&'a str],
-    /// Settings that stand above those every server here has.
+    /// Settings that override those of every server here.
     pub settings: &'a [(&'a str, &'a str)],
 }
 
 impl<'a> ServerOptions<'a> {
-    /// A server as the demo has it, without a memory limit.
+    /// A server as in the demo, without a memory limit.
     pub fn new(dir: &'a Path, log: &'a Path) -> Self {
         Self { dir, log, limit: None, wrapper: &[], initdb_args: &[], settings: &[] }
     }
@@ -110,7 +110,7 @@ pub struct Server {
     start: Start,
 }
 
-/// What is needed to start it again.
+/// What is needed to start the server again.
 #[derive(Clone, Debug)]
 struct Start {
     data: PathBuf,
@@ -153,7 +153,7 @@ impl Server {
         Ok(server)
     }
 
-    /// Starts a server that was stopped, on the data it left; its log begins anew.
+    /// Stops the server if it runs, and starts it again on the same data; its log begins anew.
     pub fn start_again(&mut self, stop: &StopFlag) -> Result<()> {
         self.stop()?;
         self.process = self.start.spawn(&self.programs)?;
@@ -189,14 +189,14 @@ impl Server {
         config.connect(NoTls).context("cannot connect to PostgreSQL")
     }
 
-    /// The version it reports, as `15.14`.
+    /// The version that it reports, as in `15.14`.
     pub fn version(&self) -> Result<String> {
         let row =
             self.connect()?.query_one("SELECT split_part(current_setting('server_version'), ' ', 1)", &[])?;
         Ok(row.get(0))
     }
 
-    /// Makes a tablespace `name` in the new folder `dir`, which the server will own.
+    /// Creates a tablespace `name` in the new folder `dir`, which the server's user will own.
     pub fn create_tablespace(&self, name: &str, dir: &Path) -> Result<()> {
         make_private(dir, self.start.user.as_ref())?;
         let location = dir.to_str().with_context(|| format!("{} is not UTF-8", dir.display()))?;
@@ -206,12 +206,12 @@ impl Server {
             .with_context(|| format!("cannot make a tablespace in {location}"))
     }
 
-    /// Whether it runs as another user than we do, who must then be let into what we mount.
+    /// Whether servers run as another user, who then needs access to what we mount.
     pub fn is_other_user() -> bool {
         is_root()
     }
 
-    /// That other user.
+    /// The user that servers run as; `None` for our own.
     pub fn user() -> Result<Option<User>> {
         if is_root() { User::first_of(&["postgres", "nobody"]).map(Some) } else { Ok(None) }
     }
@@ -229,12 +229,13 @@ impl Server {
         Ok(())
     }
 
-    /// Fast shutdown. Does nothing the second time.
+    /// Shuts the server down (fast mode). A second call does nothing.
     pub fn stop(&mut self) -> Result<()> {
         self.process.end()
     }
 
-    /// Immediate shutdown: nothing is written any more, so that the next start recovers from the log.
+    /// Shuts the server down in immediate mode: it writes nothing more, so the next start recovers from the
+    /// log.
     pub fn stop_immediately(&mut self) -> Result<()> {
         self.process.signal(Signal::QUIT)?;
         self.process.end()
@@ -262,7 +263,7 @@ impl Start {
             args: self.args.clone(),
             user: self.user.as_ref(),
             group_file: self.group_file.clone(),
-            stop_signal: Signal::INT, // fast shutdown: rolls back, lets nobody wait
+            stop_signal: Signal::INT, // fast shutdown: rolls back, does not wait for clients
             wrapper: &self.wrapper,
         };
         ChildProcess::spawn(&launch, &self.log)
@@ -278,7 +279,7 @@ fn server_args(data: &Path, sockets: &Path, settings: &[(&str, &str)]) -> Vec<Os
     args
 }
 
-/// A new folder that only the server's user may enter.
+/// Creates a folder that only the server's user may enter.
 fn make_private(dir: &Path, user: Option<&User>) -> Result<()> {
     use std::os::unix::fs::DirBuilderExt;
     fs::DirBuilder::new()

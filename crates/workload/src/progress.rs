@@ -1,4 +1,4 @@
-//! What the demo is doing, on standard error: a moving bar on a terminal, plain lines elsewhere.
+//! Shows on standard error what the demo is doing: a spinner or bar on a terminal, plain lines elsewhere.
 
 use std::io::{IsTerminal, Write};
 use std::sync::Mutex;
@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// Between two lines about the same step where there is no terminal: a log should show life, not noise.
+/// Time between two lines about the same step without a terminal: a log should show progress, but not too
+/// much.
 const LINE_EVERY: Duration = Duration::from_secs(10);
-/// Between two turns of the spinner.
+/// Time between two frames of the spinner.
 const TURN: Duration = Duration::from_millis(100);
 
 /// Makes [`Step`]s, all in one style.
@@ -18,12 +19,12 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Bars if standard error is a terminal, else lines.
+    /// Spinners and bars if standard error is a terminal, otherwise lines.
     pub fn on_stderr() -> Self {
         Self { moving: std::io::stderr().is_terminal() }
     }
 
-    /// Starts a step of the work; it is shown until the step is dropped.
+    /// Starts a step, which is shown until it is dropped.
     pub fn step(&self, text: impl Into<String>) -> Step {
         let text = text.into();
         let bar = if self.moving {
@@ -38,19 +39,19 @@ impl Progress {
         Step { text, bar, last_line: Mutex::new(Instant::now()) }
     }
 
-    /// A remark that stays on the screen.
+    /// Prints a remark that stays on the screen.
     pub fn note(&self, text: &str) {
         complain(text);
     }
 }
 
-/// Prints a line on standard error. One that is closed or full does not end the demo, whose guards say things
-/// too.
+/// Prints a line on standard error. A closed or full stream does not end the demo; its guards print on drop
+/// as well.
 pub(crate) fn complain(line: &str) {
     let _ = std::io::stderr().lock().write_all(format!("{line}\n").as_bytes());
 }
 
-/// A step under way.
+/// A step in progress.
 #[derive(Debug)]
 pub struct Step {
     text: String,
@@ -59,7 +60,7 @@ pub struct Step {
 }
 
 impl Step {
-    /// `done` of `total` units (rows, say) are through.
+    /// Shows that `done` of `total` units (rows, for instance) are done.
     pub fn advance(&self, done: u64, total: u64) {
         let done = done.min(total);
         match &self.bar {
@@ -74,14 +75,14 @@ impl Step {
         }
     }
 
-    /// Still at it; for waits without a measure.
+    /// Shows that the step still runs, for waits of unknown length.
     pub fn alive(&self, since: Instant) {
         if self.bar.is_none() {
             self.line(|| format!("{:.0} s", since.elapsed().as_secs_f64()));
         }
     }
 
-    /// Ends the step with what came of it.
+    /// Ends the step, and prints its outcome.
     pub fn done(self, outcome: &str) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
@@ -90,7 +91,7 @@ impl Step {
     }
 
     fn line(&self, state: impl FnOnce() -> String) {
-        let Ok(mut last) = self.last_line.lock() else { return }; // a line less after a panic elsewhere
+        let Ok(mut last) = self.last_line.lock() else { return }; // skips the line if another thread panicked
         if last.elapsed() >= LINE_EVERY {
             *last = Instant::now();
             complain(&format!("{} ... {}", self.text, state()));

@@ -1,12 +1,13 @@
-//! Hash+Sort (paper 1, section 5.2.2): the statement, proof that it spills, and one measured run.
+//! Hash+Sort (paper 1, section 5.2.2): the statement, the proof that it spills, and a measured run.
 //!
-//! PostgreSQL has no `TOP`, and its `LIMIT` keeps the best rows in a heap as long as they fit in `work_mem`;
-//! 100,000 rows of all columns do not, so the sort goes to runs on disk like the paper's. Ties are broken by
-//! the key of `lineitem`, so that every right answer is the same sequence of bytes and one hash decides.
+//! PostgreSQL has no `TOP`, and its `LIMIT` keeps the best rows in a heap as long as they fit in `work_mem`.
+//! 100,000 rows of all columns do not fit, so the sort writes runs to disk like the paper's. Ties are broken
+//! by the key of `lineitem`. So every correct answer is the same sequence of bytes, and comparing one hash
+//! suffices.
 //!
-//! Nothing here hangs: PostgreSQL is asked to give up after a deadline, and if it cannot even do that (its
-//! process waits in the kernel for a file system that does not answer), the connection is left to its thread
-//! and forgotten.
+//! Nothing here hangs: PostgreSQL is asked to cancel the query after a deadline. If it cannot even do that
+//! (its process waits in the kernel for a file system that does not answer), the connection is left to its
+//! thread and abandoned.
 
 use std::io::BufRead;
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -24,24 +25,24 @@ use crate::stop::StopFlag;
 
 /// The statement may take this long: twenty times what it takes on a throttled volume at scale factor 1.
 const QUERY_DEADLINE: Duration = Duration::from_secs(20 * 60);
-/// From asking PostgreSQL to cancel until nobody waits for it any more.
+/// Time from the request to cancel until the connection is abandoned.
 const CANCEL_GRACE: Duration = Duration::from_secs(10);
-/// How often the one who waits looks at the stop flag.
+/// How often the waiting thread checks the stop flag.
 const TICK: Duration = Duration::from_millis(100);
-/// How PostgreSQL's log line about a temporary file starts.
+/// The beginning of PostgreSQL's log line about a temporary file.
 const TEMP_FILE: &str = "temporary file: path \"";
 
 /// The query with its two sizes.
 #[derive(Clone, Copy, Debug)]
 pub struct HashSort {
-    /// Memory of each hash table and sort; small, so that both spill.
+    /// `work_mem`, for each hash table and sort; small, so that both spill.
     pub work_mem_kib: u32,
-    /// How many rows are returned.
+    /// Number of rows that are returned.
     pub top: u32,
 }
 
 impl Default for HashSort {
-    /// The paper's 100,000 rows, PostgreSQL's default of 4 MiB.
+    /// The paper's 100,000 rows, and PostgreSQL's default `work_mem` of 4 MiB.
     fn default() -> Self {
         Self { work_mem_kib: 4096, top: 100_000 }
     }
@@ -56,27 +57,27 @@ pub enum TempSpace<'a> {
     Tablespace(&'a str),
 }
 
-/// What one run gave.
+/// The results of a run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Run {
-    /// From sending the statement to its last row.
+    /// From sending the statement to receiving its last row.
     pub seconds: f64,
-    /// How many rows came.
+    /// Number of rows.
     pub rows: u64,
     /// CRC-64/NVME of the rows as text, in their order.
     pub rows_hash: u64,
-    /// Temporary bytes written. More than the files hold: blocks of a sort are reused while it merges.
+    /// Temporary bytes written. They are more than the files hold: a sort reuses blocks while it merges.
     pub temp_bytes: u64,
-    /// How many temporary files there were.
+    /// Number of temporary files.
     pub temp_files: u32,
-    /// Their sizes added up.
+    /// The sum of their sizes.
     pub temp_file_bytes: u64,
 }
 
-/// How PostgreSQL spilled, by its own account.
+/// How PostgreSQL spilled, as its plan says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Spill {
-    /// Parts the hash join was split into; 1 would be in memory.
+    /// Number of batches of the hash join; 1 means that it was in memory.
     pub hash_batches: u64,
     /// `external merge` if the sort went to disk.
     pub sort_method: String,
@@ -91,9 +92,9 @@ impl HashSort {
         )
     }
 
-    /// Runs it once under `EXPLAIN ANALYZE` and says how it spilled; an error if join or sort did not.
+    /// Runs it once under `EXPLAIN ANALYZE` and returns how it spilled; an error if join or sort did not.
     ///
-    /// It also warms up what every later run finds warm, so it belongs before the first of them.
+    /// This also warms up the caches, so call it before the first measured run.
     pub fn explain(
         &self,
         server: &Server,
@@ -111,8 +112,7 @@ impl HashSort {
         Ok(spill)
     }
 
-    /// One measured run. An error if a temporary file was elsewhere than in `place`, or the row count is
-    /// wrong.
+    /// A measured run. An error if a temporary file was not in `place`, or if the number of rows is wrong.
     pub fn run(
         &self,
         server: &Server,
@@ -123,7 +123,7 @@ impl HashSort {
         self.run_watched(server, place, stop, |_| tick())
     }
 
-    /// As [`run`](Self::run); `tick` is told the process id of the server's process that works.
+    /// As [`run`](Self::run); `tick` gets the id of the server process that runs the query.
     pub fn run_watched(
         &self,
         server: &Server,
@@ -133,7 +133,7 @@ impl HashSort {
     ) -> Result<Run> {
         let run = copy_out(server, place, &self.settings(), &self.select(), stop, tick)?;
         if run.rows != u64::from(self.top) {
-            bail!("{} rows came where {} were asked for: take a larger DEMO_SCALE", run.rows, self.top);
+            bail!("the query returned {} rows instead of {}: take a larger DEMO_SCALE", run.rows, self.top);
         }
         if run.temp_files == 0 || run.temp_bytes == 0 {
             bail!("the query wrote no temporary files: take a larger DEMO_SCALE");
@@ -142,13 +142,13 @@ impl HashSort {
     }
 
     fn settings(&self) -> String {
-        // A mere preference of the planner must not decide between hash join and merge join.
+        // The choice between hash join and merge join must not depend on the planner's estimates.
         format!("SET work_mem = {}; SET enable_mergejoin = off; SET enable_nestloop = off", self.work_mem_kib)
     }
 }
 
-/// Runs a `SELECT` to its last row, under `settings`; `tick` is told the process id of the server's process
-/// that works. An error if a temporary file was elsewhere than in `place`.
+/// Runs a `SELECT` to its last row, under `settings`; `tick` gets the id of the server process that runs it.
+/// An error if a temporary file was not in `place`.
 pub fn copy_out(
     server: &Server,
     place: TempSpace<'_>,
@@ -176,7 +176,7 @@ pub fn copy_out(
     let counted = attended(client, stop, || tick(pid), move |client| measure(client, &statement))?;
     let files = files.lock().map(|files| files.clone()).unwrap_or_default();
     if let Some(path) = files.misplaced {
-        bail!("PostgreSQL put the temporary file {path} elsewhere than in {place:?}");
+        bail!("PostgreSQL put the temporary file {path} in another place than {place:?}");
     }
     Ok(Run { temp_files: files.count, temp_file_bytes: files.bytes, ..counted })
 }
@@ -210,7 +210,7 @@ fn prepare(client: &mut Client, place: TempSpace<'_>, settings: &str) -> Result<
     Ok(())
 }
 
-/// What PostgreSQL told about its temporary files.
+/// What PostgreSQL logged about its temporary files.
 #[derive(Clone, Debug, Default)]
 struct TempFiles {
     expected_prefix: String,
@@ -229,7 +229,7 @@ impl TempFiles {
     }
 }
 
-/// Reads `temporary file: path "...", size N`.
+/// Parses `temporary file: path "...", size N`.
 fn temp_file(message: &str) -> Option<(&str, u64)> {
     let (path, rest) = message.strip_prefix(TEMP_FILE)?.split_once('"')?;
     Some((path, rest.strip_prefix(", size ")?.trim().parse().ok()?))
@@ -265,8 +265,8 @@ fn measure(client: &mut Client, statement: &str) -> Result<Run> {
     Ok(Run { seconds, rows, rows_hash: hash.finalize(), temp_bytes, temp_files: 0, temp_file_bytes: 0 })
 }
 
-/// Does `work` on a thread of its own and attends to it: ticks, cancels when asked to stop, leaves it when it
-/// hangs.
+/// Runs `work` on a thread of its own and watches it: calls `tick`, cancels the query on request or at the
+/// deadline, and abandons it if it hangs.
 fn attended<T: Send + 'static>(
     mut client: Client,
     stop: &StopFlag,
@@ -276,7 +276,7 @@ fn attended<T: Send + 'static>(
     let cancel = client.cancel_token();
     let (sender, receiver) = mpsc::sync_channel(1);
     thread::spawn(move || {
-        // Nobody receives if the attendant has left; then nobody wants the result either.
+        // Sending fails if the caller has abandoned this thread; then the result is not needed.
         let _ = sender.send(work(&mut client));
     });
     let started = Instant::now();
@@ -284,7 +284,7 @@ fn attended<T: Send + 'static>(
     loop {
         match receiver.recv_timeout(TICK) {
             Ok(result) => {
-                stop.check()?; // a cancelled query fails, but the reason is the wish to stop
+                stop.check()?; // a cancelled query fails, but the cause is the request to stop
                 return result;
             }
             Err(RecvTimeoutError::Disconnected) => bail!("the thread that ran the query panicked"),
@@ -306,8 +306,8 @@ fn attended<T: Send + 'static>(
 
 fn ask_to_cancel(cancel: &CancelToken) {
     let cancel = cancel.clone();
-    // On a thread of its own, since connecting can block. A refusal changes nothing: the grace period ends
-    // either way.
+    // On a thread of its own, since connecting can block. A failure changes nothing: the grace period ends in
+    // any case.
     thread::spawn(move || drop(cancel.cancel_query(NoTls)));
 }
 
@@ -326,7 +326,7 @@ fn read_plan(plan: &Value) -> Option<Spill> {
     Some(Spill { hash_batches, sort_method })
 }
 
-/// The first value of that name in a plan or below it.
+/// The first value with that name in a plan node or below it.
 fn find<'a>(plan: &'a Value, name: &str) -> Option<&'a Value> {
     plan.get(name).or_else(|| plan.get("Plans")?.as_array()?.iter().find_map(|child| find(child, name)))
 }

@@ -1,7 +1,7 @@
-//! What the demo found, as a table for people and as JSON for programs.
+//! The results of the demo, as a table for people and as JSON for programs.
 //!
-//! Medians with the range beside them, never the best of several; what could not be limited or throttled is
-//! said.
+//! It shows medians with the range, never the best of several runs, and says what could not be limited or
+//! throttled.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -20,36 +20,36 @@ use crate::throttle::{BYTES_PER_S, IOPS};
 /// One measured run, as the report lists it.
 #[derive(Clone, Debug, Serialize)]
 pub struct RunRecord {
-    /// Where its temporary files were: `far` is by the mount alone over [`Setting::transport`].
+    /// Where its temporary files were: `far` is the mount alone over [`Setting::transport`].
     pub place: &'static str,
     /// How long it took.
     pub seconds: f64,
     /// Temporary bytes written.
     pub temp_bytes: u64,
-    /// Sizes of its temporary files, added up.
+    /// The sum of the sizes of its temporary files.
     pub temp_file_bytes: u64,
     /// Hash of its rows, in hexadecimal: as a number it would lose digits in most JSON readers.
     pub rows_hash: String,
 }
 
-/// What is fixed before the first run.
+/// What is the same for all runs.
 #[derive(Clone, Debug, Serialize)]
 pub struct Setting {
-    /// The database's memory limit; `None` where it could not be limited.
+    /// The database's memory limit; `None` if memory could not be limited.
     pub memory_limit_mib: Option<u64>,
-    /// The limit while temporary files lie on tmpfs, which are charged to the database.
+    /// The limit while temporary files lie on tmpfs, since these are charged to the database.
     pub memory_limit_tmpfs_mib: Option<u64>,
-    /// How far memory was reached in the runs called `far`.
+    /// The transport of the runs called `far`.
     pub transport: Transport,
-    /// How many nodes each pool had.
+    /// Nodes of each pool.
     pub nodes: u32,
     /// TPC-H's scale factor.
     pub scale: f64,
-    /// Memory of each hash table and sort.
+    /// `work_mem`, for each hash table and sort.
     pub work_mem_kib: u32,
     /// Rows that each run returned.
     pub rows: u32,
-    /// Parts the hash join was split into.
+    /// Number of batches of the hash join.
     pub hash_batches: u64,
     /// The database's version.
     pub postgres: String,
@@ -58,7 +58,7 @@ pub struct Setting {
 }
 
 impl Setting {
-    /// The runs called `far`.
+    /// The place of the runs called `far`.
     fn far(&self) -> Spot {
         match self.transport {
             Transport::Shm => Spot::FarShm,
@@ -94,25 +94,26 @@ pub struct DemoReport {
     pub tmpfs_s: Option<f64>,
     /// Temporary files on the local disk.
     pub disk_s: f64,
-    /// Temporary files in far memory, by the mount alone.
+    /// Temporary files in far memory, through the mount alone.
     pub far_s: f64,
-    /// Temporary files in far memory, by the interposer; `None` where only TCP was asked for.
+    /// Temporary files in far memory, with the interposer; `None` if only TCP was asked for, or the
+    /// interposer does not work here.
     pub interposed_s: Option<f64>,
-    /// Temporary files on the throttled volume; `None` where there could be none.
+    /// Temporary files on the throttled volume; `None` if there was none.
     pub throttled_s: Option<f64>,
-    /// Temporary bytes that each run wrote (the least of them, should they differ).
+    /// Temporary bytes that each run wrote: the minimum over the runs.
     pub temp_bytes: u64,
     /// Whether every run returned the same rows.
     pub rows_match: bool,
-    /// What was fixed.
+    /// What is the same for all runs.
     #[serde(flatten)]
     pub setting: Setting,
-    /// Every run in the order it was made.
+    /// Every run, in the order of measurement.
     pub runs: Vec<RunRecord>,
 }
 
 impl DemoReport {
-    /// Sums up what was measured; an error unless there is a run on the disk and one in far memory.
+    /// Computes the report; an error unless there is a run on the disk and one in far memory.
     pub fn new(setting: Setting, measured: &HashSortReport) -> Result<Self> {
         let of = |spot| median(&measured.seconds(spot));
         Ok(Self {
@@ -134,7 +135,7 @@ impl DemoReport {
         fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))
     }
 
-    /// It as a table, with what must be known to read it right.
+    /// The report as a table, with what a reader must know about it.
     pub fn table(&self, measured: &HashSortReport) -> String {
         let Setting { scale, postgres, work_mem_kib, rows, hash_batches, .. } = &self.setting;
         let mut text = format!(
@@ -156,8 +157,8 @@ impl DemoReport {
         if let Some((limit, local)) = measured.limits_mib {
             let _ = writeln!(
                 text,
-                "The database, not the nodes, was limited to {limit} MiB of memory; to {local} MiB with files on tmpfs, which are \
-                 charged to it."
+                "The database, but not the nodes, was limited to {limit} MiB of memory, and to {local} MiB \
+                 with files on tmpfs, which are charged to it."
             );
         }
         if self.throttled_s.is_some() {
@@ -170,7 +171,7 @@ impl DemoReport {
     }
 }
 
-/// What a place is called here, as in README.
+/// A place's name in the table, as in the README.
 fn name(spot: Spot) -> String {
     match spot {
         Spot::Tmpfs => "tmpfs, in memory of the server's own".into(),

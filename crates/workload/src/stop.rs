@@ -1,8 +1,8 @@
-//! The wish to stop, as a flag that every wait of the demo looks at.
+//! A flag that requests a stop; every wait of the demo checks it.
 //!
-//! Ctrl-C must not end the process where it stands: mounts, loop devices and control groups would stay
-//! behind. So a signal only raises this flag; whoever waits sees it, returns an error, and the guards on the
-//! way out clean up.
+//! Ctrl-C must not end the process at once: mounts, loop devices and control groups would be left behind. So
+//! a signal only raises this flag. The current wait sees it and returns an error, and guards clean up on the
+//! way out.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,7 +14,7 @@ use anyhow::{Context, Result, bail};
 pub struct StopFlag(Arc<AtomicBool>);
 
 impl StopFlag {
-    /// A flag that SIGINT, SIGTERM and SIGHUP raise. A process can have one.
+    /// A flag that SIGINT, SIGTERM and SIGHUP raise. A process can have only one.
     pub fn on_signals() -> Result<Self> {
         let flag = Self::default();
         let raised = flag.clone();
@@ -22,23 +22,23 @@ impl StopFlag {
         Ok(flag)
     }
 
-    /// The flag itself, for those who know no more than that.
+    /// The flag itself, for code that takes an `AtomicBool`.
     pub fn flag(&self) -> &AtomicBool {
         &self.0
     }
 
-    /// Asks everybody who shares the flag to stop.
+    /// Raises the flag, which all clones share.
     pub fn raise(&self) {
         // Relaxed: the flag carries no data, so there is no access it would have to be paired with.
         self.0.store(true, Ordering::Relaxed);
     }
 
-    /// Whether somebody asked to stop.
+    /// Whether the flag is raised.
     pub fn is_raised(&self) -> bool {
         self.0.load(Ordering::Relaxed) // Relaxed: see `raise`
     }
 
-    /// An error once the flag is raised; for loops that work and never wait.
+    /// Returns an error if the flag is raised; for loops that never wait.
     pub fn check(&self) -> Result<()> {
         if self.is_raised() {
             bail!("interrupted: stopped and cleaned up as asked");

@@ -1,18 +1,19 @@
-//! A slow disk on a fast machine: an ext4 volume on a loop device, throttled to a small cloud volume's
-//! limits.
+//! A slow disk on a fast machine: an ext4 volume on a loop device, throttled to the limits of a small cloud
+//! volume.
 //!
-//! It is a stand-in, and whatever is measured on it is said to be throttled. Needs root.
+//! It is a substitute; whatever is measured on it is labelled as throttled. Needs root.
 //!
-//! Traps, each paid for once:
-//! - with control groups of version 1 the rule stands in the *root* group: buffered writes are carried out by
-//!   the kernel's own threads, which a rule in the database's group would not meet; version 2 attributes them
-//!   right, and its root group takes no rules, so there the rule stands in the database's group;
-//! - a rule outlives its device's user, so it is cleared before the loop device is given back;
-//! - ext4 initialises its tables lazily, in the background of the first minutes, unless told otherwise;
-//! - without direct I/O the loop device's backing file is cached, and the throttle governs copies between
-//!   caches;
-//! - whoever is killed undoes nothing, so the image is locked (flock) while its maker lives, and the next one
-//!   undoes what it finds unlocked.
+//! Pitfalls, each found the hard way:
+//! - With control groups of version 1 the rule is in the *root* group: the kernel's own threads carry out
+//!   buffered writes, and a rule in the database's group would not apply to them. Version 2 attributes these
+//!   writes to the database's group; its root group takes no rules, so there the rule is in the database's
+//!   group.
+//! - A rule outlives the use of its device, so it is cleared before the loop device is detached.
+//! - ext4 initialises its tables lazily, in the background during the first minutes, unless told otherwise.
+//! - Without direct I/O the loop device's backing file is cached, and the throttle only limits copies between
+//!   caches.
+//! - A killed process cleans up nothing. So it holds a lock (flock) on the image while it lives, and the next
+//!   run removes volumes whose image is not locked.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -26,29 +27,29 @@ use crate::cgroup::{MemoryLimit, Version};
 use crate::child::run;
 use crate::progress::complain;
 
-/// Operations a second of the entry size of a cloud volume, each way.
+/// Operations per second of the smallest usual cloud volume, in each direction.
 pub const IOPS: u64 = 3000;
-/// Bytes a second of the entry size of a cloud volume (125 MiB/s), each way.
+/// Bytes per second of the smallest usual cloud volume (125 MiB/s), in each direction.
 pub const BYTES_PER_S: u64 = 125 << 20;
 /// Root group of the version 1 controller that throttles block devices.
 const BLKIO_ROOT: &str = "/sys/fs/cgroup/blkio";
 /// For losetup, mkfs, mount: each writes megabytes at most.
 const COMMAND_DEADLINE: Duration = Duration::from_secs(60);
-/// A file system is busy for a moment after its last user has ended.
+/// A file system stays busy for a moment after its last user has ended.
 const UNMOUNT_DEADLINE: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(100);
 
-/// Name of the file behind the device, by which a volume is known for one of these.
+/// Name of the file behind the device; it identifies these volumes.
 const IMAGE: &str = "farpool-throttled.image";
 
-/// A file of the kernel's and the line that sets or clears a limit there.
+/// A file of the kernel, and the line that sets or clears a limit there.
 type Rule = (PathBuf, String);
 
-/// A mounted throttled volume; unmounted, detached and deleted when dropped.
+/// A mounted throttled volume. Dropping it unmounts, detaches and deletes it.
 #[derive(Debug)]
 pub struct ThrottledVolume {
     image: PathBuf,
-    /// Holds the lock that says that this volume is in use.
+    /// Holds the lock that marks this volume as in use.
     _locked: File,
     mount_point: PathBuf,
     loop_device: Option<String>,
@@ -58,7 +59,7 @@ pub struct ThrottledVolume {
 
 impl ThrottledVolume {
     /// Makes a volume of `size_mib` in a file in `dir` and mounts it on the existing directory `mount_point`.
-    /// Undoes what killed processes have left of theirs.
+    /// Removes volumes that killed processes left behind.
     pub fn make(dir: &Path, mount_point: &Path, size_mib: u64, group: Option<&MemoryLimit>) -> Result<Self> {
         undo_leftovers();
         let image = &dir.join(IMAGE);
@@ -101,7 +102,7 @@ impl ThrottledVolume {
         &self.mount_point
     }
 
-    /// Undoes everything `make` did; tries every step even if one fails. Does nothing the second time.
+    /// Undoes everything that `make` did, and tries every step even if one fails. A second call does nothing.
     pub fn remove(&mut self) -> Result<()> {
         let cleared = write_rules(&std::mem::take(&mut self.clearing));
         let unmounted = if std::mem::take(&mut self.mounted) { self.unmount() } else { Ok(()) };
@@ -113,7 +114,7 @@ impl ThrottledVolume {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error.into()),
             _ => Ok(()),
         };
-        cleared.and(unmounted).and(detached).and(deleted).context("the throttled volume was not undone")
+        cleared.and(unmounted).and(detached).and(deleted).context("cannot remove the throttled volume")
     }
 
     fn unmount(&self) -> Result<()> {
@@ -138,14 +139,13 @@ impl Drop for ThrottledVolume {
     }
 }
 
-/// Undoes volumes whose makers were killed, as far as that is possible: what is left of another run is no
-/// reason not to run.
+/// Removes the volumes of killed processes as far as possible; a failure is no reason not to run.
 fn undo_leftovers() {
     let list = ["--list", "--noheadings", "--raw", "--output", "NAME,BACK-FILE"].map(OsStr::new);
     let listed = run("losetup", &list, COMMAND_DEADLINE).unwrap_or_default();
     for (device, image) in devices_of(&listed) {
-        // Held until the image is gone: another run that finds the same leftover would undo what has the
-        // device by then.
+        // Locked until the image is deleted. Otherwise another run that finds the same leftover could detach
+        // the device after its number was reused.
         if let Some(_locked) = File::open(&image).ok().filter(|file| file.try_lock().is_ok()) {
             undo_leftover(device, &image);
         }
@@ -154,15 +154,15 @@ fn undo_leftovers() {
 
 fn undo_leftover(device: &str, image: &Path) {
     if let Ok(number) = device_number(device) {
-        // With version 2 they went with the group.
+        // With version 2 the rules were removed with the group.
         let _ = write_rules(&rules_v1(Path::new(BLKIO_ROOT), &number).1);
     }
-    let _ = run("umount", &[device.as_ref()], COMMAND_DEADLINE); // if it was mounted
+    let _ = run("umount", &[device.as_ref()], COMMAND_DEADLINE); // fails if it was not mounted
     if run("losetup", &["-d".as_ref(), device.as_ref()], COMMAND_DEADLINE).is_ok() {
-        // With the folder it lies in, if that is a scratch folder as ours are.
+        // Deletes the image with its folder, if that is a scratch folder of ours.
         let folder = image.parent().filter(|folder| is_scratch(folder));
         let _ = folder.map_or_else(|| fs::remove_file(image), fs::remove_dir_all);
-        complain(&format!("farpool: undone what a killed run had left: {device} on {}", image.display()));
+        complain(&format!("farpool: removed what a killed run left behind: {device} on {}", image.display()));
     }
 }
 
@@ -170,7 +170,7 @@ fn is_scratch(folder: &Path) -> bool {
     folder.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"farpool-"))
 }
 
-/// Our volumes among loop devices and their files, one a line.
+/// Parses losetup's list, one device and its file per line, and returns our volumes.
 fn devices_of(listed: &str) -> impl Iterator<Item = (&str, PathBuf)> {
     let pairs = listed.lines().filter_map(|line| line.split_once(' '));
     pairs.map(|(device, file)| (device, PathBuf::from(file.trim()))).filter(|(_, file)| file.ends_with(IMAGE))
@@ -178,7 +178,7 @@ fn devices_of(listed: &str) -> impl Iterator<Item = (&str, PathBuf)> {
 
 /// `major:minor` of a block device, as the kernel's rules name it.
 fn device_number(device: &str) -> Result<String> {
-    let name = device.strip_prefix("/dev/").with_context(|| format!("{device} is no device"))?;
+    let name = device.strip_prefix("/dev/").with_context(|| format!("{device} is not a device"))?;
     let file = format!("/sys/block/{name}/dev");
     Ok(fs::read_to_string(&file).with_context(|| format!("cannot read {file}"))?.trim().to_owned())
 }
@@ -200,7 +200,7 @@ fn rules_v2(file: PathBuf, number: &str) -> (Vec<Rule>, Vec<Rule>) {
     (vec![(file.clone(), setting)], vec![(file, line("max", "max"))])
 }
 
-/// Writes all of them, and reports the first that the kernel refused.
+/// Writes all rules, and returns the first refusal of the kernel.
 fn write_rules(rules: &[Rule]) -> Result<()> {
     let mut refused = None;
     for (file, line) in rules {
@@ -219,7 +219,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_rule_of_version_1_that_is_set_is_cleared_too() {
+    fn every_rule_of_version_1_is_cleared_too() {
         let (setting, clearing) = rules_v1(Path::new("/g"), "7:3");
         assert_eq!(setting.len(), 4);
         assert_eq!(setting[0], ("/g/blkio.throttle.read_bps_device".into(), "7:3 131072000".into()));
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn rule_that_cannot_be_written_does_not_keep_the_others_from_being_written() {
+    fn all_other_rules_are_written_if_one_cannot_be() {
         let dir = tempfile::tempdir().unwrap();
         let good = dir.path().join("good");
         let rules = [(dir.path().join("no/such/file"), "x".into()), (good.clone(), "7:3 0".into())];

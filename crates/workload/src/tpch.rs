@@ -1,8 +1,9 @@
-//! TPC-H's `orders` and `lineitem`: their definition, generated rows, and how they get into the database.
+//! TPC-H's `orders` and `lineitem`: their definition, the generation of rows, and the loading into the
+//! database.
 //!
-//! Rows come from the `tpchgen` crate, which makes the same bytes as the official generator, and stream
-//! straight into `COPY`: nothing is kept on disk in between. Table and rows are made in one transaction, so
-//! that PostgreSQL (with `wal_level=minimal`) logs nothing, and frozen, so that no later scan rewrites pages.
+//! The `tpchgen` crate generates the same bytes as the official generator. Rows stream straight into `COPY`,
+//! without a file in between. Table and rows are created in one transaction, so that PostgreSQL (with
+//! `wal_level=minimal`) logs nothing, and rows are frozen, so that no later scan rewrites pages.
 
 use std::fmt::Display;
 use std::io::Write;
@@ -13,7 +14,7 @@ use tpchgen::generators::{LineItemGenerator, OrderGenerator};
 
 use crate::stop::StopFlag;
 
-/// Rows gather up to this before they go to the server: one message of a size it likes.
+/// Rows are buffered up to this size before they are sent to the server as one message.
 const CHUNK_BYTES: usize = 1 << 20;
 /// An order has one to seven line items (TPC-H, clause 4.2.3), four on average.
 const LINES_PER_ORDER: u64 = 4;
@@ -40,8 +41,8 @@ pub struct Loaded {
     pub lineitem: u64,
 }
 
-/// Makes and fills both tables at `scale` (1.0: 1.2 GiB). `progress` is told rows done and, roughly, rows in
-/// all.
+/// Creates and fills both tables at `scale` (1.0: 1.2 GiB). `progress` gets the number of rows done and,
+/// roughly, of all rows.
 pub fn load(
     client: &mut Client,
     scale: f64,
@@ -100,7 +101,7 @@ impl Fill<'_> {
     }
 }
 
-/// Appends a row as a line. The generator ends each field with `|`, `COPY` only separates them.
+/// Appends a row as a line. The generator ends each field with `|`; `COPY` expects it only between fields.
 fn append(chunk: &mut Vec<u8>, row: &impl Display) -> Result<()> {
     write!(chunk, "{row}")?;
     if chunk.last() == Some(&b'|') {

@@ -1,7 +1,6 @@
-//! The pieces of the demo against a real PostgreSQL, small enough for every run of the tests.
+//! The parts of the demo, tested against a real PostgreSQL, small enough for every test run.
 //!
-//! `scripts/setup` installs the server. Far memory is not needed: a second folder stands in for another
-//! place.
+//! `scripts/setup` installs the server. Far memory is not needed: a second folder serves as another place.
 
 use std::path::Path;
 
@@ -10,9 +9,9 @@ use farpool_workload::query::{HashSort, TempSpace};
 use farpool_workload::{StopFlag, machine, tpch};
 use tempfile::TempDir;
 
-/// 15,000 orders: a second to load.
+/// 15,000 orders, which load within a second.
 const SCALE: f64 = 0.01;
-/// So small that 4 MB of orders do not fit, by far.
+/// So little `work_mem` that 4 MB of orders do not fit, by far.
 const SMALL: HashSort = HashSort { work_mem_kib: 256, top: 20_000 };
 
 struct Fixture {
@@ -49,7 +48,7 @@ fn query_spills_into_the_place_it_is_told_and_returns_the_same_rows_everywhere()
 }
 
 #[test]
-fn query_that_fits_in_memory_is_refused_because_it_would_measure_nothing() {
+fn query_that_fits_in_memory_is_refused() {
     let Fixture { server, dir: _dir } = loaded_server();
     let roomy = HashSort { work_mem_kib: 1 << 20, ..SMALL };
     let error = roomy.explain(&server, TempSpace::DataDirectory, &StopFlag::default(), || ()).unwrap_err();

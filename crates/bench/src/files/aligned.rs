@@ -1,22 +1,22 @@
-//! Memory that direct I/O takes.
+//! Page-aligned memory, as direct I/O requires.
 
 use std::ops::{Deref, DerefMut};
 
-/// What every file system and disk is content with.
+/// Enough for every file system and disk.
 const ALIGNMENT: usize = 4096;
 
 #[derive(Clone)]
 #[repr(C, align(4096))]
 struct Page([u8; ALIGNMENT]);
 
-/// Zeroed bytes whose first lies at the beginning of a page.
+/// Zeroed bytes that begin at a page boundary.
 pub struct Aligned {
     pages: Vec<Page>,
     bytes: usize,
 }
 
 impl Aligned {
-    /// So many bytes.
+    /// Allocates this many bytes.
     pub fn new(bytes: usize) -> Self {
         Aligned { pages: vec![Page([0; ALIGNMENT]); bytes.div_ceil(ALIGNMENT)], bytes }
     }
@@ -26,15 +26,15 @@ impl Deref for Aligned {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: in bounds: the pages have at least so many bytes, without padding between them;
-        // initialised, and alive and shared as `self` is.
+        // SAFETY: in bounds: the pages hold at least `self.bytes` bytes, without padding between them, all
+        // initialised. The slice borrows `self`, so the pages live as long and are not written meanwhile.
         unsafe { std::slice::from_raw_parts(self.pages.as_ptr().cast(), self.bytes) }
     }
 }
 
 impl DerefMut for Aligned {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and ours alone as `self` is.
+        // SAFETY: in bounds and initialised as above; the slice borrows `self` mutably, so it is exclusive.
         unsafe { std::slice::from_raw_parts_mut(self.pages.as_mut_ptr().cast(), self.bytes) }
     }
 }

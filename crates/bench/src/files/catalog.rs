@@ -1,5 +1,5 @@
-//! What the figures about one file and one client compare: volumes, operations and promises. What others want
-//! to compare is one more line.
+//! What the figures about one file and one client compare: volumes, operations and promises. Another
+//! comparison is one more entry here.
 
 use anyhow::{Result, bail};
 
@@ -9,53 +9,53 @@ use super::rounds::Operation;
 use super::volume::{Kind, Spec};
 use crate::options::Pattern;
 
-/// Volumes that are filled and measured by turns, and the figures that this gives.
+/// Volumes that are filled once and measured in turn, and the figures made of the results.
 pub struct Stand {
-    /// In the order in which they are shown.
+    /// The volumes, in the order in which they are shown.
     pub volumes: &'static [Spec],
-    /// What is shown of them.
+    /// The figures.
     pub plains: &'static [Plain],
 }
 
-/// A figure.
+/// A figure about one file and one client.
 pub struct Plain {
-    /// Which.
+    /// Its name.
     pub figure: Figure,
-    /// What it shows of its operations.
+    /// What it shows of each operation.
     pub shows: Shows,
-    /// By their ids.
+    /// The operations, by their ids.
     pub operations: &'static [&'static str],
-    /// What it answers.
+    /// The question that it answers.
     pub question: &'static str,
-    /// What the floor is.
+    /// The floor, described in words.
     pub floor: &'static str,
-    /// By which volumes others are divided: what the column is called, and the volume.
+    /// The volumes that others are divided by: the column's name, and the volume's id.
     pub beside: &'static [(&'static str, &'static str)],
     /// How volumes must compare.
     pub promises: &'static [Promise],
-    /// What has to be known about some rows.
+    /// What a reader must know about some of the rows.
     pub remark: Option<&'static str>,
 }
 
 /// What a figure shows of an operation.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Shows {
-    /// Bytes a second.
+    /// Bytes per second.
     Throughput,
-    /// How long an operation takes.
+    /// The latency.
     Latency,
 }
 
-/// How two volumes must compare, by the medians of ratios.
+/// How two volumes must compare, by the median of their ratios.
 pub struct Promise {
-    /// Of which operation.
+    /// The operation's id.
     pub operation: &'static str,
-    /// What is promised of it.
+    /// The id of the volume that makes the promise.
     pub volume: &'static str,
-    /// What it is compared with.
+    /// The id of the volume that it is compared with.
     pub than: &'static str,
-    /// At most so many times the median latency, or at least so many times the throughput, by what the figure
-    /// shows.
+    /// The limit: at most this many times the median latency, or at least this many times the throughput,
+    /// depending on what the figure shows.
     pub times: f64,
 }
 
@@ -70,7 +70,7 @@ const PING_PONG: &str = "ping-pong";
 const INTERPOSED_SHM: &str = "interposed shm";
 const INTERPOSED_TCP: &str = "interposed tcp";
 
-/// As many as parity with four extents of data needs; all kinds of files get as many, so that they compare.
+/// As many as parity with four data extents needs. Every kind of file gets as many, so that they compare.
 const NODES: u32 = 5;
 
 const fn spec(id: &'static str, name: &'static str, kind: Kind) -> Spec {
@@ -81,12 +81,13 @@ const fn far(transport: &'static str, percent: u64, mount_args: &'static [&'stat
     Kind::Far { transport, nodes: NODES, percent, mount_args }
 }
 
-/// As many processes as the peers have.
+/// A single node, as the peers have a single server.
 const fn one_node(transport: &'static str) -> Kind {
     Kind::Far { transport, nodes: 1, percent: 100, mount_args: NONE }
 }
 
-/// One node, as a ping-pong has one other end, unless it is to be seen what a second one costs.
+/// With direct clients. Usually one node, as a ping-pong has one other end; two show what the second one
+/// costs.
 const fn accelerated(transport: &'static str, nodes: u32) -> Kind {
     Kind::Far { transport, nodes, percent: 100, mount_args: &["--accelerate"] }
 }
@@ -95,7 +96,7 @@ const NONE: &[&str] = &["--redundancy", "none"];
 const STRIPE: &[&str] = &["--redundancy", "stripe"];
 const PARITY: &[&str] = &["--redundancy", "parity:4"];
 const MIRROR: &[&str] = &["--redundancy", "mirror"];
-/// Far memory of a file, in per cent of its bytes.
+/// Far memory that a file takes, in per cent of its bytes.
 const PARITY_PERCENT: u64 = 125;
 const MIRROR_PERCENT: u64 = 200;
 
@@ -117,7 +118,7 @@ const VOLUMES: &[Spec] = &[
     spec("throttled", "throttled, 3,000 IOPS, 125 MiB/s", Kind::Throttled),
 ];
 
-/// Programs run by `farpool run` beside the same programs without it.
+/// Programs run by `farpool run`, beside the same programs without it.
 const INTERPOSED: &[Spec] = &[
     spec(PING_PONG, "polling ping-pong over TCP", Kind::PingPong),
     spec(TMPFS, "tmpfs", Kind::Tmpfs),
@@ -138,10 +139,10 @@ const ROW_WRITE: &str = "1 MiB sequential write";
 const BUSY_SMALL_READ: &str = "8 KiB random read, 20 threads";
 const BUSY_LARGE_READ: &str = "512 KiB sequential read, 5 threads";
 
-/// An operation by its id, done for so long at a time.
+/// The operation with this id, measured for `seconds` at a time.
 ///
 /// # Errors
-/// When there is none of that id.
+/// If there is no operation with this id.
 pub fn operation(id: &'static str, seconds: f64) -> Result<Operation> {
     let (op, pattern, block_kib, threads) = match id {
         SMALL_READ => (FileOp::Read, Pattern::Random, 8, 1),
@@ -156,14 +157,16 @@ pub fn operation(id: &'static str, seconds: f64) -> Result<Operation> {
     Ok(Operation { id, ask: Ask { op, pattern, block_bytes: block_kib << 10, threads, seconds } })
 }
 
-const BARE_FILE: &str = "a FUSE file system with one file, held in the daemon's own memory, as many threads, a device \
-                         each: asked by the kernel like a mount, it only copies.";
-const FIVE_NODES: &str = "Far memory lies on five nodes, whatever the redundancy, unless a row says otherwise: they and \
-                          the mount share the machine's processors, so over TCP a node has often to be woken. The \
-                          peers are one server; the row with one node compares with them. A write of 1 MiB is a row of \
-                          parity 4+1, which reads nothing; a smaller one reads what it needs for the new parity.";
+const BARE_FILE: &str = "a FUSE file system with one file, held in the daemon's own memory, with as many \
+                         threads as the mount, a device each. The kernel asks it as it asks a mount, and it \
+                         does nothing but copy.";
+const FIVE_NODES: &str = "Far memory lies on five nodes, whatever the redundancy, unless a row says \
+                          otherwise. They share the machine's processors with the mount, so over TCP a node \
+                          must often be woken. Each peer is one server; compare it with the row with one \
+                          node. A write of 1 MiB is a whole row of parity 4+1 and reads nothing; a smaller \
+                          write reads what the new parity needs.";
 
-/// All of them.
+/// All stands.
 pub const STANDS: &[Stand] = &[
     Stand {
         volumes: VOLUMES,
@@ -172,7 +175,7 @@ pub const STANDS: &[Stand] = &[
                 figure: Figure::Damon2,
                 shows: Shows::Throughput,
                 operations: &[LARGE_WRITE, LARGE_READ, ROW_WRITE],
-                question: "how many bytes a second does one thread move that writes or reads a large file?",
+                question: "how many bytes a second can one thread write to, or read from, a large file?",
                 floor: BARE_FILE,
                 beside: &[("floor", BARE)],
                 promises: &[
@@ -207,7 +210,7 @@ pub const STANDS: &[Stand] = &[
                 figure: Figure::Sigmod3,
                 shows: Shows::Throughput,
                 operations: &[BUSY_SMALL_READ, BUSY_LARGE_READ],
-                question: "how much is read when 20 threads read pages, or 5 read large blocks?",
+                question: "what throughput do 20 threads get that read pages, or 5 that read large blocks?",
                 floor: BARE_FILE,
                 beside: &[("floor", BARE)],
                 promises: &[],
@@ -217,7 +220,7 @@ pub const STANDS: &[Stand] = &[
                 figure: Figure::Sigmod4,
                 shows: Shows::Latency,
                 operations: &[BUSY_SMALL_READ, BUSY_LARGE_READ],
-                question: "how long do they wait then?",
+                question: "how long does an operation take if 20 threads read pages, or 5 read large blocks?",
                 floor: BARE_FILE,
                 beside: &[("floor", BARE)],
                 promises: &[],
@@ -231,20 +234,20 @@ pub const STANDS: &[Stand] = &[
             figure: Figure::Interposer,
             shows: Shows::Latency,
             operations: &[SMALL_READ, SMALL_WRITE],
-            question: "how long does a program wait for a page that asks the kernel for nothing?",
-            floor: "of shm, `pread` and `pwrite` of a file on tmpfs; of tcp, a bare request and answer over loopback, \
-                    both ends polling, that touches as much memory.",
+            question: "how long does a program wait for a page if it does not ask the kernel?",
+            floor: "for shm, `pread` and `pwrite` of a file on tmpfs; for tcp, a bare request and answer \
+                    over loopback between two polling processes that touch as much memory.",
             beside: &[("tmpfs", TMPFS), ("ping-pong", PING_PONG)],
             promises: &[
                 Promise { operation: SMALL_READ, volume: INTERPOSED_SHM, than: TMPFS, times: 1.3 },
                 Promise { operation: SMALL_READ, volume: INTERPOSED_TCP, than: PING_PONG, times: 1.35 },
             ],
             remark: Some(
-                "Far memory lies on one node unless a row says otherwise: two of them and the program are three that \
-                 poll, on two processors. Every block that is read is verified by its checksum. Over tcp the \
-                 interposer reads, and leaves writes to the mount, where each waits for its node: past the kernel's \
-                 cache, also if the program did not ask for that. So programs that write much are faster there \
-                 without it.",
+                "Far memory lies on one node unless a row says otherwise: with two nodes, three processes \
+                 (they and the program) poll on two processors. Every block that is read is verified by its \
+                 checksum. Over tcp the interposer only reads. It leaves writes to the mount, where each one \
+                 bypasses the kernel's cache, even if the program did not ask for that, and waits for its \
+                 node. So programs that write much are faster there without the interposer.",
             ),
         }],
     },
@@ -270,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn an_operation_that_nobody_has_described_is_not_taken_for_another() {
+    fn unknown_operation_is_refused() {
         assert!(operation("8 KiB random raed", 1.0).is_err());
     }
 

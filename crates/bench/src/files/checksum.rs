@@ -1,8 +1,9 @@
-//! What verifying costs: files whose blocks are checked against their words beside files whose blocks are
-//! not.
+//! The cost of verification: files whose blocks are checked against their block words, beside files whose
+//! blocks are not.
 //!
-//! No option of any program turns verification off. Files take their rules as a type, for simulations that
-//! break one of them; here it is the checksum, and the files are those of this process.
+//! No option of any program turns verification off. Files take their rules as a type parameter, so that
+//! simulations can break one of them. Here the broken rule is the checksum, and the files belong to this
+//! process.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -26,12 +27,12 @@ use crate::spread::{Spread, middle};
 use crate::tally::Tally;
 
 const BLOCK_BYTES: usize = 8192;
-/// Most that verifying may take of a read.
+/// The largest share of a read that verification may take.
 const PROMISES: [(&str, f64); 2] = [("shm", 0.25), ("tcp", 0.03)];
-/// Before each slice, not counted.
+/// Run before each slice, not counted.
 const SETTLE: Duration = Duration::from_millis(10);
 
-/// Rules of files that nobody should have: every block is right.
+/// Rules that no real file may have: every checksum is zero, so every block passes.
 enum Unverified {}
 
 impl Rules for Unverified {
@@ -51,7 +52,7 @@ impl<R: Rules> Reader<R> {
         let store = Arc::new(StoreCore::<R>::new(pool.stock().clone())?);
         let file = store.create();
         let guard = session.lock();
-        // SAFETY: all buffers and futures end in `block_on`.
+        // SAFETY: all buffers and futures end in `block_on`, before the guard is dropped.
         let core = unsafe { guard.core() };
         let data = vec![7; MAX_TRANSFER_BYTES];
         for at in (0..bytes).step_by(data.len()) {
@@ -87,7 +88,7 @@ impl<R: Rules> Reader<R> {
     }
 }
 
-/// Median latencies of slices that took turns.
+/// Median latencies of slices that were measured in turn.
 #[derive(Default)]
 struct Slices {
     verified_us: Vec<f64>,
@@ -95,14 +96,14 @@ struct Slices {
 }
 
 impl Slices {
-    /// What verifying takes of a read, slice by slice.
+    /// The share of a read that verification takes, slice by slice.
     fn share(&self) -> Option<Spread> {
         let pairs = self.verified_us.iter().zip(&self.unverified_us);
         Spread::of(pairs.map(|(with, without)| 1.0 - without / with))
     }
 }
 
-/// Over both transports.
+/// Measures over both transports.
 pub fn checksum(around: &Surroundings<'_>, effort: &Effort, stop: &AtomicBool) -> Result<Section> {
     let mut progress = Progress::start(PROMISES.len() * effort.rounds);
     let mut body = String::from(
@@ -123,11 +124,11 @@ pub fn checksum(around: &Surroundings<'_>, effort: &Effort, stop: &AtomicBool) -
     }
     let notes = vec![
         ("Question", "how much of a read is spent on verifying what was read?".to_owned()),
-        ("Floor", "the same read, of a file in whose rules every checksum is zero.".into()),
+        ("Floor", "the same read of a file whose rules make every checksum zero.".into()),
         (
             "Method",
             format!(
-                "files of this process, without a mount, which would hide it; {}",
+                "files of this process, without a mount, whose own cost would hide the difference; {}",
                 document_rounds(effort)
             ),
         ),
@@ -171,7 +172,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_share_is_what_the_verified_read_takes_longer() {
+    fn the_share_is_the_extra_time_of_the_verified_read() {
         let slices = Slices { verified_us: vec![1.25, 2.0, 1.0], unverified_us: vec![1.0, 1.0, 1.0] };
         let share = slices.share().unwrap();
         assert!((share.middle - 0.2).abs() < 1e-9 && share.least == 0.0 && share.most == 0.5);

@@ -1,10 +1,11 @@
-//! A client of a file: a process of its own that reads and writes it when it is asked to.
+//! A client of a file: a process of its own that reads and writes the file on request.
 //!
-//! K1. It calls what programs call, `pread` and `pwrite` of libc, so that a library that is preloaded meets
-//!     it like them.
-//! K2. Every block of the file begins and ends with a word that tells its place. What is written carries
-//!     these words, and what is read must have them: one that is wrong ends the measurement.
-//! K3. What happens before a slice (threads, buffers, the first operations) is not counted.
+//! K1. It calls what programs call, `pread` and `pwrite` of libc, so that a preloaded library intercepts its
+//!     calls like theirs.
+//! K2. Every block of the file begins and ends with a word that depends on its place. Writes carry these
+//!     words, and reads must return them: a wrong word ends the measurement.
+//! K3. What happens before a slice (starting threads, allocating buffers, the first operations) is not
+//!     counted.
 
 use std::fs::{File, OpenOptions};
 use std::io::BufRead;
@@ -20,15 +21,15 @@ use crate::options::Pattern;
 use crate::places::{Places, initial_word};
 use crate::tally::Tally;
 
-/// Each has its words: the unit in which the mount keeps checksums.
+/// Each block of this size begins and ends with a word (K2). It is the unit of the mount's checksums.
 const STAMPED_BYTES: usize = 8192;
 const WORD_BYTES: usize = 8;
-/// Bytes of a request that fills: large, so that filling is quick.
+/// Bytes per request while filling: large, so that filling is fast.
 const FILL_BYTES: usize = 1 << 20;
-/// Before each slice, not counted (K3).
+/// Run before each slice, not counted (K3).
 const SETTLE: Duration = Duration::from_millis(10);
 
-/// What to do for how long.
+/// What to do, and for how long.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Ask {
     /// Read or write.
@@ -53,23 +54,23 @@ pub enum FileOp {
     Write,
 }
 
-/// What came of it.
+/// The result of a slice.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Answer {
     /// Operations per second of all threads.
     pub per_second: f64,
-    /// What they took on average: of a disk that lets many through and then none, the median says little.
+    /// Mean latency. On a disk that serves many operations and then none for a while, the median says little.
     pub mean_us: f64,
-    /// Half of the operations took no longer.
+    /// Median latency.
     pub p50_us: f64,
-    /// 99 % took no longer.
+    /// 99th percentile of the latency.
     pub p99_us: f64,
-    /// Bytes per second.
+    /// MiB per second.
     pub mib_s: f64,
 }
 
 impl Answer {
-    /// What a slice gave.
+    /// The result of a slice.
     pub fn of(tally: &Tally, ask: &Ask) -> Self {
         Answer {
             per_second: tally.per_second,
@@ -81,8 +82,8 @@ impl Answer {
     }
 }
 
-/// Serves the asker on `input`, one line of JSON for an [`Ask`], by an [`Answer`] each, until `input` ends.
-/// Says `ready` when the file is filled up to `bytes`.
+/// Serves requests from `input` until it ends: each line is the JSON of an [`Ask`] and is answered by that of
+/// an [`Answer`]. Says `ready` first, when the file is filled up to `bytes`.
 pub fn serve_file_client(
     path: &Path,
     bytes: u64,
@@ -93,14 +94,15 @@ pub fn serve_file_client(
     fill(&file, bytes).with_context(|| format!("cannot fill {}", path.display()))?;
     say("ready".into())?;
     for (number, line) in input.lines().enumerate() {
-        let ask: Ask = serde_json::from_str(&line?).context("not understood what to do")?;
+        let ask: Ask = serde_json::from_str(&line?).context("a request that is no JSON of an `Ask`")?;
         let answer = slice(&file, bytes, ask, number as u64)?;
         say(serde_json::to_string(&answer)?)?;
     }
     Ok(())
 }
 
-/// Past the kernel's cache. Where a file system has none that could be passed, as some old tmpfs, it says so.
+/// Opens with O_DIRECT. A file system that refuses the flag, as tmpfs of some kernels does, has no cache to
+/// bypass.
 fn open(path: &Path) -> Result<File> {
     let opened =
         |flags| OpenOptions::new().read(true).write(true).create(true).custom_flags(flags).open(path);
@@ -116,7 +118,7 @@ fn fill(file: &File, bytes: u64) -> Result<()> {
         file.write_all_at(&buffer[..length], at)?;
         at += length as u64;
     }
-    // Some of what has no disk to wait for has no fsync either.
+    // Some file systems without a disk have no fsync either.
     let _ = file.sync_data();
     Ok(())
 }
@@ -124,7 +126,7 @@ fn fill(file: &File, bytes: u64) -> Result<()> {
 fn slice(file: &File, bytes: u64, ask: Ask, number: u64) -> Result<Answer> {
     let fits = (1..=bytes).contains(&(ask.block_bytes as u64));
     ensure!(fits && ask.block_bytes.is_multiple_of(STAMPED_BYTES), "no blocks of {} bytes", ask.block_bytes);
-    let time = Duration::try_from_secs_f64(ask.seconds).context("an impossible time")?;
+    let time = Duration::try_from_secs_f64(ask.seconds).context("an impossible duration")?;
     let thread = |thread: usize| {
         let seed = number * 1000 + thread as u64 + 1;
         let mut lane = Lane {
@@ -158,7 +160,7 @@ struct Lane<'a> {
 }
 
 impl Lane<'_> {
-    /// At least one operation, however slow it is.
+    /// Runs for `time`, and at least one operation, however slow it is.
     fn run(&mut self, time: Duration) -> Result<Tally> {
         let mut tally = Tally::new()?;
         let (started, mut operations) = (Instant::now(), 0);
@@ -190,7 +192,8 @@ impl Lane<'_> {
     }
 }
 
-/// The first and the last word of each block that begins at `at`, and what they must be.
+/// The first and the last word of each stamped block of a buffer for offset `at`: where they are, and their
+/// values.
 fn stamps(bytes: usize, at: u64) -> impl Iterator<Item = (usize, [u8; WORD_BYTES])> {
     let word = move |offset: usize| (offset, initial_word(0, at + offset as u64).to_le_bytes());
     (0..bytes).step_by(STAMPED_BYTES).flat_map(move |block| {
@@ -209,14 +212,14 @@ fn is_stamped(buffer: &[u8], at: u64) -> bool {
     stamps(buffer.len(), at).all(|(offset, word)| buffer[offset..offset + WORD_BYTES] == word)
 }
 
-/// The asker's line for a slice.
+/// The request line for a slice.
 pub fn ask_line(ask: &Ask) -> Result<String> {
     Ok(serde_json::to_string(ask)?)
 }
 
-/// The client's line, understood.
+/// Parses the client's answer line.
 pub fn answer_of(line: &str) -> Result<Answer> {
-    serde_json::from_str(line).with_context(|| format!("cannot understand a client's {line:?}"))
+    serde_json::from_str(line).with_context(|| format!("cannot parse a client's answer {line:?}"))
 }
 
 #[cfg(test)]

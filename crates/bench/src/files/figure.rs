@@ -1,9 +1,9 @@
-//! The figures by name.
+//! The names of the figures.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// A figure or table of the papers, as we measure it.
+/// A figure or table of the papers, as measured here.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Figure {
     /// Throughput of large transfers.
@@ -24,22 +24,22 @@ pub enum Figure {
     Sigmod5,
     /// Several clients on one node.
     Sigmod6,
-    /// RangeScan by where the whole database lies.
+    /// RangeScan, by where the whole database lies.
     RangeScan,
     /// What lending costs the lender.
     Sigmod13,
     /// Hash+Sort, and its traffic.
     Sigmod14,
-    /// The interposer beside the machine's own memory and beside a ping-pong; not of a paper.
+    /// The interposer, compared with the machine's own memory and with a ping-pong; not from a paper.
     Interposer,
-    /// Small transactions of SQLite; not of a paper.
+    /// Small transactions of SQLite; not from a paper.
     SmallTransactions,
-    /// What verifying costs; not of a paper.
+    /// The cost of verification; not from a paper.
     Checksum,
 }
 
 impl Figure {
-    /// In the order of the document.
+    /// All figures, in the order of the document.
     pub const ALL: [Figure; 15] = [
         Figure::Damon2,
         Figure::Damon3,
@@ -58,7 +58,7 @@ impl Figure {
         Figure::Checksum,
     ];
 
-    /// What stands over it.
+    /// Its heading.
     pub fn title(self) -> &'static str {
         match self {
             Figure::Damon2 => "throughput of large transfers",

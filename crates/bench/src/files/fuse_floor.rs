@@ -1,8 +1,8 @@
 //! The floor of a mount: a FUSE file system with one file, which lies in the daemon's own memory.
 //!
-//! It has what costs nothing to have (several threads, a device each, large requests) and does what cannot be
-//! left out: it is asked by the kernel, and copies. What a mount of far memory takes beyond it is far
-//! memory's.
+//! It has everything that makes FUSE fast at no cost (several threads, a device each, large requests), and
+//! does only what no file system can avoid: the kernel asks it, and it copies. What a mount of far memory
+//! takes beyond that is the cost of far memory.
 //!
 //! A large answer goes through a buffer of the thread's own. The kernel copies slowly from memory that is not
 //! in the processor's cache; `memcpy` prefetches, and leaves the bytes in the cache for the kernel's copy.
@@ -24,16 +24,16 @@ use rustix::mm::Advice;
 
 use super::aligned::Aligned;
 
-/// Name of the file.
+/// The file's name.
 pub const FILE: &str = "data";
 const FILE_INODE: INodeNo = INodeNo(2);
-/// Attributes do not change: the kernel need not ask again while this runs.
+/// Attributes never change, so the kernel need not ask again while this runs.
 const FOR_EVER: Duration = Duration::from_secs(1 << 20);
-/// Largest request, as of the mount.
+/// The largest request, as for the mount.
 const MAX_REQUEST_BYTES: u32 = farpool_wire::MAX_TRANSFER_BYTES as u32;
 
-/// Mounts it on `dir` with `bytes` in its file, calls `on_ready`, and serves with so many threads until
-/// `stop` says so or somebody unmounts.
+/// Mounts it on `dir` with a file of `bytes`, calls `on_ready`, and serves with `threads` threads until
+/// `stop` receives a message or its sender is dropped. Then unmounts it.
 pub fn serve_fuse_floor(
     dir: &Path,
     bytes: usize,
@@ -48,11 +48,12 @@ pub fn serve_fuse_floor(
     let session = session.with_context(|| format!("cannot mount on {}", dir.display()))?;
     let running = session.spawn().context("cannot start threads")?;
     on_ready()?;
-    let _ = stop.recv(); // an error: nobody will say so any more, which is the same
+    let _ = stop.recv(); // an error means that the sender is gone: stop as well
     running.umount_and_join().context("cannot unmount")
 }
 
-/// Answers from this length on go through a thread's buffer; shorter ones lose by the second copy.
+/// Answers of at least this length go through a thread's buffer; for shorter ones the second copy costs more
+/// than it saves.
 const BUFFERED_BYTES: usize = 64 << 10;
 
 thread_local! {
@@ -60,7 +61,7 @@ thread_local! {
 }
 
 struct MemoryFile {
-    /// Shared by readers: a lock that nobody else holds costs a few nanoseconds.
+    /// Behind a lock that readers share; without contention it costs a few nanoseconds.
     memory: RwLock<Aligned>,
     bytes: usize,
 }
@@ -68,8 +69,9 @@ struct MemoryFile {
 impl MemoryFile {
     fn new(bytes: usize) -> Self {
         let mut memory = Aligned::new(bytes);
-        // Large pages, as the nodes' memory lies on; without them the floor is a little higher.
-        // SAFETY: the range is the memory's own; the advice changes no contents.
+        // Large pages, as the nodes' memory has; without them the floor is a little slower.
+        // SAFETY: the range is exactly `memory`, which is alive and exclusive here; the advice changes no
+        // contents.
         let _ = unsafe { rustix::mm::madvise(memory.as_mut_ptr().cast(), bytes, Advice::LinuxHugepage) };
         MemoryFile { memory: RwLock::new(memory), bytes }
     }
@@ -107,7 +109,7 @@ impl MemoryFile {
 
 impl Filesystem for MemoryFile {
     fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        // An older kernel does without, or with the nearest that it has.
+        // An older kernel works without them, or with the nearest value that it supports.
         let _ = config.add_capabilities(InitFlags::FUSE_ASYNC_DIO);
         let _ = config.set_max_write(MAX_REQUEST_BYTES);
         Ok(())

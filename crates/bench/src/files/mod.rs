@@ -1,10 +1,11 @@
-//! The papers' figures about files in far memory, measured by us beside floors, peers and disks.
+//! The papers' figures about files in far memory, measured here beside floors, peers and disks.
 //!
-//! F1. Volumes that are compared run at the same time and are measured by turns; every figure names its
+//! F1. Volumes that are compared run at the same time and are measured in turn. Every figure names its
 //!     question, its floor, its method and its machine.
-//! F2. What is read is what was written, or there is no figure.
-//! F3. A figure that is asked for alone renews its part of the document.
-//! Not here: the figures for which a database runs, and the throttled disk: both are given to us.
+//! F2. If a read returns anything but what was written, there is no figure.
+//! F3. A figure that is measured alone replaces only its own part of the document.
+//! Not here: the figures for which a database runs, and the setup of the throttled disk; the caller provides
+//! both.
 
 mod aligned;
 mod catalog;
@@ -31,7 +32,7 @@ pub use fuse_floor::serve_fuse_floor;
 pub use section::{Section, Verdict, conditions, write as write_sections};
 use volume::Surroundings;
 
-/// Smallest file: as many blocks as make places random.
+/// Smallest file: it needs enough blocks for random places.
 const BYTES_MIN: u64 = 16 << 20;
 
 /// What `scripts/setup bench` installs.
@@ -40,17 +41,17 @@ const PROGRAMS: [&str; 3] = ["nbdkit", "nbdfuse", "setpriv"];
 /// How much to measure, and where.
 #[derive(Clone, Debug)]
 pub struct FilesOptions {
-    /// How often everything is measured.
+    /// Number of rounds; each measures everything once.
     pub rounds: usize,
-    /// How long each time.
+    /// Seconds per measurement.
     pub seconds: f64,
     /// Size of each file.
     pub bytes: u64,
     /// A folder on the machine's disk.
     pub disk: PathBuf,
-    /// A folder on a throttled disk, where there is one.
+    /// A folder on a throttled disk, if there is one.
     pub throttled: Option<PathBuf>,
-    /// Whether peers are measured: those that `scripts/setup bench` installs.
+    /// Whether to measure the peers that `scripts/setup bench` installs.
     pub peers: bool,
 }
 
@@ -64,26 +65,30 @@ struct Effort {
 fn document_rounds(effort: &Effort) -> String {
     let Effort { rounds, seconds } = effort;
     format!(
-        "{rounds} rounds, in each of which all take turns for {seconds} s; medians over the rounds, ratios paired by \
-         round, with the smallest and the largest."
+        "{rounds} rounds, in each of which all are measured in turn for {seconds} s; medians over the \
+         rounds, ratios paired by round, with the smallest and the largest."
     )
 }
 
-/// Whether [`run_files`] measures this figure; the others need a database.
+/// Whether [`run_files`] measures this figure. The other figures need a database.
 pub fn is_about_files_alone(figure: Figure) -> bool {
     plain::has(figure) || matches!(figure, Figure::Sigmod5 | Figure::Sigmod6 | Figure::Checksum)
 }
 
-/// Measures figures. `farpool` is this program's file; call it on the main thread, to which child processes
-/// are tied.
+/// Measures figures. `farpool` is this program's file. Call it on the main thread: child processes are tied
+/// to the thread that starts them.
 pub fn run_files(
     figures: &[Figure],
     options: &FilesOptions,
     farpool: &Path,
     stop: &AtomicBool,
 ) -> Result<Vec<Section>> {
-    ensure!(options.rounds > 0, "nothing is measured in no rounds: give --rounds 1 or more");
-    ensure!(options.bytes >= BYTES_MIN, "files of at least {} MiB: raise --footprint", BYTES_MIN >> 20);
+    ensure!(options.rounds > 0, "there must be at least one round: give --rounds 1 or more");
+    ensure!(
+        options.bytes >= BYTES_MIN,
+        "a file must have at least {} MiB: raise --footprint",
+        BYTES_MIN >> 20
+    );
     let around = Surroundings {
         farpool,
         disk: &options.disk,

@@ -1,5 +1,5 @@
-//! A bare request and its answer over loopback, asked for like a file: what an operation over tcp costs at
-//! least.
+//! A bare request and its answer over loopback, measured like a file: the least that an operation over tcp
+//! can cost.
 
 use std::time::{Duration, Instant};
 
@@ -14,26 +14,26 @@ use crate::pages::Pages;
 use crate::places::Places;
 use crate::tally::Tally;
 
-/// Before each slice, not counted: as for clients of files.
+/// Run before each slice, not counted, as for clients of files.
 const SETTLE: Duration = Duration::from_millis(10);
 
-/// The other end, with as much memory as a file.
+/// The server process, with as much memory as a file has bytes.
 pub struct PingPong {
     server: TcpFloorServer,
     bytes: u64,
 }
 
 impl PingPong {
-    /// Starts it; on large pages, which nodes use, where there are any.
+    /// Starts it, on large pages as nodes use, or on small ones if there are no large ones.
     pub fn start(around: &Surroundings<'_>) -> Result<Self> {
         let start = |pages| TcpFloorServer::start(around.farpool, around.bytes, pages);
         let server = start(Pages::Transparent).or_else(|_| start(Pages::Small))?;
         Ok(PingPong { server, bytes: around.bytes })
     }
 
-    /// One thread's slice.
+    /// Runs one thread's slice.
     pub fn slice(&self, ask: &Ask) -> Result<Answer> {
-        ensure!(ask.threads == 1, "one end of a ping-pong is one thread");
+        ensure!(ask.threads == 1, "a ping-pong has one thread at each end");
         let time = Duration::try_from_secs_f64(ask.seconds)?;
         let places = Places::new(ask.pattern, 1, self.bytes, ask.block_bytes, 1);
         let mut floor = TcpFloor::connect(self.server.address(), &options(ask, self.bytes, time), places)?;

@@ -1,5 +1,5 @@
-//! The figures about one file and one client on volumes of every kind, measured and written down: what they
-//! compare says the catalog.
+//! Measures the figures about one file and one client, on volumes of every kind, and writes them down. The
+//! catalog says what they compare.
 
 use std::sync::atomic::AtomicBool;
 
@@ -16,7 +16,7 @@ use crate::chart::{self, Bar, Chart, FLOOR, OURS, PEER};
 use crate::progress::Progress;
 use crate::spread::{middle, ratio};
 
-/// What a column is called, its digits behind the point, and what stands in it.
+/// A column's name, its digits after the decimal point, and its value.
 type Column = (&'static str, usize, fn(&Answer) -> f64);
 
 /// Whether [`measure`] gives this figure.
@@ -24,7 +24,7 @@ pub fn has(figure: Figure) -> bool {
     STANDS.iter().flat_map(|stand| stand.plains).any(|plain| plain.figure == figure)
 }
 
-/// Measures what the figures need, once for each stand, and writes each figure down.
+/// Measures what the figures need, once for each stand, and returns the section of each figure.
 pub fn measure(
     figures: &[Figure],
     around: &Surroundings<'_>,
@@ -87,7 +87,7 @@ impl Plain {
         let no_peers = !around.peers && has(Kind::Disk);
         for remark in [
             self.remark,
-            no_disk.then_some("There was no throttled disk: it takes root and control groups."),
+            no_disk.then_some("There was no throttled disk: it needs root and control groups."),
             no_peers.then_some("The peers were left out."),
         ]
         .into_iter()
@@ -99,7 +99,7 @@ impl Plain {
         Section { figure: self.figure, notes, body, verdicts, drawing }
     }
 
-    /// The figure that ratios are made of.
+    /// The value of which ratios are made.
     fn decides(&self) -> fn(&Answer) -> f64 {
         match self.shows {
             Shows::Throughput => |it| it.mib_s,
@@ -190,7 +190,7 @@ impl Plain {
 mod tests {
     use super::*;
 
-    /// The first volume of a stand takes 10 µs, the others so many times as long.
+    /// The first volume of a stand takes 10 µs, the others `times` as long.
     fn measured(stand: &Stand, times: f64) -> Measured {
         let mut measured = Measured::default();
         for round in 1..=3 {
@@ -238,7 +238,7 @@ mod tests {
         for stand in STANDS {
             for plain in stand.plains {
                 let losses = |times| section(stand, plain, times).tables().matches("**no**").count();
-                // What is compared with another than the first volume is as fast as that here.
+                // Volumes compared with another one than the first are as fast as that one here.
                 let expected = match plain.figure {
                     Figure::Damon2 => (0, 2),
                     Figure::Damon3 => (2, 5),
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_not_be_had_is_said_where_it_would_stand() {
+    fn missing_throttled_disk_is_mentioned_in_figures_that_would_show_it() {
         for stand in STANDS {
             for plain in stand.plains {
                 let says = section(stand, plain, 1.0).body.contains("no throttled disk");

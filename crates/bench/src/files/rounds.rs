@@ -1,8 +1,8 @@
-//! Measuring volumes by turns.
+//! Measures volumes in turn.
 //!
-//! R1. In each round every volume has a slice of every operation, one at a time, beginning with another
-//!     volume each time.
-//! R2. Ratios pair slices of one round; what is shown is their median over the rounds.
+//! R1. In each round every volume has one slice of every operation, one volume at a time. Each round begins
+//!     with another volume.
+//! R2. Ratios pair slices of the same round; the median of the ratios is shown.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicBool;
@@ -15,31 +15,31 @@ use crate::child::check_stop;
 use crate::progress::Progress;
 use crate::spread::Spread;
 
-/// An operation by the name that figures know it by.
+/// An operation with its id.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Operation {
     /// How figures and promises refer to it.
     pub id: &'static str,
-    /// What it is.
+    /// The operation.
     pub ask: Ask,
 }
 
-/// What the rounds gave, by operation and volume.
+/// The results of all rounds, by operation and volume.
 #[derive(Debug, Default)]
 pub struct Measured(BTreeMap<(&'static str, &'static str), Vec<Answer>>);
 
 impl Measured {
-    /// Adds a round's slice.
+    /// Adds the result of a slice.
     pub fn add(&mut self, operation: &'static str, volume: &'static str, answer: Answer) {
         self.0.entry((operation, volume)).or_default().push(answer);
     }
 
-    /// A figure over the rounds.
+    /// A value over the rounds.
     pub fn spread(&self, operation: &str, volume: &str, figure: impl Fn(&Answer) -> f64) -> Option<Spread> {
         Spread::of(self.rounds(operation, volume)?.iter().map(figure))
     }
 
-    /// A figure by that of another volume, round by round (R2).
+    /// The ratio of one volume's value to another's, round by round (R2).
     pub fn ratio(
         &self,
         operation: &str,
@@ -57,7 +57,7 @@ impl Measured {
     }
 }
 
-/// Measures each of the volumes alone.
+/// Measures each volume alone.
 pub fn one_by_one(
     volumes: &mut [Volume],
     operations: &[Operation],
@@ -83,7 +83,7 @@ pub fn one_by_one(
     Ok(measured)
 }
 
-/// Measures the first so many of the volumes at the same time, and adds up what they do.
+/// Measures all these volumes at the same time. Adds up their rates and averages their latencies.
 pub fn together(volumes: &mut [Volume], ask: &Ask, stop: &AtomicBool) -> Result<Answer> {
     for volume in volumes.iter_mut() {
         volume.begin(ask)?;

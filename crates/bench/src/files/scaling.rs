@@ -16,7 +16,7 @@ use crate::options::Pattern;
 use crate::progress::Progress;
 use crate::spread::{Spread, middle, ratio};
 
-/// Rows are known by their names.
+/// Rows are identified by their names.
 const BARE: Spec = named("bare FUSE file (the floor)", Kind::Floor);
 
 const fn over(transport: &'static str, nodes: u32, name: &'static str) -> Spec {
@@ -27,7 +27,7 @@ const fn named(name: &'static str, kind: Kind) -> Spec {
     Spec { id: name, name, kind, launcher: &[] }
 }
 
-/// One client over more and more nodes.
+/// One client with 1, 2, 4 and 8 nodes.
 const NODES: [Spec; 9] = [
     BARE,
     over("shm", 1, "shm, 1 node"),
@@ -41,7 +41,7 @@ const NODES: [Spec; 9] = [
 ];
 
 const CLIENTS_MAX: usize = 8;
-/// More and more clients of one node: what they are called, how many they are, and how they reach it.
+/// 1, 2, 4 and 8 clients of one node: the row's name, the number of clients, and the transport.
 const CLIENTS: [(&str, usize, &str); 8] = [
     ("shm, 1 client", 1, "shm"),
     ("shm, 2 clients", 2, "shm"),
@@ -81,10 +81,10 @@ pub fn nodes(around: &Surroundings<'_>, effort: &Effort, stop: &AtomicBool) -> R
     let measured = one_by_one(&mut volumes, &operations, effort.rounds, &mut progress, stop)?;
     let names = NODES.map(|spec| spec.name);
     let notes = vec![
-        ("Question", "does it cost anything to gather the same memory from more nodes?".to_owned()),
+        ("Question", "does it cost anything to spread the same memory over more nodes?".to_owned()),
         (
             "Floor",
-            "a bare FUSE file; and the first row of each transport, beside which the others should not lose."
+            "a bare FUSE file; and the first row of each transport, which the others should not fall behind."
                 .into(),
         ),
         ("Method", document_rounds(effort)),
@@ -105,7 +105,7 @@ pub fn nodes(around: &Surroundings<'_>, effort: &Effort, stop: &AtomicBool) -> R
 pub fn clients(around: &Surroundings<'_>, effort: &Effort, stop: &AtomicBool) -> Result<Section> {
     let operations = operations(effort.seconds);
     let mut progress = Progress::start(CLIENTS.len() * effort.rounds * operations.len());
-    // Each client's file is a share of what one would have, so that the memory is the same.
+    // All clients' files together are as large as the file of a single client, so the memory is the same.
     let around = &Surroundings { bytes: around.bytes / CLIENTS_MAX as u64, ..*around };
     progress.step("starting and filling");
     let mut pools = Vec::new();
@@ -136,12 +136,13 @@ pub fn clients(around: &Surroundings<'_>, effort: &Effort, stop: &AtomicBool) ->
     let notes = vec![
         (
             "Question",
-            "how far does one node's memory serve more clients, each with a mount and threads of its own?"
+            "how does one node's memory scale with its clients, each with a mount and threads of its own?"
                 .into(),
         ),
         (
             "Floor",
-            "the first row of each transport, times the processors that clients and node share.".into(),
+            "the first row of each transport, times the number of processors that clients and node share."
+                .into(),
         ),
         (
             "Method",

@@ -1,7 +1,8 @@
-//! A figure written down, and the document that all of them make.
+//! The text of a figure, and the document that all figures make up.
 //!
-//! D1. A figure that is measured again takes its old place; the others stay as they were.
-//! D2. Promises are judged where they are measured; the document begins with all that stand in it.
+//! D1. A figure that is measured again replaces its old text; the other figures stay as they were.
+//! D2. Promises are judged in the figure that measures them. The document begins with a summary of all
+//!     promises in it.
 
 use std::fs;
 use std::io;
@@ -20,24 +21,26 @@ const HEADER: &str = "\
 
 <!-- Written by `make bench-files`; do not edit. `farpool bench paper files --figure NAME` renews one of the figures. -->
 
-The names are those of the figures and tables in Mühleisen et al., *Peak Performance: Remote Memory Revisited* (DaMoN
-2013), and Li et al., *Accelerating Relational Databases by Leveraging Remote Memory and RDMA* (SIGMOD 2016), which have
-networks of their own between machines. Here nodes, clients and peers share one machine, which each figure names; so
-ratios within a figure mean something, and its figures beside the papers' do not.
+The names are those of the figures and tables in Mühleisen et al., *Peak Performance: Remote Memory
+Revisited* (DaMoN 2013), and Li et al., *Accelerating Relational Databases by Leveraging Remote Memory and
+RDMA* (SIGMOD 2016), which have networks of their own between machines. Here nodes, clients and peers share
+one machine, which each figure names; so ratios within a figure are meaningful, and comparisons with the
+papers' numbers are not.
 ";
 
-/// Stands over the promises of a figure, by which they are found again (D2).
+/// Heads the table of a figure's promises, by which the table is found again (D2).
 const PROMISES_HEAD: &str = "| promised | reached | met |\n|---|---|---|\n";
 const SUMMARY_HEAD: &str = "\
 ## What was promised, and what was measured
 
-Each line is judged by its figure below: the median of ratios that pair runs of one round, with the smallest and the largest.
+Each line is judged in its figure below, by the median of ratios that pair runs of one round; the range is in
+parentheses.
 
 | figure | promised | reached | met |
 |---|---|---|---|
 ";
 
-/// What was promised of a figure, and whether it is so.
+/// A promise of a figure, and whether it was met.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Verdict {
     promised: String,
@@ -46,19 +49,19 @@ pub struct Verdict {
 }
 
 impl Verdict {
-    /// Of a figure that was to be so much at most.
+    /// For a value that must be at most `limit` times another.
     pub fn at_most(what: &str, limit: f64, than: &str, reached: Spread) -> Self {
         let (promised, met) = (format!("{what} ≤ {limit} × {than}"), reached.middle <= limit);
         Verdict { promised, reached: ratio(Some(reached)), met }
     }
 
-    /// Of a figure that was to be so much at least.
+    /// For a value that must be at least `limit` times another.
     pub fn at_least(what: &str, limit: f64, than: &str, reached: Spread) -> Self {
         let (promised, met) = (format!("{what} ≥ {limit} × {than}"), reached.middle >= limit);
         Verdict { promised, reached: ratio(Some(reached)), met }
     }
 
-    /// Of a share of a whole.
+    /// For a share that must be at most `limit` of a whole.
     pub fn share(what: &str, limit: f64, reached: Spread) -> Self {
         let percent = |share: f64| format!("{:.1} %", 100.0 * share);
         let Spread { middle, least, most } = reached;
@@ -77,13 +80,13 @@ impl Verdict {
 
 /// A figure with everything that belongs to it.
 pub struct Section {
-    /// Which.
+    /// The figure.
     pub figure: Figure,
-    /// What its paragraphs are called, and what they say: the question, the floor, the method.
+    /// Its paragraphs, each with a name: the question, the floor, the method.
     pub notes: Vec<(&'static str, String)>,
     /// Tables and remarks, in Markdown.
     pub body: String,
-    /// What was promised of it.
+    /// Its promises.
     pub verdicts: Vec<Verdict>,
     /// An SVG.
     pub drawing: Option<String>,
@@ -103,7 +106,7 @@ impl Section {
         )
     }
 
-    /// Its tables with its promises, in Markdown.
+    /// Its tables and its promises, in Markdown.
     pub fn tables(&self) -> String {
         let rows: String = self.verdicts.iter().map(Verdict::row).collect();
         if rows.is_empty() {
@@ -117,7 +120,7 @@ fn heading(figure: Figure) -> String {
     format!("{figure}: {}", figure.title())
 }
 
-/// What every figure depends on besides itself, in words.
+/// The paragraph about everything that a figure depends on besides the program.
 pub fn conditions(more: &str) -> (&'static str, String) {
     let commit = option_env!("FARPOOL_COMMIT").unwrap_or("unknown");
     ("Conditions", format!("{}; commit {commit}; {more}.", Machine::this()))
@@ -169,20 +172,20 @@ fn renewed(old: &str, sections: &[Section]) -> String {
     document
 }
 
-/// The rows of a figure's promises, each with the figure before it.
+/// The rows of a figure's promises, each with a link to the figure in front.
 fn promises_of(figure: Figure, text: &str) -> Vec<String> {
     let rows =
         text.split(PROMISES_HEAD).skip(1).flat_map(|rest| rest.lines().take_while(|row| !row.is_empty()));
     rows.map(|row| format!("| [{figure}](#{}) {row}\n", anchor(&heading(figure)))).collect()
 }
 
-/// What readers of Markdown make of a heading.
+/// The anchor that Markdown renderers derive from a heading.
 fn anchor(heading: &str) -> String {
     let kept = heading.chars().filter(|it| it.is_alphanumeric() || matches!(it, ' ' | '-'));
     kept.map(|it| if it == ' ' { '-' } else { it.to_ascii_lowercase() }).collect()
 }
 
-/// From a figure's marker to the next one.
+/// A figure's text in the document: from its marker to the next one.
 fn part_of(document: &str, figure: Figure) -> Option<String> {
     let start = document.find(&marker(figure))?;
     let rest = &document[start + marker(figure).len()..];

@@ -1,7 +1,7 @@
-//! Where a file may lie: far memory over a mount, floors below it, peers and disks beside it.
+//! Where a file may lie: in far memory on a mount, on a floor, on a peer or on a disk.
 //!
-//! V1. A volume is gone with its value: its client first, then what is mounted, then what serves it.
-//! V2. All clients are processes of this program and read and write alike, whatever the volume.
+//! V1. Dropping a volume removes it: first its client, then what is mounted, then what serves it.
+//! V2. All clients are processes of this program, and read and write in the same way on every volume.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -21,18 +21,19 @@ use crate::folder::Folder;
 use crate::local_pool::{Lend, LocalPool};
 use crate::table::peers::nbd::Nbdkit;
 
-/// What serves a file has nothing to do before it does.
+/// For servers that have nothing to prepare before they serve.
 const MOUNT_DEADLINE: Duration = Duration::from_secs(30);
-/// Longest that a client takes for a slice beyond its time: a disk that is busy with what others wrote.
+/// How much longer than its slice a client may take: a disk may be busy with what others wrote.
 const ANSWER_SLACK: Duration = Duration::from_secs(60);
-/// Regions in a file's share of a node.
+/// Number of regions in a file's share of a node.
 const REGIONS_PER_SHARE: u64 = 8;
-/// What a mount may lease of a node beyond that: the file's share begins anywhere.
+/// Regions that a mount may lease from a node beyond that, since the file's share may begin anywhere in a
+/// region.
 const SPARE_REGIONS: u64 = 3;
-/// Smallest region that a node lends, and the usual one.
+/// The smallest region that a node lends, and the usual size.
 const REGION_MIN_BYTES: u64 = 1 << 20;
 const REGION_MAX_BYTES: u64 = 64 << 20;
-/// Threads that serve a FUSE file system, as of the mount.
+/// Least number of threads that serve a FUSE file system, as for the mount.
 const FUSE_THREADS_MIN: usize = 4;
 
 /// A row of a figure.
@@ -40,45 +41,45 @@ const FUSE_THREADS_MIN: usize = 4;
 pub struct Spec {
     /// How ratios and promises refer to it.
     pub id: &'static str,
-    /// What people call it.
+    /// The name that readers see.
     pub name: &'static str,
-    /// What it is.
+    /// Its kind.
     pub kind: Kind,
-    /// What stands between `farpool` and the client's own arguments: `run --` runs it with the interposer.
+    /// Arguments between `farpool` and the client's own ones: `run --` runs the client with the interposer.
     pub launcher: &'static [&'static str],
 }
 
-/// What a volume is.
+/// The kinds of volumes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     /// A bare FUSE file in the daemon's own memory.
     Floor,
-    /// A mount of a pool with so many nodes on this machine.
+    /// A mount of a pool with nodes on this machine.
     Far {
-        /// How the mount reaches them: shm or tcp.
+        /// The mount's transport: shm or tcp.
         transport: &'static str,
-        /// How many.
+        /// Number of nodes.
         nodes: u32,
-        /// Far memory that the file takes, in so many per cent of its bytes: more than 100 with redundancy.
+        /// Far memory that the file takes, in per cent of its bytes: more than 100 with redundancy.
         percent: u64,
         /// Further options of `farpool mount`.
         mount_args: &'static [&'static str],
     },
-    /// No file: a bare request and its answer over loopback, as large as the operation.
+    /// No file: a bare request and its answer over loopback, of the same size as the operation.
     PingPong,
     /// A folder in the machine's memory.
     Tmpfs,
     /// A folder on the machine's disk.
     Disk,
-    /// A folder on the throttled volume, where there is one.
+    /// A folder on the throttled volume, if there is one.
     Throttled,
     /// A FUSE file in the memory of nbdkit, reached through a Unix socket.
     NbdfuseUnix,
-    /// The same over TCP.
+    /// The same, reached over TCP.
     NbdfuseTcp,
 }
 
-/// Where volumes find what they need.
+/// What volumes need.
 #[derive(Clone, Copy, Debug)]
 pub struct Surroundings<'a> {
     /// This program's file.
@@ -99,7 +100,7 @@ pub struct Volume {
     worker: Worker,
 }
 
-/// Who does what a slice asks for.
+/// What carries out a slice.
 enum Worker {
     /// A process.
     Client(Box<Client>),
@@ -107,25 +108,25 @@ enum Worker {
     PingPong(PingPong),
 }
 
-/// A client of a filled file. Dropped in this order.
+/// A client of a filled file. Fields are dropped in this order.
 struct Client {
     talk: Talk,
     _process: Child,
     _ground: Ground,
 }
 
-/// What lies below a file. Dropped in this order.
+/// What lies below a file. Fields are dropped in this order.
 #[derive(Default)]
 struct Ground {
     _server: Option<Child>,
     _nbdkit: Option<Nbdkit>,
     _pool: Option<MountablePool>,
-    /// Mounts are made in it, not on it: it is locked, so that no other run takes it for a leftover.
+    /// The mount points are folders inside it. It is locked, so that no other run removes it as a leftover.
     _folder: Option<Folder>,
 }
 
 impl Spec {
-    /// Whether it can be had here, and is to be.
+    /// Whether this volume is available and asked for.
     pub fn is_wanted(&self, around: &Surroundings<'_>) -> bool {
         match self.kind {
             Kind::Throttled => around.throttled.is_some(),
@@ -143,7 +144,7 @@ impl Spec {
         self.occupy(around, self.ground(around))
     }
 
-    /// A mount of a pool that others use as well, and that outlives them.
+    /// Starts a mount of a pool that other volumes share, and that outlives them.
     pub fn start_on(
         &self,
         pool: &MountablePool,
@@ -194,18 +195,19 @@ impl Spec {
     }
 }
 
-/// A pool for some mounts with a file of `bytes` each.
+/// A pool for some mounts, each with a file of a given size.
 pub struct MountablePool {
     pool: LocalPool,
-    /// Most that a mount leases: they would lease ahead of what they need, as far as there is memory.
+    /// The most that a mount may lease. Without it a mount leases ahead of its need as long as there is
+    /// memory.
     limit_bytes: u64,
 }
 
 impl MountablePool {
-    /// With so many nodes of this machine.
+    /// Starts a pool with this many nodes, for `mounts` mounts with a file of `bytes` each.
     pub fn start(farpool: &Path, nodes: u32, bytes: u64, mounts: u64) -> Result<Self> {
         let share = bytes.div_ceil(u64::from(nodes));
-        // Of many, so that what a mount leases beyond its file is little.
+        // The share is divided into many regions, so that a mount leases little more than its file takes.
         let wanted = 1 << (share / REGIONS_PER_SHARE).max(1).ilog2();
         let region_bytes = u64::clamp(wanted, REGION_MIN_BYTES, REGION_MAX_BYTES);
         let each = share.next_multiple_of(region_bytes) + SPARE_REGIONS * region_bytes;
@@ -220,7 +222,7 @@ impl MountablePool {
     }
 }
 
-/// As many as a mount has.
+/// Number of threads, as many as a mount has.
 pub fn fuse_threads() -> usize {
     std::thread::available_parallelism().map_or(FUSE_THREADS_MIN, |cores| cores.get().max(FUSE_THREADS_MIN))
 }
@@ -261,7 +263,7 @@ impl Ground {
         let (folder, dir) = mountpoint()?;
         let file = dir.join("data");
         let mut command = tied_politely("nbdfuse");
-        // It complains of being ended.
+        // It prints an error when it is ended.
         command.arg(&file).args(source).stdout(Stdio::null()).stderr(Stdio::null());
         let mut server = Child::start("nbdfuse", command)?;
         let serves = || fs::metadata(&file).is_ok_and(|file| file.len() == around.bytes);
@@ -272,7 +274,7 @@ impl Ground {
     }
 }
 
-/// An empty folder in a locked one.
+/// An empty folder inside a locked one.
 fn mountpoint() -> Result<(Folder, PathBuf)> {
     let folder = Folder::make()?;
     let dir = folder.path().join("mnt");
@@ -280,7 +282,7 @@ fn mountpoint() -> Result<(Folder, PathBuf)> {
     Ok((folder, dir))
 }
 
-/// Mounts a pool.
+/// Mounts a pool, and checks that it is mounted.
 fn mount(farpool: &Path, pool: &MountablePool, dir: &Path, transport: &str, args: &[&str]) -> Result<Child> {
     let mut command: Command = tied_politely(farpool);
     command.arg("mount").arg(dir).args(["--broker", pool.broker()]);
@@ -294,12 +296,13 @@ fn mount(farpool: &Path, pool: &MountablePool, dir: &Path, transport: &str, args
 }
 
 impl Volume {
-    /// What it is.
+    /// The volume's description.
     pub fn spec(&self) -> &Spec {
         &self.spec
     }
 
-    /// Has the client begin a slice. Without one, it is done at its end.
+    /// Makes the client begin a slice. A volume without a client process does all the work in
+    /// [`end`](Self::end).
     pub fn begin(&mut self, ask: &Ask) -> Result<()> {
         match &mut self.worker {
             Worker::Client(client) => client.talk.tell(&ask_line(ask)?),
@@ -307,7 +310,7 @@ impl Volume {
         }
     }
 
-    /// What came of the slice.
+    /// Waits for the slice to end, and returns its result.
     pub fn end(&mut self, ask: &Ask, stop: &AtomicBool) -> Result<Answer> {
         match &mut self.worker {
             Worker::Client(client) => {

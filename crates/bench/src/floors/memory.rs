@@ -11,7 +11,7 @@ use crate::pages::SharedPages;
 use crate::places::{Place, Places};
 use crate::tally::Tally;
 
-/// One thread's accesses. The memory belongs to the floors of this process, of which each works by itself.
+/// One thread's accesses. Only the floors of this process use the memory, each independently of the others.
 pub struct MemoryFloor {
     memory: Arc<SharedPages>,
     region_bytes: u64,
@@ -63,8 +63,8 @@ impl MemoryFloor {
     pub(super) fn run(&mut self, end: Instant, tally: &mut Tally) -> u64 {
         let mut operations = 0;
         let mut started = Instant::now();
-        // Zero, but the compiler does not know: what is loaded becomes part of the next address without
-        // changing it.
+        // Zero, but the compiler cannot know. So each address depends on the word loaded before, without
+        // being changed by it.
         let zero = black_box(0u64);
         let mut last = 0u64;
         loop {
@@ -92,12 +92,14 @@ impl MemoryFloor {
     fn access(&mut self, place: Place, depends: u64) -> u64 {
         let offset = place.region as u64 * self.region_bytes + place.offset + depends;
         debug_assert!(offset as usize + self.block_bytes <= self.memory.bytes());
-        // SAFETY: places lie in the footprint, which is as long as the memory.
+        // SAFETY: in bounds: places lie in the footprint, which is as long as the memory; `self` keeps the
+        // memory alive. Only the pointer is made here.
         let at = unsafe { self.memory.base().add(offset as usize) };
         match self.access {
-            // Other threads copy from and to here as well, but nobody looks at the bytes.
+            // Other threads may copy from and to the same bytes at the same time, but nothing looks at the
+            // result.
             Access::CopyOut => {
-                // SAFETY: in bounds as above; `local` holds a block, and nobody else has it.
+                // SAFETY: in bounds as above; `local` holds a block, and only this floor uses it.
                 unsafe { bare_copy(self.local.as_mut_ptr(), at, self.block_bytes) };
                 0
             }
@@ -125,21 +127,22 @@ impl MemoryFloor {
     }
 }
 
-/// The `index`-th word of a block, which is aligned and as long as the caller says.
+/// The `index`-th word of a block. The caller guarantees that it lies within the block, and that the block is
+/// aligned to words.
 #[inline]
 fn word<'a>(at: *mut u8, index: usize) -> &'a AtomicU64 {
-    // SAFETY: in bounds by the caller; aligned, since blocks are multiples of a word; alive as long as the
-    // floor.
+    // SAFETY: in bounds by the caller's guarantee; aligned, since blocks begin at multiples of a word; alive
+    // as long as the floor; accessed by atomics only.
     unsafe { AtomicU64::from_ptr(at.cast::<u64>().add(index)) }
 }
 
-/// libc's memcpy, called as it is: the compiler neither leaves it out nor makes anything else of it.
+/// libc's memcpy, called so that the compiler can neither omit the copy nor replace it.
 ///
 /// # Safety
 /// Both are valid for `length` bytes and do not overlap.
 #[inline]
 unsafe fn bare_copy(to: *mut u8, from: *const u8, length: usize) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees both ranges.
     unsafe { libc::memcpy(black_box(to).cast(), from.cast(), black_box(length)) };
 }
 
@@ -151,7 +154,7 @@ mod tests {
     use crate::pages::Pages;
     use farpool_fabric::TransportChoice;
 
-    /// Runs a floor once around; returns its memory and how often it did what it does.
+    /// Runs one group of operations. Returns the memory and the number of operations.
     fn run(op: IoOp, block_bytes: usize, batch: usize) -> (Arc<SharedPages>, u64) {
         let memory = Arc::new(SharedPages::new(64 << 10, Pages::Small).unwrap());
         let options = IoOptions { block_bytes, batch, ..small(TransportChoice::Shm, op) };
@@ -167,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn every_addition_of_the_floor_takes_place_in_the_footprint() {
+    fn every_addition_of_the_floor_is_found_in_the_footprint() {
         for batch in [1, 16] {
             let (memory, operations) = run(IoOp::Faa, 8, batch);
             assert_eq!(operations, 256, "one group");
@@ -176,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn floors_of_every_kind_end_and_only_those_that_write_change_anything() {
+    fn every_floor_ends_and_only_floors_that_write_change_memory() {
         for (op, block_bytes, writes) in [
             (IoOp::Read, 64, false),
             (IoOp::Read, 8192, false),

@@ -1,13 +1,13 @@
-//! Floors: the least that an operation could cost on this machine, done without any of the fabric.
+//! Floors: the least that an operation could cost on this machine, done without any part of the fabric.
 //!
-//! F1. A floor touches the same number of places, picked by the same code, in a mapping of the same size and
-//!     pages.
-//! F2. As many operations of a floor are in flight as of the operation that is compared. Depth 1 says that an
-//!     operation has ended before the next one starts, so the address of a bare load is made to depend on the
-//!     word loaded before; with batches of sixteen, sixteen loads are under way at a time. The processor's
-//!     locked instructions wait for each other by themselves; copies and stores are issued one after the
-//!     other and may overlap, in the floor's favour.
-//! F3. What talks to a floor is another process, and both ends poll; between slices they sleep.
+//! F1. A floor touches the same number of places as the operation that is compared with it, picked by the
+//!     same code, in a mapping of the same size and page size.
+//! F2. A floor has as many operations in flight as that operation. Depth 1 means that an operation ends
+//!     before the next one starts; so the address of a bare load depends on the word loaded before. With
+//!     batches of sixteen, sixteen loads are in flight at a time. The processor's locked instructions wait
+//!     for each other by themselves. Copies and stores are issued one after the other and may overlap, in the
+//!     floor's favour.
+//! F3. The other end of a floor is another process, and both ends poll; between slices they sleep.
 
 mod memory;
 mod ping_pong;
@@ -32,21 +32,21 @@ pub use ping_pong::serve as serve_ping_pong;
 pub use tcp::serve as serve_tcp;
 pub use tcp::{TcpFloor, TcpFloorServer};
 
-/// Transfers from here up are compared with memcpy, smaller ones with bare loads and stores.
+/// Transfers of at least this length are compared with memcpy, shorter ones with bare loads and stores.
 const MEMCPY_FROM_BYTES: usize = 1024;
 
-/// What the floors of all threads share; children of it end when it is dropped.
+/// What the floors of all threads share. Dropping it ends its child processes.
 pub enum Ground {
-    /// Memory to be accessed bare.
+    /// Memory that the threads access directly.
     Memory(Arc<SharedPages>),
     /// A server of bare requests and responses.
     Tcp(TcpFloorServer),
-    /// A process that answers by one cache line, one per thread.
+    /// One process per thread, which answers through a cache line.
     PingPong(Vec<PingPongServer>),
 }
 
 impl Ground {
-    /// Prepares the floor of a measurement; children are of the program in the file `farpool`.
+    /// Prepares the floor of a measurement. Child processes run the program in the file `farpool`.
     pub fn prepare(options: &IoOptions, pages: Pages, farpool: &Path) -> Result<Self> {
         match (options.transport.0, options.op) {
             (TransportChoice::Shm, IoOp::Call) => {
@@ -61,7 +61,7 @@ impl Ground {
         }
     }
 
-    /// What it is, in words.
+    /// A description in words.
     pub fn kind(&self, options: &IoOptions) -> &'static str {
         match (self, options.op) {
             (Ground::Memory(_), IoOp::Cas) => "lock cmpxchg",

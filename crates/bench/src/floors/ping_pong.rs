@@ -19,14 +19,14 @@ use crate::tally::Tally;
 
 /// A page, of which three cache lines are used.
 const PAGE_BYTES: usize = 4096;
-/// So far apart that no prefetcher takes two for one.
+/// Distance between the lines: far enough apart that no prefetcher fetches two of them together.
 const LINE_WORDS: usize = 64;
-/// After so long without a ping the other end sleeps, so that it takes nothing from what is measured in
-/// between.
+/// After this time without a ping the other end sleeps, so that it takes no processor time from the
+/// measurements in between.
 const SPIN: Duration = Duration::from_millis(2);
-/// Looks between two looks at the clock, and between two turns for whoever else wants the processor.
+/// Polls between two readings of the clock, and between two yields to other threads.
 const LOOKS: u32 = 1 << 10;
-/// Longest wait for a pong: the other process has ended.
+/// Longest wait for a pong; after that the other process is taken for dead.
 const PONG_DEADLINE: Duration = Duration::from_secs(10);
 
 /// Words of a shared page, each in a cache line of its own.
@@ -34,7 +34,7 @@ pub struct Lines {
     base: NonNull<AtomicU32>,
 }
 
-// SAFETY: a mapping that lives until drop, accessed by atomics only.
+// SAFETY: the mapping lives until drop, belongs to no thread, and is accessed by atomics only.
 unsafe impl Send for Lines {}
 // SAFETY: as above.
 unsafe impl Sync for Lines {}
@@ -42,7 +42,7 @@ unsafe impl Sync for Lines {}
 impl Lines {
     fn map(fd: BorrowedFd<'_>) -> io::Result<Self> {
         if (rustix::fs::fstat(fd)?.st_size as u64) < PAGE_BYTES as u64 {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "this is no page to play ping-pong on"));
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "the file is smaller than a page"));
         }
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at an address the kernel chooses aliases nothing of ours.
@@ -53,7 +53,8 @@ impl Lines {
 
     fn word(&self, line: usize) -> &AtomicU32 {
         debug_assert!(line < 3);
-        // SAFETY: within the page, aligned, alive as long as `self`, shared by atomics only.
+        // SAFETY: within the page, since there are three lines; aligned; the mapping lives as long as `self`;
+        // accessed by atomics only.
         unsafe { self.base.add(line * LINE_WORDS).as_ref() }
     }
 
@@ -73,7 +74,7 @@ impl Lines {
 
 impl Drop for Lines {
     fn drop(&mut self) {
-        // SAFETY: mapped by `map`; references borrow `self`.
+        // SAFETY: mapped by `map`, with this length; all references borrow `self`, so none is left.
         let unmapped = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), PAGE_BYTES) };
         debug_assert!(unmapped.is_ok(), "munmap of an own mapping: {unmapped:?}");
     }
@@ -101,13 +102,14 @@ impl PingPongServer {
     }
 }
 
-/// Answers pings on the page behind `fd`, for ever: whoever started this process ends it.
+/// Answers pings on the page behind `fd`, until the parent process ends this one.
 pub fn serve(fd: OwnedFd, ready: impl FnOnce()) -> Result<()> {
-    let lines = Lines::map(fd.as_fd()).context("cannot map what standard input should be")?;
+    let lines =
+        Lines::map(fd.as_fd()).context("cannot map standard input, which must be a file of shared memory")?;
     ready();
     let mut answered = 0;
     loop {
-        // Acquire and release here and in `PingPongFloor`: a ping and its pong carry what a message would.
+        // Acquire and release here and in `PingPongFloor`, as if ping and pong were messages that carry data.
         let ping = lines.ping().load(Ordering::Acquire);
         if ping != answered {
             answered = ping;
@@ -133,7 +135,7 @@ fn await_ping(lines: &Lines, answered: u32) -> Result<()> {
             break;
         }
     }
-    // Sequentially consistent with `PingPongFloor::wake`: either it sees us sleeping, or we see its ping.
+    // Sequentially consistent with `PingPongFloor::wake`: either it sees this flag, or we see its ping.
     lines.sleeping().store(1, Ordering::SeqCst);
     while lines.ping().load(Ordering::SeqCst) == answered {
         match futex::wait(lines.ping(), futex::Flags::empty(), answered, None) {
@@ -145,7 +147,7 @@ fn await_ping(lines: &Lines, answered: u32) -> Result<()> {
     Ok(())
 }
 
-/// This end.
+/// This process's end.
 pub struct PingPongFloor {
     lines: Arc<Lines>,
     together: usize,
@@ -184,9 +186,9 @@ impl PingPongFloor {
         self.lines.ping().store(self.sent, Ordering::Release);
     }
 
-    /// Between slices the other end sleeps; within one it does not.
+    /// Wakes the other end if it sleeps: it does so between slices, and not within one.
     fn wake(&self) -> Result<()> {
-        std::sync::atomic::fence(Ordering::SeqCst); // between the ping and the look; see `await_ping`
+        std::sync::atomic::fence(Ordering::SeqCst); // between the ping and the load; see `await_ping`
         if self.lines.sleeping().load(Ordering::SeqCst) != 0 {
             futex::wake(self.lines.ping(), futex::Flags::empty(), 1).context("cannot wake the floor")?;
         }
@@ -204,7 +206,7 @@ impl PingPongFloor {
         }
         let since = Instant::now();
         while !is_here() {
-            self.wake()?; // it may have fallen asleep while we were off the processor
+            self.wake()?; // it may have gone to sleep while this thread was not scheduled
             std::thread::yield_now();
             ensure!(since.elapsed() < PONG_DEADLINE, "the floor does not answer");
         }
@@ -217,7 +219,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_ping_has_its_pong_also_after_the_other_end_has_slept() {
+    fn every_ping_is_answered_also_after_the_other_end_has_slept() {
         let fd = memfd_create("test", MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&fd, PAGE_BYTES as u64).unwrap();
         let lines = Arc::new(Lines::map(fd.as_fd()).unwrap());

@@ -1,13 +1,14 @@
-//! A bare request/response between two processes over loopback: so many bytes there, so many back, and what
-//! the operation does at the same places of memory of the same size and pages.
+//! A bare request and response between two processes over loopback: as many bytes each way as the operation
+//! has, and the same work on memory of the same size and page size.
 //!
-//! - Nothing but that: a request is a place and its payload, an answer its bytes alone; no keys, regions,
+//! - Nothing else: a request is a place and its payload, an answer only its bytes; no keys, regions,
 //!   deadlines or wakers.
-//! - As fast as we know to make it: both ends poll; what has come together is answered by one system call;
-//!   blocks leave the memory without a copy in between, and small answers are copied together.
-//! - Without a congestion control that paces: there is no network.
-//! - At either end as many bytes are touched as the fabric has to touch: a floor that sends one hot buffer
-//!   for ever would measure the processor's caches.
+//! - As fast as we know to make it: both ends poll; requests that arrive together are answered by one system
+//!   call; large blocks leave the memory without an intermediate copy, and small answers are gathered in one
+//!   buffer.
+//! - Without congestion control that paces: there is no network.
+//! - Either end touches as many bytes as the fabric must. A floor that sends the same hot buffer again and
+//!   again would measure the processor's caches.
 
 mod answering;
 mod asking;
@@ -26,16 +27,17 @@ use crate::pages::Pages;
 pub use answering::serve;
 pub use asking::TcpFloor;
 
-/// Longest wait for the other process: it has ended.
+/// Longest wait for the other process; after that it is taken for dead.
 const RESPONSE_DEADLINE: Duration = Duration::from_secs(10);
-/// A request's header: a place, and room for what else would be said.
+/// A request's header: a place, and room for what a real request also carries.
 const HEADER_BYTES: usize = 16;
-/// The least that is answered: a status or a word.
+/// The shortest answer: a status or a word.
 const WORD_BYTES: usize = 8;
 /// Larger than any block.
 const BLOCK_MAX: u32 = 2 << 20;
 
-/// Nothing but the processors is measured, so nothing may pace: BBR, where it is the system's default, does.
+/// Sets TCP Reno: only the processors are to be measured, so nothing may pace, and BBR, the default of some
+/// systems, does.
 fn calm(stream: &TcpStream) -> Result<()> {
     stream.set_nodelay(true)?;
     rustix::net::sockopt::set_tcp_congestion(stream, "reno").context("every kernel has TCP Reno")
@@ -48,12 +50,14 @@ pub struct TcpFloorServer {
 }
 
 impl TcpFloorServer {
-    /// Starts it with so much memory.
+    /// Starts it with this much memory.
     pub fn start(farpool: &Path, bytes: u64, pages: Pages) -> Result<Self> {
         let (bytes, pages) = (bytes.to_string(), pages.to_string());
         let args = ["bench", "floor", "tcp", "--bytes", &bytes, "--pages", &pages].map(Into::into);
         let (child, said) = Child::of_this_program(farpool, "the floor", args, Stdio::null())?;
-        let address = said.parse().with_context(|| format!("the floor is ready at `{said}`"))?;
+        let address = said
+            .parse()
+            .with_context(|| format!("the floor says that it listens at `{said}`, which is no address"))?;
         Ok(TcpFloorServer { address, _child: child })
     }
 
@@ -63,7 +67,7 @@ impl TcpFloorServer {
     }
 }
 
-/// What a connection of the floor agrees on.
+/// The shape of all requests of a connection, which the client sends first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Shape {
     op: IoOp,
@@ -89,7 +93,7 @@ impl Shape {
             }
     }
 
-    /// Length of its answer.
+    /// Length of an answer.
     fn response(self) -> usize {
         match self.op {
             IoOp::Read | IoOp::Call => self.block,

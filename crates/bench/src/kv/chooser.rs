@@ -1,14 +1,15 @@
 //! Which records a transaction works on.
 //!
-//! Zipf's law by rejection-inversion (Hörmann and Derflinger, 1996): no table, one or two draws, any
-//! exponent. The frequent ones are spread over all of the table.
+//! They follow Zipf's law, drawn by rejection-inversion (Hörmann and Derflinger, 1996): no table, one or two
+//! draws, any exponent. The frequent records are spread over the whole table.
 
 use crate::places::Random;
 
-/// Records of a table at most: [`SPREAD`] is larger than that, so that it has no factor in common with any
-/// number of them.
+/// Most records of a table. [`SPREAD`] is a larger prime, so it has no factor in common with any number of
+/// records.
 pub const RECORDS_MAX: u64 = 1 << 31;
-/// A prime. The number of the *k*-th most frequent record is *k* times this, modulo the records.
+/// A prime. The *k*-th most frequent record has the number *k* times this prime, modulo the number of
+/// records.
 const SPREAD: u64 = 2_654_435_761;
 
 /// Chooses records.
@@ -16,11 +17,12 @@ const SPREAD: u64 = 2_654_435_761;
 pub struct Chooser {
     random: Random,
     records: u64,
-    /// `None`: all are as frequent.
+    /// `None`: all records are equally frequent.
     zipf: Option<Zipf>,
 }
 
-/// The *k*-th of them is drawn with a probability of *k* to the power of minus the exponent.
+/// The *k*-th most frequent record is drawn with a probability proportional to *k* to the power of minus the
+/// exponent.
 #[derive(Clone, Copy, Debug)]
 struct Zipf {
     exponent: f64,
@@ -31,19 +33,18 @@ struct Zipf {
 }
 
 impl Chooser {
-    /// Of so many records, from 1 to [`RECORDS_MAX`], with that exponent, from 0 on. Each seed gives another
-    /// series.
+    /// `records` is from 1 to [`RECORDS_MAX`], `exponent` at least 0. Each seed gives another series.
     pub fn new(records: u64, exponent: f64, seed: u64) -> Chooser {
         let zipf = (exponent > 0.0).then(|| Zipf::new(records, exponent));
         Chooser { random: Random::new(seed), records, zipf }
     }
 
-    /// The generator, for what else is random.
+    /// The generator, for other random choices.
     pub fn random(&mut self) -> &mut Random {
         &mut self.random
     }
 
-    /// Different ones, of which there must be as many.
+    /// Draws `N` different records; there must be at least as many.
     #[inline]
     pub fn choose<const N: usize>(&mut self) -> [u64; N] {
         let mut chosen = [0; N];
@@ -79,7 +80,7 @@ impl Zipf {
         (-self.exponent * x.ln()).exp()
     }
 
-    /// Of the weight, up to a constant: (x^(1 - e) - 1) / (1 - e), and the logarithm where e is 1.
+    /// Integral of the weight, up to a constant: (x^(1 - e) - 1) / (1 - e), or the logarithm if e is 1.
     fn integral(&self, x: f64) -> f64 {
         let log = x.ln();
         log * quotient((1.0 - self.exponent) * log)
@@ -90,7 +91,7 @@ impl Zipf {
         (x * if scaled.abs() > 1e-8 { scaled.ln_1p() / scaled } else { 1.0 - scaled / 2.0 }).exp()
     }
 
-    /// Counted from 1.
+    /// A rank, counted from 1.
     fn rank(&self, random: &mut Random) -> u64 {
         loop {
             let area = self.until + random.fraction() * (self.from - self.until);
@@ -103,7 +104,7 @@ impl Zipf {
     }
 }
 
-/// (e^x - 1) / x, also near 0.
+/// (e^x - 1) / x, accurate also near 0.
 fn quotient(x: f64) -> f64 {
     if x.abs() > 1e-8 { x.exp_m1() / x } else { 1.0 + x / 2.0 }
 }
@@ -113,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_more_frequent_ones_are_drawn_as_often_as_zipf_s_law_says() {
+    fn frequent_records_are_drawn_as_often_as_zipf_s_law_says() {
         const DRAWS: usize = 200_000;
         for exponent in [0.5, 0.99, 1.0, 2.0] {
             let mut chooser = Chooser::new(1000, exponent, 1);
@@ -131,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn without_skew_all_are_drawn_and_those_of_one_transaction_differ() {
+    fn without_skew_all_records_are_drawn_and_those_of_one_transaction_differ() {
         let mut chooser = Chooser::new(5, 0.0, 3);
         let mut counts = [0_u32; 5];
         for _ in 0..1000 {

@@ -1,12 +1,13 @@
-//! What records hold: their number, then one value in all other words.
+//! The content of records: their number, then one value in all other words.
 //!
-//! So a record that is another one's, or of two writes, is noticed whatever a transaction does with it.
+//! So a record that belongs elsewhere, or that mixes two writes, is detected whatever a transaction does with
+//! it.
 
 /// Bytes of a record's data.
 pub const RECORD_BYTES: usize = 64;
 const WORD_BYTES: usize = 8;
 
-/// A record's data.
+/// Fills a record's data.
 #[inline]
 pub fn fill(data: &mut [u8], number: u64, value: u64) {
     let (words, _) = data.as_chunks_mut::<WORD_BYTES>();
@@ -14,7 +15,7 @@ pub fn fill(data: &mut [u8], number: u64, value: u64) {
     words[0] = number.to_le_bytes();
 }
 
-/// The value in a record's data; `None`: they are not those of that record, or of several writes.
+/// The value in a record's data; `None` if the data are another record's, or mix several writes.
 #[inline]
 pub fn value(data: &[u8], number: u64) -> Option<u64> {
     let (words, _) = data.as_chunks::<WORD_BYTES>();
@@ -29,7 +30,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn data_of_another_record_or_of_several_writes_have_no_value() {
+    fn data_of_another_record_or_mixed_writes_have_no_value() {
         let mut data = [0; RECORD_BYTES];
         fill(&mut data, 7, 9);
         assert_eq!((value(&data, 7), value(&data, 8)), (Some(9), None));

@@ -1,5 +1,5 @@
-//! Where everything lies: the oracle, the horizon and the logs at the beginning of each node's memory, the
-//! table behind them.
+//! The layout of the far memory: the oracle, the horizon and the logs at the beginning of each node's memory,
+//! the table behind them.
 
 use anyhow::{Context, Result};
 use farpool_txn::horizon::{HorizonAt, HorizonLayout};
@@ -11,14 +11,14 @@ use super::content::RECORD_BYTES;
 use super::options::KvOptions;
 use crate::local_pool::Lend;
 
-/// Regions of a large table, as a pool's usually are; smallest that a node lends.
+/// Region size of a large table, as pools usually have it, and the smallest region that a node lends.
 const REGION_BYTES: u64 = 64 << 20;
 const SMALLEST_REGION_BYTES: u64 = 1 << 20;
-/// Bytes of a log for each commit in flight: intents of two records, and what is left over at the end of the
-/// ring.
+/// Bytes of a log for each commit in flight: the intents of two records, and the part that stays unused at
+/// the end of the ring.
 const LOG_BYTES_EACH: u64 = 1 << 10;
 
-/// How much is lent, and how it is divided.
+/// How much the nodes lend, and how it is divided.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ground {
     /// What the nodes lend.
@@ -26,31 +26,31 @@ pub struct Ground {
     log: LogLayout,
     slots: u16,
     horizon: HorizonLayout,
-    /// Of the table, in each piece.
+    /// The layout of the records in each piece of the table.
     layout: RecordLayout,
     pieces: u64,
 }
 
-/// What lies there.
+/// Where everything was placed.
 pub struct Laid {
-    /// In one part, on the first node.
+    /// The oracle, undivided, on the first node.
     pub oracle: Oracle,
-    /// On the first node: a place for each thread, and one for who checks what they have left.
+    /// The horizon, on the first node: a place for each thread, and one for the final check.
     pub horizon: HorizonAt,
-    /// Of each slot, on two nodes where there are two.
+    /// The log of each slot, on two nodes if there are two.
     pub logs: Vec<LogAt>,
-    /// The records.
+    /// The table of records.
     pub table: Table,
 }
 
 impl Ground {
-    /// For a measurement.
+    /// Computes the layout of a measurement.
     pub fn of(options: &KvOptions) -> Result<Ground> {
         let nodes = options.nodes as u64;
         let slots = u16::try_from(options.threads).ok().filter(|&slots| slots <= Slot::MOST);
         let slots = slots.context("there are more threads than slots")?;
-        let log =
-            LogLayout::new(LOG_BYTES_EACH * options.in_flight as u64).context("a log has whole words")?;
+        let log = LogLayout::new(LOG_BYTES_EACH * options.in_flight as u64)
+            .context("the bytes of a log are not a multiple of a word")?;
         let horizon = HorizonLayout::new(slots + 1, slots).context("there are more threads than places")?;
         let own_bytes =
             board(slots)?.bytes() as u64 + horizon.bytes() as u64 + 2 * u64::from(slots) * log.bytes();
@@ -60,7 +60,7 @@ impl Ground {
         let region_bytes = of_node.clamp(SMALLEST_REGION_BYTES, REGION_BYTES);
         let region_bytes = region_bytes.max(own_bytes.next_power_of_two());
         let pieces = options.records.div_ceil(region_bytes / each);
-        // As many in each, so that all nodes have as much to do.
+        // Each node gets as many pieces, so that all nodes have the same load.
         let pieces = pieces.next_multiple_of(nodes);
         let layout = layout(options.records.div_ceil(pieces)).context("the table is too large")?;
         let bytes_each = (1 + pieces / nodes) * region_bytes;
@@ -68,12 +68,12 @@ impl Ground {
         Ok(Ground { lend, log, slots, horizon, layout, pieces })
     }
 
-    /// Far memory in all.
+    /// Far memory of all nodes together.
     pub fn bytes(&self) -> u64 {
         u64::from(self.lend.nodes) * self.lend.bytes_each
     }
 
-    /// Lays it out in the regions, node by node.
+    /// Places everything in the regions, which are sorted by node.
     pub fn lay(&self, regions: &[Piece]) -> Result<Laid> {
         let nodes: Vec<&[Piece]> = regions.chunks(regions.len() / self.lend.nodes as usize).collect();
         let board = board(self.slots)?;
@@ -98,7 +98,7 @@ impl Ground {
 }
 
 fn board(slots: u16) -> Result<oracle::Board> {
-    oracle::Board::new(slots).context("an oracle has a slot at least")
+    oracle::Board::new(slots).context("the oracle would have no slot")
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! One transaction after the other, as one of those that a thread has in flight.
+//! One lane of a thread: a transaction after the other. A thread has as many lanes as transactions in flight.
 
 use std::cell::RefCell;
 use std::sync::atomic::AtomicBool;
@@ -18,38 +18,38 @@ use crate::tally::Tally;
 /// Records of a transaction that reads, and of one that writes.
 const READ: usize = 4;
 const WRITTEN: usize = 2;
-/// Until a transaction must have been committed, however often it has to begin again.
+/// A transaction must commit within this time, however often it has to start again.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Bounds of the pause before a transaction begins again: what one takes without waiting, and long against
-/// that.
+/// The random pause before a transaction starts again is shorter than this at first, about the time of a
+/// transaction that does not wait. Each further attempt doubles that bound, with at most this many doublings.
 const BACK_OFF_NS: u64 = 2_000;
 const BACK_OFF_DOUBLINGS: u32 = 7;
-/// Until all see a commit that was acknowledged, and between two looks.
+/// Longest wait until an acknowledged commit is published, and the time between two checks.
 const LAST_PUBLICATION: Duration = Duration::from_secs(5);
 const LOOK_EVERY: Duration = Duration::from_micros(100);
 
-/// What a thread counted.
+/// What the lanes of a thread counted.
 pub struct Course {
-    /// Transactions of each slice.
+    /// Committed transactions of each slice.
     pub slices: Vec<u64>,
-    /// Acknowledged, the warm-up's included.
+    /// Committed transactions, the warm-up's included.
     pub committed: u64,
-    /// Begun again.
+    /// How often a transaction was started again.
     pub aborted: u64,
-    /// From the first beginning to the acknowledgement.
+    /// From the start of the first attempt to the acknowledgement.
     pub latencies: Tally,
     /// The last commit of its slot that was acknowledged.
     pub last: Option<Version>,
 }
 
 impl Course {
-    /// Nothing yet.
+    /// A course that has counted nothing yet.
     pub fn new(plan: &Plan) -> Result<Course> {
         let slices = vec![0; plan.slices];
         Ok(Course { slices, committed: 0, aborted: 0, latencies: Tally::new()?, last: None })
     }
 
-    /// One more; false: the last slice is over.
+    /// Counts a committed transaction; false after the last slice.
     fn note(&mut self, version: Option<Version>, aborted: u64, slice: Option<usize>, took: Duration) -> bool {
         self.committed += 1;
         self.aborted += aborted;
@@ -62,28 +62,28 @@ impl Course {
     }
 }
 
-/// What the lanes of a thread have in common.
+/// What the lanes of a thread share.
 pub struct Lanes<'a> {
-    /// Commits.
+    /// The thread's worker, which commits.
     pub worker: &'a Worker,
-    /// On what they work.
+    /// The table that they work on.
     pub table: &'a Table,
-    /// What they do.
+    /// What each transaction does.
     pub mix: KvMix,
-    /// When they measure.
+    /// The division of time.
     pub plan: Plan,
     /// When the first slice begins.
     pub began: Instant,
-    /// Whether others of the thread wait for their turn.
+    /// Whether the thread has other lanes that wait for their turn.
     pub takes_turns: bool,
-    /// Ends it early.
+    /// Ends the lanes early once set.
     pub stop: &'a AtomicBool,
-    /// All that they count.
+    /// Where all lanes count.
     pub course: &'a RefCell<Course>,
 }
 
 impl Lanes<'_> {
-    /// Runs transactions until the last slice is over, none of which began before `loaded` could be seen.
+    /// Runs transactions until the last slice has ended. All of them see the commit `loaded`.
     pub async fn run(&self, mut chooser: Chooser, loaded: Version) -> Result<()> {
         let mut session = Session::new();
         wait_until_seen(self.worker, &mut session, &[loaded]).await?;
@@ -105,7 +105,8 @@ impl Lanes<'_> {
         }
     }
 
-    /// Runs a transaction until it is committed; says as what, and how often it had to begin again.
+    /// Runs a transaction until it commits. Returns its version, if it wrote, and how often it was started
+    /// again.
     async fn transact(
         &self,
         session: &mut Session,
@@ -128,7 +129,7 @@ impl Lanes<'_> {
             match outcome {
                 Outcome::Committed(version) => return Ok((version, aborted)),
                 Outcome::Again => {
-                    ensure!(since.elapsed() < PATIENCE, "a transaction has begun {aborted} times in vain");
+                    ensure!(since.elapsed() < PATIENCE, "a transaction was aborted {aborted} times in a row");
                     check_stop(self.stop)?;
                     let longest = BACK_OFF_NS << aborted.min(BACK_OFF_DOUBLINGS.into());
                     let pause = Duration::from_nanos(chooser.random().below(longest));
@@ -136,7 +137,7 @@ impl Lanes<'_> {
                 }
             }
         }
-        bail!("a transaction has begun too often")
+        bail!("a transaction was started again too often")
     }
 
     async fn read(&self, session: &mut Session, numbers: &[u64; READ]) -> Result<Outcome> {
@@ -163,18 +164,18 @@ impl Lanes<'_> {
         for (&number, row) in numbers.iter().zip(&rows) {
             let mut data = [0; RECORD_BYTES];
             fill(&mut data, number, next(check(number, row)?));
-            // They were taken: nobody is asked, and nobody can have been first.
+            // `take_many` has read them already, so this accesses no node and cannot conflict.
             transaction.write(self.table, number, Some(&data)).await?;
         }
         commit(transaction).await
     }
 }
 
-/// How an attempt ended.
+/// The outcome of an attempt.
 enum Outcome {
-    /// As that version, if it has written.
+    /// Committed; with the version, if it wrote.
     Committed(Option<Version>),
-    /// Somebody else was first, or there is no room now.
+    /// A conflict, or no room at the moment: start again.
     Again,
 }
 
@@ -186,7 +187,7 @@ async fn commit(transaction: Transaction<'_, farpool_txn::Shipped>) -> Result<Ou
     }
 }
 
-/// `None`: the transaction has to begin again.
+/// `None` if the transaction has to start again.
 fn again<T>(read: Result<T, ReadError>) -> Result<Option<T>> {
     match read {
         Ok(found) => Ok(Some(found)),
@@ -199,13 +200,13 @@ fn check(number: u64, row: &Row) -> Result<u64> {
     check_data(number, row.data.as_deref())
 }
 
-/// The value of a record; an error if there is none that is whole.
+/// The value of a record; an error unless the data are there and whole.
 pub fn check_data(number: u64, data: Option<&[u8]>) -> Result<u64> {
     let data = data.with_context(|| format!("there is no record {number}"))?;
-    value(data, number).with_context(|| format!("record {number} holds what was never written there"))
+    value(data, number).with_context(|| format!("record {number} holds data that were never written there"))
 }
 
-/// Waits until a session begins from a cut that has some commits.
+/// Waits until a session begins from a cut that has all these commits.
 pub async fn wait_until_seen(worker: &Worker, session: &mut Session, commits: &[Version]) -> Result<()> {
     let started = Instant::now();
     loop {

@@ -1,4 +1,4 @@
-//! What to measure of transactions on records, checked before anything starts.
+//! Options of a measurement of transactions on records, checked before anything starts.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,11 +12,11 @@ use super::chooser::RECORDS_MAX;
 use super::ground::Ground;
 use crate::options::{IoTransport, THREADS_MAX};
 
-/// Nodes of one run: each is a process that polls.
+/// Most nodes of one run; each is a process that polls.
 pub const NODES_MAX: usize = 16;
-/// Fewest records: those of one transaction differ.
+/// Fewest records: the records of one transaction must differ.
 pub const RECORDS_MIN: u64 = 4;
-/// Largest exponent of Zipf's law: with it two records of three are the same one.
+/// Largest exponent of Zipf's law: with it, nearly two of three draws are the same record.
 const SKEW_MAX: f64 = 2.0;
 
 /// What each transaction does.
@@ -25,7 +25,7 @@ const SKEW_MAX: f64 = 2.0;
 pub enum KvMix {
     /// Reads four records.
     Read,
-    /// Writes two records, whatever they hold.
+    /// Writes two records without using their old values.
     Update,
     /// Reads two records and writes them: increments a counter in each.
     Rmw,
@@ -61,7 +61,7 @@ pub struct KvOptions {
     pub mix: KvMix,
     /// How many records there are.
     pub records: u64,
-    /// Exponent of Zipf's law; 0: all records are as frequent.
+    /// Exponent of Zipf's law; 0: all records are equally frequent.
     pub skew: f64,
     /// Old versions that are kept of each record.
     pub old_versions: usize,
@@ -71,30 +71,29 @@ pub struct KvOptions {
     pub in_flight: usize,
     /// Nodes over which the records are spread.
     pub nodes: usize,
-    /// Whether threads announce which snapshots they have, and a thread publishes the horizon, as in a
-    /// database.
+    /// Whether threads announce their snapshots and a thread publishes the horizon, as in a database.
     pub announce: bool,
     /// What carries the operations.
     pub transport: IoTransport,
-    /// How long is measured, warm-up not counted.
+    /// How long to measure, without the warm-up.
     pub duration: Duration,
-    /// How long transactions run before that.
+    /// How long transactions run before the measurement.
     pub warm_up: Duration,
 }
 
 impl KvOptions {
-    /// Far memory that it takes.
+    /// The far memory that it takes.
     ///
     /// # Errors
-    /// When no memory is as large.
+    /// If there is no layout: the table or a log would be too large, or there are more threads than slots.
     pub fn far_bytes(&self) -> Result<u64> {
         Ok(Ground::of(self)?.bytes())
     }
 
-    /// Says what cannot be measured.
+    /// Checks the options.
     ///
     /// # Errors
-    /// Names the option that mends it.
+    /// If something cannot be measured; the message names the option to change.
     pub fn check(&self) -> Result<(), String> {
         let counts = [
             ("--threads", self.threads as u64, 1, THREADS_MAX as u64),
@@ -112,7 +111,7 @@ impl KvOptions {
             return Err(format!("a skew of {}: choose --skew from 0 to {SKEW_MAX}", self.skew));
         }
         if self.duration.is_zero() {
-            return Err("nothing is measured in no time: give --seconds 1 or more".into());
+            return Err("the duration is zero: give --seconds 1 or more".into());
         }
         Ok(())
     }
@@ -142,7 +141,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn bad_options_name_the_option_that_mends_them() {
+    fn bad_options_are_refused_with_the_option_to_change() {
         small().check().unwrap();
         let bad = [
             (KvOptions { threads: 0, ..small() }, "--threads"),

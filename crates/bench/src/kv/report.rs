@@ -1,4 +1,4 @@
-//! What a measurement of transactions on records says: as JSON for programs, as lines for people.
+//! The results of a measurement of transactions on records: as JSON for programs, as lines for people.
 
 use std::fmt::Write;
 
@@ -14,40 +14,41 @@ use crate::slices::Plan;
 use crate::spread::grouped;
 use crate::tally::Tally;
 
-/// All that was measured.
+/// Everything that was measured.
 pub struct Measured {
-    /// Of each thread.
+    /// The results of each thread.
     pub threads: Vec<Thread>,
-    /// When they measured.
+    /// The division of time.
     pub plan: Plan,
-    /// Of the publisher.
+    /// The traffic of the publisher and the collector.
     pub service_traffic: Traffic,
 }
 
-/// Facts of a measurement. Names and meanings of the fields are stable; new ones may join.
+/// The results of a measurement. Names and meanings of the fields are stable; more fields may be added.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct KvReport {
     /// Transactions per second of all threads; the median over the slices.
     pub trx_s: f64,
-    /// Smallest and largest of the slices.
+    /// Slowest and fastest slice.
     pub trx_s_range: (f64, f64),
-    /// Of a thread: threads by `trx_s`.
+    /// Time of a thread per transaction: the number of threads divided by `trx_s`.
     pub ns_per_trx: f64,
-    /// Processor time of a thread: what is left of `ns_per_trx` it has waited, or others had the processor.
+    /// Processor time of a thread per transaction. During the rest of `ns_per_trx` it waited, or was not
+    /// scheduled.
     pub processor_ns_per_trx: f64,
-    /// Half took no longer, from their first beginning to their acknowledgement.
+    /// Median latency, from the start of the first attempt to the acknowledgement.
     pub p50_us: f64,
-    /// 99 % took no longer.
+    /// 99th percentile of the latency.
     pub p99_us: f64,
-    /// Acknowledged, the warm-up's included.
+    /// Committed transactions, the warm-up's included.
     pub committed: u64,
-    /// Times that one of them had to begin again.
+    /// How often a transaction was started again.
     pub aborted: u64,
-    /// Operations on far memory by the threads, per transaction that was committed.
+    /// Operations on far memory by the threads, per committed transaction.
     pub operations_per_trx: f64,
-    /// Bytes that they move, without what a transport puts around them.
+    /// Bytes that they move, without the transport's headers.
     pub bytes_per_trx: f64,
-    /// Operations by the publisher and the collector, likewise.
+    /// Operations by the publisher and the collector, per committed transaction.
     pub service_operations_per_trx: f64,
     /// Bytes that they move.
     pub service_bytes_per_trx: f64,
@@ -55,38 +56,38 @@ pub struct KvReport {
     pub mix: KvMix,
     /// How many records there were.
     pub records: u64,
-    /// Bytes of each one's data.
+    /// Bytes of data per record.
     pub record_bytes: usize,
-    /// Old versions that were kept of each.
+    /// Old versions kept of each record.
     pub old_versions: usize,
-    /// Far memory in all, with oracle, logs and what is left over at the ends of regions.
+    /// Far memory in all, with the oracle, the logs and the unused ends of regions.
     pub far_bytes: u64,
     /// Exponent of Zipf's law.
     pub skew: f64,
-    /// What carried it.
+    /// The transport.
     pub transport: String,
     /// Nodes over which the records were spread.
     pub nodes: usize,
-    /// Whether threads announced which snapshots they had.
+    /// Whether threads announced their snapshots.
     pub announce: bool,
     /// Threads in a closed loop.
     pub threads: usize,
     /// Transactions in flight per thread.
     pub in_flight: usize,
-    /// How long was measured.
+    /// How long the measurement took.
     pub seconds: f64,
-    /// How long transactions ran before that.
+    /// How long transactions ran before the measurement.
     pub warm_up_seconds: f64,
-    /// Slices into which the time was cut.
+    /// Number of slices.
     pub slices: usize,
     /// The machine.
     pub machine: Machine,
-    /// The commit this was built from, if the build was told.
+    /// The commit this was built from, if the build knew it.
     pub commit: Option<String>,
 }
 
 impl KvReport {
-    /// Puts everything together.
+    /// Computes the report.
     pub(super) fn new(options: &KvOptions, far_bytes: u64, measured: &Measured) -> Result<Self> {
         let Measured { threads, plan, service_traffic } = measured;
         let courses = || threads.iter().map(|thread| &thread.course);
@@ -135,7 +136,7 @@ impl KvReport {
     /// The report for people.
     ///
     /// # Errors
-    /// When there is no memory for it.
+    /// If there is no memory for the text.
     pub fn lines(&self) -> Result<String> {
         let mut text = String::new();
         self.write(&mut text).context("cannot write the report")?;
@@ -166,11 +167,11 @@ impl KvReport {
         };
         row("transactions/s", self.trx_s, 0, &range)?;
         row("ns per transaction and thread", self.ns_per_trx, 0, "")?;
-        row("of these on the processor", self.processor_ns_per_trx, 0, "")?;
+        row("of which on the processor", self.processor_ns_per_trx, 0, "")?;
         row("p50, us", self.p50_us, 3, "")?;
         row("p99, us", self.p99_us, 3, "")?;
         row("committed", self.committed as f64, 0, "in all")?;
-        row("begun again", self.aborted as f64, 0, "after a conflict, or for want of room")?;
+        row("begun again", self.aborted as f64, 0, "after a conflict, or for lack of room")?;
         row("far operations per transaction", self.operations_per_trx, 2, "by the threads")?;
         row("bytes per transaction", self.bytes_per_trx, 1, "")?;
         row(
@@ -180,7 +181,7 @@ impl KvReport {
             "by the oracle's own threads",
         )?;
         row("bytes per transaction", self.service_bytes_per_trx, 1, "")?;
-        writeln!(text, "all records were read in the end, and none was wrong")?;
+        writeln!(text, "a final scan read all records, and none was wrong")?;
         let commit = self.commit.as_ref().map(|commit| format!("; commit {commit}")).unwrap_or_default();
         write!(text, "{}{commit}", self.machine)
     }
@@ -220,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_say_which_is_which_and_where() {
+    fn lines_name_the_measurement_and_the_machine() {
         let lines = report().lines().unwrap();
         for part in [
             "rmw transactions over shm, 2 threads with 1 in flight, 2 nodes\n",

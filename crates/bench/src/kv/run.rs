@@ -1,4 +1,5 @@
-//! A measurement: nodes, the publisher, threads with their lanes, and the check of what they have left.
+//! A measurement: it starts the nodes, the publisher, and threads with their lanes, and checks the records in
+//! the end.
 
 use std::cell::RefCell;
 use std::path::Path;
@@ -28,21 +29,21 @@ use crate::service::Service;
 use crate::site::Site;
 use crate::slices::Plan;
 
-/// Room for a thread's transfers: what it loads with, and of each transaction some pages for each of its
-/// steps.
+/// Room for a thread's transfers: for filling the table, and some pages for each step of each transaction in
+/// flight.
 const ARENA_BYTES: usize = 1 << 20;
 const ARENA_BYTES_EACH: usize = 128 << 10;
-/// Of the collector after each look, as in a database.
+/// Pause of the collector after each round, as in a database.
 const COLLECT_PAUSE: Duration = Duration::from_micros(300);
-/// Counters that one transaction increments.
+/// Number of counters that one transaction increments.
 const INCREMENTS: u64 = 2;
 
 /// Measures; over network cards if `card` brings their transport. `farpool` is this program's file, for child
-/// processes; call it on the main thread, to which they are tied. Once `stop` is raised it ends soon, with an
-/// error.
+/// processes. Call it on the main thread, since they are tied to the thread that starts them. Once `stop` is
+/// set it ends soon, with an error.
 ///
 /// # Errors
-/// When something cannot be started, fails, or breaks a promise.
+/// If something cannot be started, fails, or breaks a promise.
 pub fn run_kv(
     options: &KvOptions,
     card: Option<CardTransport>,
@@ -65,18 +66,18 @@ pub fn run_kv(
     let crew = Crew { site: &site, stop, services, workers: options.threads };
     let done = crew.run(|number, seat| run.thread(number, seat), |threads| run.check(threads))?;
     check_stop(stop)?;
-    ensure!(site.is_whole(), "a lease was lost meanwhile: what was measured means nothing");
+    ensure!(site.is_whole(), "a lease was lost during the measurement, so its results are meaningless");
     let measured = Measured { threads: done.workers, plan, service_traffic: done.service_traffic };
     KvReport::new(options, ground.bytes(), &measured)
 }
 
-/// What a thread did.
+/// The results of a thread.
 pub struct Thread {
-    /// All that its lanes counted.
+    /// What all its lanes counted.
     pub course: Course,
-    /// Of all its transactions.
+    /// The traffic of all its transactions.
     pub traffic: Traffic,
-    /// Processor time that it took for them.
+    /// The processor time that they took.
     pub processor: Duration,
 }
 
@@ -96,7 +97,7 @@ impl Run<'_> {
         seat.work(ready, |worker| self.measure(worker, number))
     }
 
-    /// A thread's worker; the first fills the table.
+    /// Makes a thread's worker; the first thread also fills the table.
     fn prepare(&self, number: usize) -> Result<Worker> {
         let worker = self.worker(number)?;
         if number == 0 {
@@ -108,21 +109,21 @@ impl Run<'_> {
         self.announced(worker, number)
     }
 
-    /// A worker that announces itself in a place of its own, where that is measured.
+    /// Makes the worker announce its snapshots at `place`, if that is to be measured.
     fn announced(&self, worker: Worker, place: usize) -> Result<Worker> {
         if !self.options.announce {
             return Ok(worker);
         }
         let endpoint = worker.memory().endpoint().clone();
         let announced = block_on(&endpoint, worker.announcing(self.laid.horizon, place as u16))?;
-        announced.context("the horizon has a place for each thread, and one more")
+        announced.context("the horizon has no such place")
     }
 
     fn worker(&self, number: usize) -> Result<Worker> {
         let (log, slot) = (self.laid.logs[number], Slot::new(number as u16));
         let slot = slot.context("there are more threads than slots")?;
         let worker = Worker::new(self.site.memory()?, self.laid.oracle.clone(), log, slot, 0);
-        worker.context("the oracle has a slot for each thread")
+        worker.context("the oracle has no slot for this thread")
     }
 
     fn measure(&self, worker: &Worker, number: usize) -> Result<Thread> {
@@ -143,12 +144,13 @@ impl Run<'_> {
             let seed = (number * self.options.in_flight + lane) as u64;
             lanes.run(Chooser::new(self.options.records, self.options.skew, seed), loaded)
         };
-        // Looks only at those that something has happened to.
+        // Polls only the lanes that were woken.
         let lanes: FuturesUnordered<_> = (0..self.options.in_flight).map(lane).collect();
         block_on(worker.memory().endpoint(), lanes.try_collect::<()>())?;
         let traffic = worker.memory().traffic() - before.0;
         let processor = processor_time().saturating_sub(before.1);
-        // Others may still need room in rings, which nobody has who pins what this thread has seen.
+        // Other threads may still need room in the records' rings of old versions, and this thread's place
+        // pins the versions that its last snapshot needs.
         block_on(worker.memory().endpoint(), worker.leave())?;
         Ok(Thread { course: course.into_inner(), traffic, processor })
     }
@@ -156,7 +158,7 @@ impl Run<'_> {
     /// Reads all records in one snapshot that has all commits.
     fn check(&self, threads: &[Thread]) -> Result<()> {
         let commits: Vec<Version> = threads.iter().filter_map(|thread| thread.course.last).collect();
-        // It commits nothing: so it does not matter that the first thread has its slot.
+        // The worker commits nothing, so it may share the slot of the first thread.
         let worker = self.announced(self.worker(0)?, self.options.threads)?;
         let sum = block_on(worker.memory().endpoint(), async {
             let mut session = Session::new();
@@ -180,17 +182,17 @@ impl Run<'_> {
     }
 }
 
-/// Of this thread so far.
+/// Processor time of this thread so far.
 fn processor_time() -> Duration {
     let time = rustix::time::clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// Whether the values of all records are what transactions have left there.
+/// Whether the sum of all values is what the transactions must have left.
 fn check_sum(mix: KvMix, committed: u64, sum: u64) -> Result<()> {
     let wanted = committed * INCREMENTS;
     let is_kept = mix != KvMix::Rmw || sum == wanted;
-    ensure!(is_kept, "{committed} transactions have left {sum} increments instead of {wanted}");
+    ensure!(is_kept, "{committed} transactions left {sum} increments instead of {wanted}");
     Ok(())
 }
 

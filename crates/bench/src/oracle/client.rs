@@ -13,26 +13,26 @@ use crate::child::check_stop;
 use crate::slices::Plan;
 use crate::tally::Tally;
 
-/// From one commit whose publication is watched to the next: fewer would miss rare delays, and more cost
-/// time.
+/// Time between two commits whose publication is timed: with a longer one rare delays would be missed, and a
+/// shorter one would cost time.
 const WATCH_EVERY: Duration = Duration::from_micros(50);
 
-/// What a client did in one oracle's way.
+/// The result of one timestamp transaction.
 pub struct Stamp<C> {
     /// Its commit.
     pub commit: C,
-    /// The number of what it began from, which only grows.
+    /// The number of the cut, or the timestamp, that it began from; it never decreases.
     pub begun_from: u64,
-    /// Whether what it began from has the commit that is watched.
+    /// Whether the cut or timestamp that it began from includes the watched commit.
     pub has_watched: bool,
 }
 
 /// How a client uses its oracle.
 pub trait Client {
-    /// A commit that may be watched.
+    /// Identifies a commit whose publication can be watched.
     type Commit: Copy;
 
-    /// Its way to far memory.
+    /// Its access to far memory.
     fn memory(&self) -> &Memory;
 
     /// Runs one timestamp transaction.
@@ -41,9 +41,9 @@ pub trait Client {
 
 /// A client of the timestamp vector.
 pub struct VectorClient {
-    /// In its slot.
+    /// The client's worker, with its slot.
     pub worker: Worker,
-    /// Goes on from one transaction to the next.
+    /// Its session, which continues over all transactions.
     pub session: Session,
 }
 
@@ -64,7 +64,7 @@ impl Client for VectorClient {
 
 /// A client of the naive oracle.
 pub struct NaiveClient {
-    /// Its way to far memory.
+    /// Its access to far memory.
     pub memory: Memory,
     /// Where the oracle lies.
     pub oracle: NaiveAt,
@@ -89,18 +89,18 @@ impl Client for NaiveClient {
 pub struct Course {
     /// Transactions of each slice.
     pub slices: Vec<u64>,
-    /// All that were acknowledged, the warm-up's included.
+    /// All acknowledged transactions, the warm-up's included.
     pub transactions: u64,
-    /// From one end to the next.
+    /// From the end of one transaction to the end of the next.
     pub latencies: Tally,
-    /// From a commit's acknowledgement to a transaction that began from something that has it.
+    /// From the acknowledgement of a commit to the next begin of this client that sees it.
     pub publications: Tally,
-    /// Of all transactions.
+    /// The traffic of all transactions.
     pub traffic: Traffic,
 }
 
-/// Runs transactions as planned, with so many from one look at the clock to the next; an error once `stop` is
-/// raised.
+/// Runs transactions as planned, `timed_together` of them between two readings of the clock; an error once
+/// `stop` is set.
 pub fn drive(
     client: &mut impl Client,
     plan: Plan,

@@ -1,11 +1,12 @@
-//! Timestamp transactions (paper 3, section 7.2: *t-trx*): begin, take a commit timestamp, show it, and
-//! nothing else.
+//! Timestamp transactions (paper 3, section 7.2: *t-trx*): begin, take a commit timestamp, move the
+//! watermark, and nothing else.
 //!
-//! Question: how many transactions does the timestamp oracle bear, and how long until others see a commit?
+//! Question: what is the oracle's throughput in transactions, and how long until others see a commit?
 //! Sketch: shm, a READ of two images of a few slots and a WRITE of a word: some 100 ns with their checksums.
 //! Method: client threads in a closed loop beside the oracle's own threads; slices of 0.1 s after a warm-up,
-//! median and range. Check: no client's cuts go back, and in the end the published cut has as many commits as
-//! were acknowledged.
+//! median and range.
+//! Check: no client ever begins from an earlier cut than before, and in the end the published cut has exactly
+//! the commits that were acknowledged.
 
 mod client;
 mod options;

@@ -1,4 +1,4 @@
-//! What to measure of an oracle, checked before anything starts.
+//! Options of a measurement of an oracle, checked before anything starts.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,17 +8,17 @@ use serde::{Deserialize, Serialize};
 
 use crate::options::{IoTransport, THREADS_MAX};
 
-/// Nodes of one run: each is a process that polls.
+/// Most nodes of one run; each is a process that polls.
 pub const PARTITIONS_MAX: usize = 16;
 
-/// Which oracle.
+/// The kind of oracle.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OracleKind {
     /// The timestamp vector (paper 3, section 4.1).
     #[default]
     Vector,
-    /// Two counters for all (section 3.1).
+    /// Two counters that all clients share (section 3.1).
     Naive,
 }
 
@@ -46,29 +46,29 @@ impl fmt::Display for OracleKind {
 /// One measurement.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct OracleOptions {
-    /// Which oracle.
+    /// The kind of oracle.
     pub oracle: OracleKind,
-    /// What carries its operations.
+    /// The transport.
     pub transport: IoTransport,
-    /// Threads in a closed loop.
+    /// Number of client threads, in a closed loop.
     pub clients: usize,
-    /// Compute servers over which the clients are spread, all in this process.
+    /// Number of compute servers that the clients belong to, all in this process.
     pub servers: usize,
-    /// Whether a thread of each server reads what is published, for all of its clients (section 4.2).
+    /// Whether each server has a thread that reads what is published, for all of its clients (section 4.2).
     pub fetch_thread: bool,
     /// Whether the clients of a server share a slot.
     pub compress: bool,
-    /// Nodes over which the vector is split.
+    /// Number of nodes that the vector is split over.
     pub partitions: usize,
-    /// How long is measured, warm-up not counted.
+    /// How long to measure, without the warm-up.
     pub duration: Duration,
 }
 
 impl OracleOptions {
-    /// Says what cannot be measured.
+    /// Checks the options.
     ///
     /// # Errors
-    /// Names the option that mends it.
+    /// If something cannot be measured; the message names the option to change.
     pub fn check(&self) -> Result<(), String> {
         if !(1..=THREADS_MAX).contains(&self.clients) {
             return Err(format!("{} clients: choose --clients from 1 to {THREADS_MAX}", self.clients));
@@ -93,7 +93,7 @@ impl OracleOptions {
             return Err(format!("the naive oracle has no timestamp vector: leave {option} out"));
         }
         if self.duration.is_zero() {
-            return Err("nothing is measured in no time: give --seconds 1 or more".into());
+            return Err("the duration is zero: give --seconds 1 or more".into());
         }
         Ok(())
     }
@@ -120,7 +120,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn bad_options_name_the_option_that_mends_them() {
+    fn bad_options_are_refused_with_the_option_to_change() {
         small().check().unwrap();
         let bad = [
             (OracleOptions { clients: 0, ..small() }, "--clients"),

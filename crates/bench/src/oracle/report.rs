@@ -1,4 +1,4 @@
-//! What a measurement of an oracle says: as JSON for programs, as lines for people.
+//! The results of a measurement of an oracle: as JSON for programs, as lines for people.
 
 use std::fmt::Write;
 
@@ -13,76 +13,75 @@ use crate::slices::Plan;
 use crate::spread::grouped;
 use crate::tally::Tally;
 
-/// All that was measured.
+/// Everything that was measured.
 pub struct Measured {
-    /// Of each client.
+    /// The results of each client.
     pub courses: Vec<Course>,
-    /// When they measured.
+    /// The division of time.
     pub plan: Plan,
-    /// Transactions from one look at the clock to the next.
+    /// Transactions between two readings of the clock.
     pub timed_together: usize,
-    /// Of the oracle's own threads.
+    /// The traffic of the oracle's own threads.
     pub service_traffic: Traffic,
 }
 
-/// Facts of a measurement. Names and meanings of the fields are stable; new ones may join.
+/// The results of a measurement. Names and meanings of the fields are stable; more fields may be added.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct OracleReport {
     /// Timestamp transactions per second of all clients; the median over the slices.
     pub t_trx_s: f64,
-    /// Smallest and largest of the slices.
+    /// Slowest and fastest slice.
     pub t_trx_s_range: (f64, f64),
-    /// Of a client from one end to the next: clients by `t_trx_s`.
+    /// Time of a client per transaction: the number of clients divided by `t_trx_s`.
     pub ns_per_t_trx: f64,
-    /// Half took no longer; where they are timed together, means of `timed_together`.
+    /// Median latency. If several transactions are timed together, latencies are means of `timed_together`.
     pub p50_us: f64,
-    /// 99 % took no longer, likewise.
+    /// 99th percentile of the latency, likewise.
     pub p99_us: f64,
     /// Operations on far memory by clients, per transaction.
     pub operations_per_t_trx: f64,
-    /// Bytes that they move, without what a transport puts around them.
+    /// Bytes that they move, without the transport's headers.
     pub bytes_per_t_trx: f64,
     /// Operations by the oracle's own threads, per transaction.
     pub service_operations_per_t_trx: f64,
     /// Bytes that they move.
     pub service_bytes_per_t_trx: f64,
-    /// From a commit's acknowledgement until its client begins from something that has it: half took no
-    /// longer.
+    /// Median time from the acknowledgement of a commit to the next begin of its client that sees it.
     pub publication_p50_us: f64,
-    /// 99 % took no longer.
+    /// 99th percentile of that time.
     pub publication_p99_us: f64,
-    /// None took longer.
+    /// Longest such time.
     pub publication_max_us: f64,
-    /// Which oracle.
+    /// The kind of oracle.
     pub oracle: OracleKind,
-    /// What carried it.
+    /// The transport.
     pub transport: String,
-    /// Threads in a closed loop.
+    /// Number of client threads.
     pub clients: usize,
-    /// Compute servers over which they were spread.
+    /// Number of compute servers that the clients belonged to.
     pub servers: usize,
     /// Whether each server had a thread that read what was published.
     pub fetch_thread: bool,
     /// Whether the clients of a server shared a slot.
     pub compress: bool,
-    /// Nodes over which the vector was split.
+    /// Number of nodes that the vector was split over.
     pub partitions: usize,
-    /// How long was measured.
+    /// How long the measurement took.
     pub seconds: f64,
-    /// Slices into which that was cut.
+    /// Number of slices.
     pub slices: usize,
-    /// Transactions per look at the clock.
+    /// Transactions between two readings of the clock.
     pub timed_together: usize,
-    /// Transactions in all; in the end as many were published, or there is no report.
+    /// Acknowledged transactions in all. If not exactly these are published in the end, there is no report.
     pub checked: u64,
     /// The machine.
     pub machine: Machine,
-    /// The commit this was built from, if the build was told.
+    /// The commit this was built from, if the build knew it.
     pub commit: Option<String>,
 }
 
 impl OracleReport {
-    /// Puts everything together.
+    /// Computes the report.
     pub(super) fn new(options: &OracleOptions, measured: &Measured) -> Result<Self> {
         let Measured { courses, plan, timed_together, service_traffic } = measured;
         let (mut latencies, mut publications) = (Tally::new()?, Tally::new()?);
@@ -128,7 +127,7 @@ impl OracleReport {
     /// The report for people.
     ///
     /// # Errors
-    /// When there is no memory for it.
+    /// If there is no memory for the text.
     pub fn lines(&self) -> Result<String> {
         let mut text = String::new();
         self.write(&mut text).context("cannot write the report")?;
@@ -178,7 +177,7 @@ impl OracleReport {
         )?;
         row("publication p99, us", self.publication_p99_us, 1, "")?;
         row("publication max, us", self.publication_max_us, 1, "")?;
-        writeln!(text, "{} transactions, all published in the end", self.checked)?;
+        writeln!(text, "{} transactions were acknowledged, and all were published", self.checked)?;
         let commit = self.commit.as_ref().map(|commit| format!("; commit {commit}")).unwrap_or_default();
         write!(text, "{}{commit}", self.machine)
     }
@@ -223,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_say_which_is_which_and_where() {
+    fn lines_name_the_measurement_and_the_machine() {
         let lines = report().lines().unwrap();
         for part in [
             "vector oracle over shm, 2 clients, one slot per server\n",

@@ -1,4 +1,5 @@
-//! A measurement: nodes, the oracle's threads, clients, and the check of what they were told.
+//! A measurement: it starts the nodes, the oracle's threads and the clients, and checks in the end what was
+//! published.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -23,27 +24,28 @@ use crate::service::Service;
 use crate::site::Site;
 use crate::slices::Plan;
 
-/// What a node lends: the least that one does.
+/// Bytes that a node lends: the smallest region.
 const REGION_BYTES: u64 = 1 << 20;
-/// Room for a thread's transfers: the images of all slots that there can be, and some words.
+/// Room for a thread's transfers: the images of as many slots as there can be, and some words.
 const ARENA_BYTES: usize = 256 << 10;
 /// Before the first slice: caches, spin budgets and publication settle.
 const WARM_UP: Duration = Duration::from_millis(300);
-/// Transactions per look at the clock, where they are carried out by the thread itself.
+/// Transactions between two readings of the clock over shm, where the thread itself carries out the
+/// operations.
 const TIMED_TOGETHER: usize = 32;
-/// How far the naive read timestamp may be behind: a list of half a megabyte.
+/// How far the naive read timestamp may lag: a list of half a megabyte.
 const NAIVE_PLACES: u64 = 1 << 16;
-/// Until all that was acknowledged must be published.
+/// Longest wait until all acknowledged transactions are published.
 const LAST_PUBLICATION: Duration = Duration::from_secs(5);
-/// Between two looks whether it is.
+/// Time between two checks.
 const LOOK_EVERY: Duration = Duration::from_micros(100);
 
 /// Measures; over network cards if `card` brings their transport. `farpool` is this program's file, for child
-/// processes; call it on the main thread, to which they are tied. Once `stop` is raised it ends soon, with an
-/// error.
+/// processes. Call it on the main thread, since they are tied to the thread that starts them. Once `stop` is
+/// set it ends soon, with an error.
 ///
 /// # Errors
-/// When something cannot be started, fails, or breaks a promise.
+/// If something cannot be started, fails, or breaks a promise.
 pub fn run_oracle(
     options: &OracleOptions,
     card: Option<CardTransport>,
@@ -59,7 +61,7 @@ pub fn run_oracle(
         OracleKind::Naive => naive(options, &site, stop)?,
     };
     check_stop(stop)?;
-    ensure!(site.is_whole(), "a lease was lost meanwhile: what was measured means nothing");
+    ensure!(site.is_whole(), "a lease was lost during the measurement, so its results are meaningless");
     OracleReport::new(options, &measured)
 }
 
@@ -69,16 +71,16 @@ fn vector(options: &OracleOptions, site: &Site, stop: &AtomicBool) -> Result<Mea
     let oracle = Oracle::split(used.max(partitions) as u16, &site.pieces());
     let oracle = oracle.context("there are more clients than slots")?;
     let fetched: Vec<_> = (0..servers).map(|_| fetch_thread.then(|| Arc::new(Fetched::new()))).collect();
-    // Timestamps alone are not logged: this says where nothing is written.
+    // Timestamp transactions write no log, so this one is never used.
     let log = LogAt {
         copies: [site.pieces()[0]; 2],
-        layout: LogLayout::new(8).context("a log of a word has whole words")?,
+        layout: LogLayout::new(8).context("a log of one word is not possible")?,
     };
     let slot = |number: usize| Some(Arc::new(SharedSlot::after(Slot::new(number as u16)?, log, 0)));
     let slots: Option<Vec<_>> = (0..used).map(slot).collect();
     let slots = slots.context("there are more clients than slots")?;
 
-    // Publishers and fetch threads rest as long as those of a database do.
+    // Publishers and fetch threads pause as long as those of a database.
     let pace = oracle.pace(LOOK);
     let mut services: Vec<_> = oracle.parts().iter().map(|part| Service::Publisher(*part, pace)).collect();
     let fetchers = fetched.iter().flatten();
@@ -121,7 +123,7 @@ fn naive(options: &OracleOptions, site: &Site, stop: &AtomicBool) -> Result<Meas
     run.all(client, check)
 }
 
-/// Waits until as many commits are published as were acknowledged, and no more.
+/// Waits until exactly the acknowledged commits are published.
 fn wait_until_published(
     memory: &Memory,
     acknowledged: u64,
@@ -130,16 +132,19 @@ fn wait_until_published(
     let started = Instant::now();
     loop {
         let found = block_on(memory.endpoint(), published())?;
-        ensure!(found <= acknowledged, "{acknowledged} commits were acknowledged, and {found} are published");
+        ensure!(found <= acknowledged, "{acknowledged} commits were acknowledged, but {found} are published");
         if found == acknowledged {
             return Ok(());
         }
-        ensure!(started.elapsed() < LAST_PUBLICATION, "of {acknowledged} commits {found} were published");
+        ensure!(
+            started.elapsed() < LAST_PUBLICATION,
+            "of {acknowledged} commits only {found} were published"
+        );
         std::thread::sleep(LOOK_EVERY);
     }
 }
 
-/// All that there is to a measurement.
+/// Everything that a measurement needs.
 struct Run<'a> {
     options: &'a OracleOptions,
     crew: Crew<'a>,
@@ -164,13 +169,13 @@ impl<'a> Run<'a> {
         Plan::of(self.options.duration, WARM_UP.min(self.options.duration))
     }
 
-    /// Lets a client work once all are there.
+    /// Lets a client work once all clients are ready.
     fn client(&self, seat: &Seat<'_>, ready: Result<impl Client>) -> Result<Course> {
         let (plan, stop) = (self.plan(), self.crew.stop);
         seat.work(ready, |client| drive(client, plan, self.timed_together(), stop))
     }
 
-    /// Runs services and clients, and checks what was published in the end.
+    /// Runs services and clients, and checks in the end what was published.
     fn all(
         &self,
         client: impl Fn(usize, &Seat<'_>) -> Result<Course> + Sync,

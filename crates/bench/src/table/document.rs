@@ -1,4 +1,4 @@
-//! The document: what was asked, how it was measured, and everything that came out, losses among it.
+//! The published document: the question, the method, and all results, including losses.
 
 use std::collections::BTreeSet;
 
@@ -17,12 +17,12 @@ pub struct About {
 }
 
 impl About {
-    /// As the first report says.
+    /// Takes machine and commit from the first report.
     pub fn of(report: &IoReport) -> Self {
         About { machine: report.machine.clone(), commit: report.commit.clone(), pages_kib: BTreeSet::new() }
     }
 
-    /// Notes what may differ from report to report.
+    /// Adds what may differ from report to report.
     pub fn add(&mut self, report: &IoReport) {
         self.pages_kib.extend(report.page_size_kib);
     }
@@ -33,17 +33,19 @@ const HEADER: &str = "\
 
 <!-- Written by `make bench-io`; do not edit. -->
 
-- **Question**: how much of the hardware's speed is left when memory is reached by the fabric, and how do others do?
-- **Sketch**: shm adds a look at an epoch word to a copy of 0.5–1 µs and to a load of 0.2–0.4 µs; tcp adds headers
-  and a copy to a round trip of 8 µs between polling processes.
-- **Method**: operation and floor take turns in slices of 0.1 s within one process; ratios are medians over these
-  pairs. All lines and all peers are measured once per round, and what is shown is the median over the rounds, with
-  the smallest and largest where there is room. Ratios between lines, or to peers, are paired by round.
-- **Check**: every compare-and-swap, the sum of all fetch-and-adds, and the bytes of a sample of transfers; one wrong
-  byte and there is no figure.
+- **Question**: how much of the hardware's speed is left when memory is accessed through the fabric, and what
+  do peers reach?
+- **Sketch**: shm adds the check of an epoch word to a copy of 0.5–1 µs and to a load of 0.2–0.4 µs; tcp
+  adds headers and a copy to a round trip of 8 µs between polling processes.
+- **Method**: operation and floor are measured in turn, in slices of 0.1 s within one process; ratios are
+  medians over these pairs. All lines and all peers are measured once per round. The tables show the median
+  over the rounds, and the smallest and largest where there is room. Ratios between lines, or to peers, are
+  paired by round.
+- **Check**: every compare-and-swap, the sum of all fetch-and-adds, and the bytes of a sample of transfers;
+  one wrong byte and nothing is published.
 ";
 
-/// The whole document.
+/// Writes the whole document.
 pub fn write(about: &About, options: &TableOptions, results: &Results, plot: &str) -> String {
     let About { machine, commit, pages_kib } = about;
     let commit = commit.as_deref().unwrap_or("unknown");
@@ -62,13 +64,14 @@ pub fn write(about: &About, options: &TableOptions, results: &Results, plot: &st
         &promises(results),
         "\n## Operations beside their floors\n\n",
         &table(results),
-        "\nThe floor of tcp is a process that answers a place by the bytes that lie there, in memory of the same size and \
-         pages: no keys, no checks, no copy, and what came together is answered by one system call.\n",
+        "\nThe floor of tcp is a process that answers a place with the bytes stored there, from memory of \
+         the same size and page size: no keys, no checks, no copy, and one system call answers all requests \
+         that arrive together.\n",
         "\n## Peers in the same rounds\n\n",
         &peers(results),
-        "\nAll over loopback TCP on the same machine, holding as much data as the footprint. The client of memcached and \
-         redis is our own and polls; the one of nbdkit is fio. The fabric, its floor and nbdkit send by TCP Reno, \
-         which does not pace, memcached and redis by the system's default.\n",
+        "\nAll peers run over loopback TCP on the same machine and hold as much data as the footprint. The \
+         client of memcached and redis is our own and polls; that of nbdkit is fio. The fabric, its floor \
+         and nbdkit use TCP Reno, which does not pace; memcached and redis use the system's default.\n",
         &format!("\n![Operations and peers]({plot})\n"),
         "\n## Each line again\n\n```sh\n",
         &commands.concat(),
@@ -82,7 +85,7 @@ fn command(line: &Line, options: &TableOptions) -> String {
     format!("farpool bench io {args} --seconds {seconds} --footprint {mib}MiB\n")
 }
 
-/// The fabric's lines as a table.
+/// The table of the fabric's lines.
 pub fn table(results: &Results) -> String {
     let mut text = String::from(
         "| what | p50 µs | p99 µs | op/s | MiB/s | floor | its p50 µs | its op/s | p50 ratio | op/s ratio |\n\
@@ -111,7 +114,7 @@ fn row(line: &Line, results: &Results) -> String {
     )
 }
 
-/// What was promised, and whether it was kept.
+/// The table of promises, and whether each was met.
 pub fn promises(results: &Results) -> String {
     let mut text = String::from("| what | promised | reached | met |\n|---|---|---|---|\n");
     for line in LINES {

@@ -1,29 +1,29 @@
-//! What the table has lines for: the fabric's operations with the speeds promised, and the peers.
+//! The lines of the table: the fabric's operations with the speeds promised, and the peers.
 
 /// A line of the table: one invocation of `farpool bench io`.
 pub struct Line {
     /// How other lines and the plot refer to it.
     pub id: &'static str,
-    /// What people call it.
+    /// The name that readers see.
     pub name: &'static str,
-    /// Its arguments, but for the duration, the footprint and the form of output.
+    /// Its arguments, without the duration, the footprint and the output format.
     pub args: &'static str,
-    /// What it must reach.
+    /// What was promised of it.
     pub targets: &'static [Target],
 }
 
-/// A promise. Ratios of two lines are medians over the rounds, in each of which both were measured.
+/// A promise. Ratios of two lines are medians over the rounds; every round measures both lines.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Target {
-    /// Half of the operations take at most so many times what the floor's take.
+    /// The median latency is at most this many times the floor's.
     P50ByFloor(f64),
-    /// At least this share of the floor's operations per second.
+    /// The rate is at least this share of the floor's.
     RateByFloor(f64),
-    /// At least so many times the operations per second of another line or peer.
+    /// The rate is at least this many times that of another line or peer.
     RateBy(&'static str, f64),
-    /// So many operations per second.
+    /// The rate is at least so many operations per second.
     Rate(f64),
-    /// Half of the operations take less than those of each of these peers.
+    /// The median latency is below that of each of these peers.
     AheadOf(&'static [&'static str]),
 }
 
@@ -136,7 +136,7 @@ pub const LINES: &[Line] = &[
     },
 ];
 
-/// What the peers are measured at, as [`super::peers`] knows them.
+/// The lines of the peers, by the ids that [`super::peers`] knows.
 pub const PEER_LINES: &[(&str, &str)] = &[
     (NBDKIT_1, "nbdkit memory, fio's nbd engine: 8 KiB random read"),
     (NBDKIT_32, "the same, depth 32"),

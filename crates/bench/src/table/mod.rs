@@ -1,10 +1,10 @@
-//! All that is published about the fabric's speed, beside peers, measured in one go.
+//! Everything that is published about the fabric's speed, beside peers, measured in one run.
 //!
-//! T1. Every line is measured once per round, and so is every peer: figures of one round saw the same
+//! T1. Every line and every peer is measured once per round, so the figures of one round saw the same
 //!     machine.
-//! T2. Every line is an invocation of `farpool bench io`, which the document names.
-//! T3. Peers are our own instances on free ports of loopback, ended by process id; services of the machine
-//!     stay alone.
+//! T2. Every line is an invocation of `farpool bench io`, which the document shows.
+//! T3. Peers are our own instances on free ports of loopback, ended by process id; the machine's own services
+//!     are left alone.
 
 mod document;
 mod lines;
@@ -30,7 +30,7 @@ use results::Results;
 
 /// The document's name in its folder.
 const DOCUMENT: &str = "io.md";
-/// The plot's.
+/// The plot's name.
 const PLOT: &str = "io.svg";
 
 /// How much to measure, and where to write it.
@@ -38,18 +38,18 @@ const PLOT: &str = "io.svg";
 pub struct TableOptions {
     /// Folder of the document and the plot.
     pub out_dir: PathBuf,
-    /// How often everything is measured.
+    /// Number of rounds; each measures everything once.
     pub rounds: usize,
-    /// How long each time.
+    /// Seconds per measurement.
     pub seconds: f64,
-    /// Far memory, and what peers hold.
+    /// Size of the far memory, and of the data that each peer holds.
     pub footprint_bytes: u64,
 }
 
 /// Measures everything, writes the document and the plot, and returns the tables. `farpool` is this program's
 /// file.
 pub fn run_table(options: &TableOptions, farpool: &Path, stop: &AtomicBool) -> Result<String> {
-    ensure!(options.rounds > 0, "nothing is measured in no rounds: give --rounds 1 or more");
+    ensure!(options.rounds > 0, "there must be at least one round: give --rounds 1 or more");
     fs::create_dir_all(&options.out_dir)
         .with_context(|| format!("cannot make {}", options.out_dir.display()))?;
     let mut progress = Progress::start(options.rounds * (LINES.len() + PEER_LINES.len()));
@@ -86,7 +86,7 @@ fn measure(line: &Line, options: &TableOptions, farpool: &Path, stop: &AtomicBoo
     command.arg("--seconds").arg(options.seconds.to_string());
     command.arg("--footprint").arg(options.footprint_bytes.to_string());
     let said = Child::output("farpool bench io", command, stop).with_context(|| line.name)?;
-    serde_json::from_str(&said).with_context(|| format!("cannot understand what {} gave", line.name))
+    serde_json::from_str(&said).with_context(|| format!("cannot parse the report of {}", line.name))
 }
 
 fn write(path: &Path, text: &str) -> Result<()> {

@@ -1,4 +1,4 @@
-//! The plot: bars with their figures, one panel per question.
+//! The plot: one chart per question, whose bars are labelled with their values.
 
 use super::lines::{
     MEMCACHED_1, MEMCACHED_32, NBDKIT_1, NBDKIT_32, NBDKIT_STREAM, REDIS_1, REDIS_32, SHM_READ, TCP_READ,
@@ -53,7 +53,7 @@ const PANELS: &[Panel] = &[
     },
 ];
 
-/// An SVG of all panels.
+/// Draws all panels as one SVG.
 pub fn draw(results: &Results) -> String {
     let bar = |&(name, id, figure, colour): &(&'static str, &str, Figure, &'static str)| {
         Some(Bar { name: name.into(), colour, spread: results.spread(id, figure)? })

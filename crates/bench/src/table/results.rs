@@ -1,4 +1,4 @@
-//! What the rounds gave, and whether promises were kept.
+//! The results of the rounds, and whether promises were met.
 
 use std::collections::BTreeMap;
 
@@ -13,15 +13,15 @@ pub struct Figures {
     pub iops: f64,
     /// MiB per second.
     pub mib_s: f64,
-    /// Median latency.
+    /// Median latency, in microseconds.
     pub p50_us: f64,
-    /// 99th percentile.
+    /// 99th percentile of the latency, in microseconds.
     pub p99_us: f64,
-    /// Of the fabric's own measurements.
+    /// The floor; only of the fabric's own lines.
     pub floor: Option<FloorReport>,
-    /// Likewise: of the medians.
+    /// Ratio of the median latency to the floor's; only of the fabric's own lines.
     pub ratio_p50: Option<f64>,
-    /// Likewise: of the operations per second.
+    /// Ratio of the rate to the floor's; only of the fabric's own lines.
     pub ratio_iops: Option<f64>,
 }
 
@@ -32,18 +32,18 @@ impl From<IoReport> for Figures {
     }
 }
 
-/// Rounds by line or peer; every one has as many.
+/// The measurements of each line or peer, round by round; all have the same number.
 #[derive(Clone, Debug, Default)]
 pub struct Results(pub BTreeMap<&'static str, Vec<Figures>>);
 
-/// A promise beside what came of it.
+/// A promise and what was reached.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Verdict {
     /// What was promised, in words.
     pub promise: String,
-    /// The figure that decides.
+    /// The value that decides.
     pub reached: String,
-    /// Whether it was kept.
+    /// Whether the promise was met.
     pub met: bool,
 }
 
@@ -53,18 +53,18 @@ impl Results {
         self.0.entry(id).or_default().push(figures);
     }
 
-    /// A figure of a line over the rounds.
+    /// A value of a line over the rounds.
     pub fn spread(&self, id: &str, figure: impl Fn(&Figures) -> Option<f64>) -> Option<Spread> {
         Spread::of(self.0.get(id)?.iter().filter_map(figure))
     }
 
-    /// Ratios of a figure of two lines, round by round.
+    /// The ratio of a value of two lines, round by round.
     fn paired(&self, id: &str, other: &str, figure: impl Fn(&Figures) -> f64) -> Option<Spread> {
         let pairs = self.0.get(id)?.iter().zip(self.0.get(other)?);
         Spread::of(pairs.map(|(one, other)| figure(one) / figure(other)))
     }
 
-    /// Whether a line keeps a promise; `None` when it was not measured.
+    /// Whether a line meets a promise; `None` if it was not measured.
     pub fn verdict(&self, id: &str, target: Target) -> Option<Verdict> {
         Some(match target {
             Target::P50ByFloor(most) => {

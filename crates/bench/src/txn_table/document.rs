@@ -1,4 +1,4 @@
-//! The document: what was asked, how it was measured, and everything that came out, losses among it.
+//! The published document: the question, the method, and all results, including losses.
 
 use anyhow::Result;
 
@@ -12,18 +12,20 @@ const HEADER: &str = "\
 
 <!-- Written by `make bench-txn`; do not edit. -->
 
-- **Question**: how many transactions does the timestamp oracle bear, how many does a thread run on records in far memory, and how far
-  is that from what the machine can do at all?
-- **Sketch**: a timestamp transaction of shm is a WRITE of a word and a look at what a thread has fetched, some 100 ns; one that reads 4
-  records waits for 4 cache misses of 0.2 to 0.4 µs, which overlap; one that reads and writes 2 has some 6 steps, of a round trip each over tcp.
-- **Method**: threads in a closed loop, in slices of 0.1 s; everything is measured once per round, floors included, and what is shown is the
-  median over the rounds, with the smallest and largest. Nodes, clients, publishers and fetch threads share the machine's processors.
-- **Check**: no client's cuts go back, and as many commits are published in the end as were acknowledged; every record that is read is whole,
-  and every increment that was acknowledged is there.
+- **Question**: what is the throughput of the timestamp oracle, how many transactions does a thread run on
+  records in far memory, and how far is that from the best that the machine can do?
+- **Sketch**: over shm, a timestamp transaction is a WRITE of a word and a check of what a thread has fetched,
+  some 100 ns; one that reads 4 records waits for 4 cache misses of 0.2 to 0.4 µs, which overlap; one that
+  reads and writes 2 has some 6 steps, each a round trip over tcp.
+- **Method**: threads in a closed loop, in slices of 0.1 s; everything is measured once per round, floors
+  included. The tables show the median over the rounds, with the smallest and largest. Nodes, clients,
+  publishers and fetch threads share the machine's processors.
+- **Check**: no client ever begins from an earlier cut than before, and in the end exactly the acknowledged
+  commits are published; every record that is read is whole, and every acknowledged increment is there.
 ";
 
-/// The whole document.
-pub fn write(options: &TxnTableOptions, results: &Results) -> Result<String> {
+/// Writes the whole document.
+pub fn write(options: &TxnTableOptions, results: &Results, plot: &str) -> Result<String> {
     let (machine, commit) = results.origin()?;
     let commit = commit.as_deref().unwrap_or("unknown");
     let TxnTableOptions { rounds, seconds, records, .. } = options;
@@ -34,7 +36,8 @@ pub fn write(options: &TxnTableOptions, results: &Results) -> Result<String> {
     let commands: Vec<String> =
         LINES.iter().map(|line| format!("farpool bench {}\n", options.command(line))).collect();
     let again = format!("\n## Each line again\n\n```sh\n{}```\n", commands.concat());
-    Ok([HEADER, &conditions, "\n", &tables(results), &again].concat())
+    let drawing = format!("\n![Transactions per second]({plot})\n");
+    Ok([HEADER, &conditions, "\n", &tables(results), &drawing, &again].concat())
 }
 
 /// All tables.
@@ -155,9 +158,9 @@ mod tests {
     }
 
     #[test]
-    fn every_line_is_shown_with_its_command_and_all_rows_of_a_table_are_as_long() {
+    fn every_line_is_shown_with_its_command_and_rows_of_a_table_are_equally_long() {
         let options = TxnTableOptions { out_dir: PathBuf::new(), rounds: 2, seconds: 0.5, records: 10 };
-        let text = write(&options, &results(1e5)).unwrap();
+        let text = write(&options, &results(1e5), "txn.svg").unwrap();
         for line in LINES {
             assert!(text.contains(&format!("| {} |", line.name)), "{}", line.name);
             assert!(text.contains(&format!("farpool bench {}\n", options.command(line))));
@@ -179,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_without_a_speed_is_none() {
+    fn a_report_without_a_rate_is_refused() {
         assert!(Results::default().add(&LINES[0], json!({ "trx_s": 1.0 })).is_err());
     }
 }

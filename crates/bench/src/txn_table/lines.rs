@@ -1,18 +1,18 @@
-//! What the table of transactions has lines for, and what was promised of each.
+//! The lines of the table of transactions, and what was promised of each.
 
-/// Which measurement a line is.
+/// The kind of a line's measurement.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     /// `farpool bench oracle`.
     Oracle,
     /// `farpool bench kv`.
     Kv,
-    /// `farpool bench io`, of which the floor counts.
+    /// `farpool bench io`, for the sake of its floor.
     Floor,
 }
 
 impl Kind {
-    /// What it is called on the command line.
+    /// The command's name behind `farpool bench`.
     pub fn command(self) -> &'static str {
         match self {
             Kind::Oracle => "oracle",
@@ -21,7 +21,7 @@ impl Kind {
         }
     }
 
-    /// The field of its report with what was done per second.
+    /// The field of its report that holds the rate per second.
     pub fn rate(self) -> &'static str {
         match self {
             Kind::Oracle => "t_trx_s",
@@ -31,15 +31,15 @@ impl Kind {
     }
 }
 
-/// A line: one invocation.
+/// A line of the table: one invocation of `farpool bench`.
 pub struct Line {
-    /// What people call it.
+    /// The name that readers see.
     pub name: &'static str,
-    /// What is invoked.
+    /// The command.
     pub kind: Kind,
-    /// Its arguments, but for the duration, the number of records and the form of output.
+    /// Its arguments, without the duration, the number of records and the output format.
     pub args: &'static str,
-    /// Transactions per second that it must reach, and that it aims at.
+    /// Transactions per second: the least that was promised, and the aim.
     pub promised: Option<(f64, f64)>,
 }
 

@@ -1,11 +1,12 @@
-//! All that is published about the speed of transactions, measured in one go.
+//! Everything that is published about the speed of transactions, measured in one run.
 //!
-//! T1. Every line is measured once per round, and so is every floor: figures of one round saw the same
+//! T1. Every line and every floor is measured once per round, so the figures of one round saw the same
 //!     machine.
-//! T2. Every line is an invocation of `farpool bench`, which the document names.
+//! T2. Every line is an invocation of `farpool bench`, which the document shows.
 
 mod document;
 mod lines;
+mod plot;
 mod results;
 
 use std::fs;
@@ -24,22 +25,24 @@ use results::Results;
 
 /// The document's name in its folder.
 const DOCUMENT: &str = "txn.md";
+/// The plot's.
+const PLOT: &str = "txn.svg";
 
 /// How much to measure, and where to write it.
 #[derive(Clone, Debug)]
 pub struct TxnTableOptions {
     /// Folder of the document.
     pub out_dir: PathBuf,
-    /// How often everything is measured.
+    /// Number of rounds; each measures everything once.
     pub rounds: usize,
-    /// How long each time.
+    /// Seconds per measurement.
     pub seconds: f64,
-    /// Records of the tables.
+    /// Number of records in the tables.
     pub records: u64,
 }
 
 impl TxnTableOptions {
-    /// The words of a line's command behind `farpool bench`.
+    /// A line's command, without `farpool bench`.
     fn command(&self, line: &Line) -> String {
         let TxnTableOptions { seconds, records, .. } = self;
         let mut words = format!("{} {} --seconds {seconds}", line.kind.command(), line.args);
@@ -53,9 +56,9 @@ impl TxnTableOptions {
 /// Measures everything, writes the document, and returns its tables. `farpool` is this program's file.
 ///
 /// # Errors
-/// When something cannot be measured, or what was measured breaks a promise of another kind than speed.
+/// If something cannot be measured, or a check fails. A rate below its promise is no error.
 pub fn run_txn_table(options: &TxnTableOptions, farpool: &Path, stop: &AtomicBool) -> Result<String> {
-    ensure!(options.rounds > 0, "nothing is measured in no rounds: give --rounds 1 or more");
+    ensure!(options.rounds > 0, "there must be at least one round: give --rounds 1 or more");
     fs::create_dir_all(&options.out_dir)
         .with_context(|| format!("cannot make {}", options.out_dir.display()))?;
     let mut progress = Progress::start(options.rounds * LINES.len());
@@ -67,9 +70,12 @@ pub fn run_txn_table(options: &TxnTableOptions, farpool: &Path, stop: &AtomicBoo
             progress.done();
         }
     }
-    let path = options.out_dir.join(DOCUMENT);
-    let document = document::write(options, &results)?;
-    fs::write(&path, document).with_context(|| format!("cannot write {}", path.display()))?;
+    let save = |name: &str, text: String| {
+        let path = options.out_dir.join(name);
+        fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
+    };
+    save(PLOT, plot::draw(&results))?;
+    save(DOCUMENT, document::write(options, &results, PLOT)?)?;
     Ok(document::tables(&results))
 }
 
@@ -78,5 +84,5 @@ fn measure(line: &Line, options: &TxnTableOptions, farpool: &Path, stop: &Atomic
     let mut command = Command::new(farpool);
     command.arg("bench").args(options.command(line).split(' ')).arg("--json");
     let said = Child::output("farpool bench", command, stop).with_context(|| line.name)?;
-    serde_json::from_str(&said).with_context(|| format!("cannot understand what {} gave", line.name))
+    serde_json::from_str(&said).with_context(|| format!("cannot parse the report of {}", line.name))
 }

@@ -1,4 +1,4 @@
-//! What the rounds gave.
+//! The results of the rounds.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use super::lines::Line;
 use crate::machine::Machine;
 use crate::spread::Spread;
 
-/// Reports of all rounds, by the lines' commands.
+/// The reports of all rounds, by command and arguments of the line.
 #[derive(Debug, Default)]
 pub struct Results {
     reports: BTreeMap<(&'static str, &'static str), Vec<Value>>,
@@ -19,34 +19,31 @@ impl Results {
     /// Adds a round's report.
     pub fn add(&mut self, line: &Line, report: Value) -> Result<()> {
         let rate = report[line.kind.rate()].as_f64();
-        rate.with_context(|| format!("{} said nothing of its speed", line.name))?;
+        rate.with_context(|| format!("the report of {} has no rate", line.name))?;
         self.reports.entry((line.kind.command(), line.args)).or_default().push(report);
         Ok(())
     }
 
-    /// A figure of a line over the rounds, by where its report has it; `None`: it has none.
+    /// A value of a line over the rounds, by the JSON pointer of its field; `None` if no report has it.
     pub fn spread(&self, line: &Line, pointer: &str) -> Option<Spread> {
         let reports = self.reports.get(&(line.kind.command(), line.args))?;
         Spread::of(reports.iter().filter_map(|report| report.pointer(pointer)?.as_f64()))
     }
 
-    /// How often a line was done per second.
+    /// The rate of a line over the rounds.
     pub fn rate(&self, line: &Line) -> Option<Spread> {
         self.spread(line, &format!("/{}", line.kind.rate()))
     }
 
-    /// A word of a line's first report.
+    /// A text field of a line's first report.
     pub fn word(&self, line: &Line, pointer: &str) -> Option<&str> {
         self.reports.get(&(line.kind.command(), line.args))?.first()?.pointer(pointer)?.as_str()
     }
 
-    /// The machine, and the commit if the build was told.
+    /// The machine, and the commit if the build knew it.
     pub fn origin(&self) -> Result<(Machine, Option<String>)> {
         let report = self.reports.values().flatten().next().context("nothing was measured")?;
         let machine = serde_json::from_value(report["machine"].clone());
-        Ok((
-            machine.context("a report says what machine it is of")?,
-            report["commit"].as_str().map(str::to_owned),
-        ))
+        Ok((machine.context("the report names no machine")?, report["commit"].as_str().map(str::to_owned)))
     }
 }

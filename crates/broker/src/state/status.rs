@@ -11,8 +11,8 @@ use super::Known;
 
 /// Most nodes of a page: with the longest addresses 1.8 KiB each, half a MiB.
 const NODES_PER_PAGE: usize = 256;
-/// Most owners of a page: 18 bytes each at most, a bit more than 1 MiB. With the nodes less than half of what
-/// gRPC takes (4 MiB).
+/// Most owners of a page: 18 bytes each at most, a bit more than 1 MiB. Together with the nodes, that is less
+/// than half of gRPC's limit (4 MiB).
 const OWNERS_PER_PAGE: usize = 65_536;
 
 /// The page that follows the nodes and owners named in the request.
@@ -31,7 +31,7 @@ pub(super) fn page<'a>(
     if asked.only_sums {
         return sums;
     }
-    // One entry more than a page holds tells that there is another page.
+    // One entry more than a page holds shows that there is another page.
     let after = asked.nodes_after.map(NodeId);
     let mut listed: Vec<_> = nodes
         .filter(|(node, _)| after.is_none_or(|after| *node > after))
@@ -45,7 +45,7 @@ pub(super) fn page<'a>(
     StatusResponse { nodes: listed, owners, more, ..sums }
 }
 
-/// Owners after `after`, with all that they hold: one entry more than a page holds, if there are so many.
+/// Owners after `after`, each with all that it holds; up to one entry more than a page holds.
 fn owners_after<'a>(alive: impl Iterator<Item = &'a Known>, after: Option<OwnerId>) -> Vec<OwnerStatus> {
     let from = after.map_or(Bound::Unbounded, Bound::Excluded);
     let mut owners: BTreeMap<OwnerId, u32> = BTreeMap::new();

@@ -65,9 +65,9 @@ fn a_node_is_told_to_report_when_it_is_unknown_restarted_or_its_counts_disagree(
 }
 
 #[test]
-fn a_node_is_told_to_report_when_other_leases_are_held_than_believed_though_they_are_as_many() {
+fn a_node_is_told_to_report_when_its_leases_differ_although_their_number_is_the_same() {
     let mut pool = pool_of(&[report(1, 8, 2)]);
-    // One has ended, and another was lent, the answer with it lost.
+    // One lease has ended, and another was granted, but the answer with it was lost.
     let mut other = table(2);
     other[1].epoch = 3;
     assert!(!pool.heartbeat(Millis(1), &HeartbeatRequest { table: sum(&other), ..beat(1, 6, 2) }));
@@ -77,14 +77,14 @@ fn a_node_is_told_to_report_when_other_leases_are_held_than_believed_though_they
     // An old report comes late and replaces the new one.
     pool.report(Millis(4), &report(1, 8, 2)).unwrap();
     assert!(!pool.heartbeat(Millis(5), &HeartbeatRequest { table: sum(&other), ..beat(1, 6, 2) }));
-    // One is being taken back: the broker must not take it for one that it can have.
+    // One lease is being taken back: the broker must not count it as revocable.
     pool.report(Millis(6), &RegisterRequest { lent: other.clone(), ..report(1, 8, 2) }).unwrap();
     other[0].revoked = true;
     assert!(!pool.heartbeat(Millis(7), &HeartbeatRequest { table: sum(&other), ..beat(1, 6, 2) }));
 }
 
 #[test]
-fn a_report_replaces_all_that_was_believed() {
+fn a_report_replaces_everything_known_of_the_node() {
     let mut pool = pool_of(&[report(1, 8, 5)]);
     pool.report(Millis(1), &report(1, 8, 2)).unwrap();
     let status = pool.status(Millis(1), &StatusRequest::default());
@@ -131,7 +131,7 @@ fn an_old_process_of_a_restarted_node_is_refused() {
 }
 
 #[test]
-fn a_node_whose_place_a_later_incarnation_took_and_left_is_let_in_again() {
+fn a_node_is_admitted_again_once_a_later_incarnation_is_silent() {
     let mut pool = Pool::default();
     let mut claimed = report(1, 4, 0);
     claimed.address.as_mut().unwrap().incarnation = u32::MAX;
@@ -140,7 +140,7 @@ fn a_node_whose_place_a_later_incarnation_took_and_left_is_let_in_again() {
     assert_eq!(pool.report(just_before, &report(1, 4, 0)), Err(ReportRefusal::OlderIncarnation));
     pool.report(DEAD_AFTER, &report(1, 4, 0)).unwrap();
     assert!(pool.heartbeat(DEAD_AFTER, &beat(1, 4, 0)));
-    // One that is only known from the store has not been heard either.
+    // A node known only from the store does not count as alive either.
     let mut restarted = Pool::default();
     restarted.remember(Millis(0), &claimed);
     restarted.report(Millis(0), &report(1, 4, 0)).unwrap();
@@ -151,7 +151,7 @@ fn all_regions_of_a_pool_have_one_size() {
     let mut pool = pool_of(&[report(1, 4, 0)]);
     let odd = RegisterRequest { region_bytes: 32, ..report(2, 4, 0) };
     assert_eq!(pool.report(Millis(0), &odd), Err(ReportRefusal::RegionSize { pool: 64, node: 32 }));
-    // The pool's size is that of the nodes that live.
+    // The pool's region size is that of the nodes that are alive.
     pool.report(DEAD_AFTER, &odd).unwrap();
 }
 

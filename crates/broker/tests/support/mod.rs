@@ -25,7 +25,7 @@ use tonic::transport::Channel;
 use tonic::{Request, Response, Status};
 
 pub const REGION_BYTES: u64 = 64 << 20;
-/// Nothing here takes longer, unless it hangs.
+/// Longest wait of the tests: whatever takes longer hangs.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
 pub struct RunningBroker {
@@ -66,12 +66,12 @@ impl RunningBroker {
     }
 }
 
-/// A node that lends by the real rules and owns no memory.
+/// A node that lends by the real rules but has no memory.
 pub struct FakeNode {
     address: NodeAddress,
     regions: u32,
     pub table: Mutex<RegionTable>,
-    /// Grants are not answered any more.
+    /// If set, the node does not answer grants.
     pub stalled: AtomicBool,
     server: Mutex<Option<JoinHandle<()>>>,
 }
@@ -115,7 +115,7 @@ impl FakeNode {
         broker.client().register(report).await.map(drop)
     }
 
-    /// Says that the node lives; answers whether it shall register again.
+    /// Sends a heartbeat. Returns whether the node must register again.
     pub async fn beat(&self, broker: &RunningBroker) -> bool {
         let counts = self.table.lock().counts();
         let beat = HeartbeatRequest {

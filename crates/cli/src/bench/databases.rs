@@ -1,5 +1,5 @@
-//! `farpool bench databases`: unmodified databases in far memory and on the local disk; and the program of
-//! our own among them, `farpool bench columns`.
+//! `farpool bench databases`: unmodified databases in far memory and on the local disk, and a program of our
+//! own that runs among them, `farpool bench columns`.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -12,15 +12,16 @@ use farpool_workload::{DEFAULT_WORK_DIR, StopFlag, Transport};
 use crate::output::tell;
 use crate::size::ByteSize;
 
-/// Of each node at a scale factor of 1, where DuckDB sorts a gigabyte; and at least.
+/// Memory of each node: at a scale factor of 1, where DuckDB sorts a gigabyte, and at least.
 const NODE_MIB_PER_SCALE: f64 = 3072.0;
 const NODE_MIN_MIB: u64 = 256;
 
-/// Compare databases in far memory with the same on the local disk
+/// Compare databases in far memory with databases on the local disk
 ///
 /// Runs PostgreSQL, DuckDB, SQLite and a program that maps its files, unmodified, in a mount and in a folder
 /// on the disk in turn, and prints medians. A result that differs is an error. Needs what `scripts/setup
-/// databases` installs. Nothing limits the page cache here: a disk whose files it holds is hardly waited for.
+/// databases` installs. The page cache is not limited: while it holds the local files, the disk is hardly
+/// used.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
@@ -32,7 +33,7 @@ pub struct DatabasesArgs {
     #[arg(long, value_name = "FACTOR", default_value_t = 1.0)]
     scale: f64,
 
-    /// How often everything is measured
+    /// How often to measure everything
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
 
@@ -44,7 +45,7 @@ pub struct DatabasesArgs {
     #[arg(long, default_value_t, env = "FARPOOL_TRANSPORT", hide_env_values = true)]
     transport: Transport,
 
-    /// What databases are run by: a program and its first arguments
+    /// Command that starts the databases: a program and its first arguments
     #[arg(long, value_name = "COMMAND", default_value = "")]
     wrapper: String,
 
@@ -87,7 +88,7 @@ pub struct ColumnsArgs {
     #[arg(long, value_name = "N", default_value_t = 4)]
     columns: usize,
 
-    /// Of each column
+    /// Size of each column
     #[arg(long, value_name = "SIZE", default_value = "16MiB")]
     column_size: ByteSize,
 
@@ -121,5 +122,5 @@ fn sum_elsewhere(farpool: &Path, file: &Path) -> Result<String> {
     let output = Command::new(farpool).args(["bench", "columns", "--sum"]).arg(file).output()?;
     let complaint = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "the sum of {} failed: {}", file.display(), complaint.trim());
-    Ok(String::from_utf8(output.stdout).context("a sum is text")?.trim().to_owned())
+    Ok(String::from_utf8(output.stdout).context("the sum is not text")?.trim().to_owned())
 }

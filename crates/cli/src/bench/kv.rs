@@ -1,4 +1,4 @@
-//! `farpool bench kv`: transactions on records that are known by their numbers.
+//! `farpool bench kv`: transactions on numbered records.
 
 use std::time::Duration;
 
@@ -11,12 +11,12 @@ use crate::output::{tell, tell_json};
 use crate::rdma::card_transport;
 use crate::size::ByteSize;
 
-/// Measure how many small transactions run on records in far memory, and what each costs
+/// Measure the throughput of small transactions on records in far memory, and what each costs
 ///
-/// Threads run transactions with snapshot isolation on records of 64 bytes that are known by their numbers;
-/// each thread has a slot of the timestamp vector to itself. What conflicts is tried again. Starts a broker
-/// and nodes of its own. In the end all records are read: each has to be whole, and with rmw every increment
-/// that was acknowledged has to be there.
+/// Threads run transactions with snapshot isolation on numbered records of 64 bytes; each thread has its own
+/// slot of the timestamp vector. Transactions that conflict are retried. Starts a broker and nodes of its
+/// own. In the end it reads all records: each must be whole, and with rmw every acknowledged increment must
+/// be there.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
@@ -34,11 +34,12 @@ pub struct KvArgs {
     #[arg(long, value_name = "N", default_value_t = 1_000_000)]
     records: u64,
 
-    /// How often some records are chosen: exponent of Zipf's law; with 0 all are chosen as often
+    /// Exponent of Zipf's law by which records are chosen; with 0 all records are equally likely
     #[arg(long, value_name = "ZIPF", default_value_t = 0.0)]
     skew: f64,
 
-    /// Old versions that are kept of each record; fewer take less memory, and make old snapshots begin again
+    /// Old versions kept of each record; fewer take less memory, but transactions
+    /// with old snapshots must begin again
     #[arg(long, value_name = "N", default_value_t = 4)]
     old_versions: usize,
 
@@ -54,7 +55,7 @@ pub struct KvArgs {
     #[arg(long, value_name = "N", default_value_t = 2)]
     nodes: usize,
 
-    /// Threads announce which snapshots they have, as in a database, and no snapshot loses its versions
+    /// Let threads announce their snapshots, as in a database, so that no snapshot loses its versions
     #[arg(long)]
     announce: bool,
 
@@ -62,11 +63,11 @@ pub struct KvArgs {
     #[arg(long, default_value = "shm")]
     transport: IoTransport,
 
-    /// How long is measured; the warm-up comes on top
+    /// How long to measure after the warm-up, in seconds
     #[arg(long, value_name = "S", default_value = "5", value_parser = parse_seconds)]
     seconds: Duration,
 
-    /// How long transactions run before that
+    /// How long to run transactions before that, in seconds
     #[arg(long, value_name = "S", default_value = "0.5", value_parser = parse_seconds)]
     warm_up: Duration,
 
@@ -95,7 +96,7 @@ pub fn run(args: &KvArgs) -> Result<()> {
     let wanted = options.far_bytes()?;
     if wanted > room {
         let (wanted, room) = (ByteSize(wanted), ByteSize(room));
-        let text = format!("this takes {wanted} and {room} are available: lower --records or --old-versions");
+        let text = format!("this needs {wanted}, and {room} is available: lower --records or --old-versions");
         return Err(UsageError(text).into());
     }
     let farpool = std::env::current_exe().context("cannot find this program's own file")?;

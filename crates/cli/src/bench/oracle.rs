@@ -10,11 +10,11 @@ use crate::errors::UsageError;
 use crate::output::{tell, tell_json};
 use crate::rdma::card_transport;
 
-/// Measure how many transactions the timestamp oracle bears, and how soon others see a commit
+/// Measure the throughput of the timestamp oracle, and how soon others see a commit
 ///
-/// Clients run timestamp transactions, one after the other: each begins from what is published, takes a
-/// commit timestamp, and shows it; there are no records. Starts a broker and nodes of its own. In the end as
-/// many commits have to be published as were acknowledged.
+/// Clients run timestamp transactions, one after the other: each begins from a published snapshot, takes a
+/// commit timestamp, and marks it as finished; there are no records. Starts a broker and nodes of its own. In
+/// the end, as many commits must be published as were acknowledged.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
@@ -35,15 +35,15 @@ pub struct OracleArgs {
     #[arg(long, value_name = "N", default_value_t = 1)]
     servers: usize,
 
-    /// One thread of each server reads what is published, and its clients begin from that
+    /// One thread of each server fetches published snapshots, and the server's clients begin from them
     #[arg(long)]
     fetch_thread: bool,
 
-    /// The clients of a server share one slot, and show each other's commits
+    /// The clients of a server share one slot, and advance its watermark for each other
     #[arg(long)]
     compress: bool,
 
-    /// Split the vector over so many nodes
+    /// Number of nodes over which the vector is split
     #[arg(long, value_name = "P", default_value_t = 1)]
     partitions: usize,
 
@@ -51,7 +51,7 @@ pub struct OracleArgs {
     #[arg(long, default_value = "shm")]
     transport: IoTransport,
 
-    /// How long is measured; the warm-up comes on top
+    /// How long to measure after the warm-up, in seconds
     #[arg(long, value_name = "N", default_value = "5", value_parser = parse_seconds)]
     seconds: Duration,
 

@@ -1,4 +1,4 @@
-//! `farpool bench paper`: the papers' figures, ours.
+//! `farpool bench paper`: the papers' figures, measured on Farpool.
 
 use std::fs;
 use std::io::stdin;
@@ -24,7 +24,7 @@ use crate::errors::UsageError;
 use crate::output::{complain, tell};
 use crate::size::ByteSize;
 
-/// Measure what the papers' figures show, and write it down
+/// Measure what the papers' figures show, and write a report
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
@@ -40,19 +40,19 @@ enum Paper {
     Files(FilesArgs),
 }
 
-/// Files in far memory: over mounts, beside floors, peers and disks
+/// Measure files in far memory, through mounts, beside floors, peers and disks
 ///
-/// What `make bench-files` runs. Each figure renews its part of files.md and its drawing in the folder.
-/// Volumes that are compared run at the same time and take turns. The throttled disk needs root and control
-/// groups; without them its rows are missing, and the document says so. Needs some sixteen times the
-/// footprint of memory. The interposer's library lies beside this program: cargo build -p farpool-preload.
+/// What `make bench-files` runs. Each figure replaces its section of files.md and its drawing in the folder.
+/// Volumes that are compared exist at the same time, and are measured in turn. The throttled disk needs root
+/// and control groups; without them its rows are missing, and the document says so. Needs up to 23 times the
+/// footprint of memory. The interposer's library must be beside this program: cargo build -p farpool-preload.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
   farpool bench paper files --figure all --out docs/bench
   farpool bench paper files --figure damon2,damon3 --out /tmp/bench --rounds 3 --seconds 0.2")]
 struct FilesArgs {
-    /// all, or which: damon2, damon3, damon-table1, damon4, damon5, sigmod3, sigmod4, sigmod5, sigmod6,
+    /// all, or some of damon2, damon3, damon-table1, damon4, damon5, sigmod3, sigmod4, sigmod5, sigmod6,
     /// range-scan, sigmod13, sigmod14, interposer, small-transactions, checksum
     #[arg(long, value_name = "NAME", value_delimiter = ',', required = true)]
     figure: Vec<Wanted>,
@@ -61,11 +61,11 @@ struct FilesArgs {
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
 
-    /// How often everything is measured; medians are shown
+    /// How often to measure everything; the report has medians
     #[arg(long, value_name = "N", default_value_t = 7, value_parser = clap::value_parser!(u16).range(1..))]
     rounds: u16,
 
-    /// How long each time
+    /// How long to measure each time, in seconds
     #[arg(long, value_name = "N", default_value = "0.25", value_parser = parse_seconds)]
     seconds: Duration,
 
@@ -73,7 +73,7 @@ struct FilesArgs {
     #[arg(long, value_name = "SIZE", default_value = "512MiB")]
     footprint: ByteSize,
 
-    /// How often the figures with a database are measured
+    /// How often to measure the figures with a database
     #[arg(long, value_name = "N", default_value_t = 7, value_parser = clap::value_parser!(u16).range(1..))]
     database_rounds: u16,
 
@@ -81,16 +81,16 @@ struct FilesArgs {
     #[arg(long, value_name = "FACTOR", default_value_t = 1.0, value_parser = parse_scale)]
     scale: f64,
 
-    /// Leave out what scripts/setup bench installs
+    /// Leave out the peers that scripts/setup bench installs
     #[arg(long)]
     without_peers: bool,
 
-    /// Folder on the machine's disk, for files that lie there and for the image of the throttled one
+    /// Folder on the machine's disk, for the files on it and for the image of the throttled disk
     #[arg(long, value_name = "DIR", default_value = farpool_workload::DEFAULT_WORK_DIR)]
     work_dir: PathBuf,
 }
 
-/// Beyond it a machine would be busy for hours.
+/// A larger scale would keep a machine busy for hours.
 const SCALE_MAX: f64 = 100.0;
 
 fn parse_scale(text: &str) -> Result<f64, String> {
@@ -119,10 +119,10 @@ impl FromStr for Wanted {
     }
 }
 
-/// A file that somebody else asks to be read and written.
+/// A file that this process reads and writes at another process's request.
 #[derive(Debug, clap::Args)]
 pub struct FileClientArgs {
-    /// The file, made if it is not there
+    /// The file; created if it does not exist
     file: PathBuf,
     /// How far it is filled
     #[arg(long)]
@@ -151,7 +151,7 @@ pub fn run(args: PaperArgs) -> Result<()> {
     let mut sections = Vec::new();
     if figures.iter().any(|&figure| is_about_files_alone(figure)) {
         sections.extend(about_files(&figures, &args, &farpool, &stop)?);
-        write_sections(&args.out, &sections)?; // the others take long
+        write_sections(&args.out, &sections)?; // at once, because the other figures take long
     }
     if figures.iter().any(|&figure| paper_databases::has(figure)) {
         let effort = Effort {
@@ -208,18 +208,18 @@ impl FilesArgs {
     }
 }
 
-/// A throttled volume with room for one file, in a folder that goes with it.
+/// A throttled volume with room for one file, mounted on a new folder below `work`.
 fn throttled(work: &Path, footprint: ByteSize) -> Result<ThrottledVolume> {
     let mount_point = work.join("throttled");
     fs::create_dir(&mount_point)?;
     ThrottledVolume::make(work, &mount_point, 2 * (footprint.0 >> 20) + VOLUME_MIB, None)
 }
 
-/// A server at work is measured so many times as long as a file: a scan takes milliseconds.
+/// How many times longer a server is measured than a file: a scan takes milliseconds.
 const SCANS_PER_FILE_SLICE: u32 = 12;
-/// What a file system takes for itself, and then some.
+/// More than a file system takes for itself.
 const VOLUME_MIB: u64 = 256;
-/// Files that lie in memory at the same time, at most, and what their nodes keep beyond them.
+/// Most memory, in files: those that are in memory at the same time, and what their nodes hold in addition.
 const FILES_IN_MEMORY: u64 = 23;
 
 fn check_memory(footprint: ByteSize) -> Result<()> {
@@ -227,13 +227,13 @@ fn check_memory(footprint: ByteSize) -> Result<()> {
     let wanted = footprint.0.saturating_mul(FILES_IN_MEMORY);
     if wanted > room {
         let (wanted, room) = (ByteSize(wanted), ByteSize(room));
-        let text = format!("this takes up to {wanted} and {room} are available: lower --footprint");
+        let text = format!("this needs up to {wanted}, and {room} is available: lower --footprint");
         return Err(UsageError(text).into());
     }
     Ok(())
 }
 
-/// Reads and writes as it is told on standard input.
+/// Reads and writes as standard input requests.
 pub fn serve_client(args: &FileClientArgs) -> Result<()> {
     serve_file_client(&args.file, args.bytes, stdin().lock(), tell)
 }
@@ -242,7 +242,7 @@ pub fn serve_client(args: &FileClientArgs) -> Result<()> {
 pub fn serve_floor(args: &FuseFloorArgs) -> Result<()> {
     let (asked, stop) = mpsc::sync_channel(1);
     ctrlc::set_handler(move || {
-        let _ = asked.try_send(()); // full: it was asked before
+        let _ = asked.try_send(()); // full: a stop was requested before
     })
     .context("cannot install signal handlers")?;
     serve_fuse_floor(&args.dir, args.bytes, args.threads, || tell("ready"), &stop)

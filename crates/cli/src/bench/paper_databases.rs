@@ -1,5 +1,5 @@
-//! The papers' figures for which a database runs: the reports on sigmod13 and sigmod14; the others are in
-//! modules beside this one.
+//! The papers' figures that run a database. This module has the reports on sigmod13 and sigmod14; the modules
+//! beside it have the others.
 
 use anyhow::Result;
 use farpool_bench::{
@@ -13,7 +13,7 @@ use farpool_workload::paper::{Effort, Sample, Spot};
 
 use super::{paper_queries, paper_range_scan, paper_small_transactions};
 
-/// Tables of this size fit in the server's buffers, as figure 13 wants them.
+/// Tables of this size fit in the server's buffers, as figure 13 requires.
 const LENDING_SCALE_MAX: f64 = 0.05;
 
 /// Whether [`measure`] gives this figure.
@@ -22,7 +22,7 @@ pub fn has(figure: Figure) -> bool {
     here.contains(&figure) || paper_queries::has(figure)
 }
 
-/// Measures the figures that are wanted.
+/// Measures the requested figures.
 pub fn measure(figures: &[Figure], effort: &Effort<'_>, stop: &StopFlag) -> Result<Vec<Section>> {
     let mut sections = Vec::new();
     if figures.iter().any(|&figure| paper_queries::has(figure)) {
@@ -118,8 +118,8 @@ fn lending_section(slices: &[Slice], scale: f64, effort: &Effort<'_>) -> Section
     Section { figure: Figure::Sigmod13, notes, body, verdicts: Vec::new(), drawing }
 }
 
-/// What was promised of far memory over shm, with the interposer: to take at most so many times as long as
-/// another place, or that another takes at least so many times as long.
+/// The goals for far memory over shm with the interposer: the most that its time may be, as a multiple of the
+/// time on tmpfs, and the least that the times on the disks must be, as multiples of its own.
 const AT_MOST_TMPFS: f64 = 1.10;
 const DISK_AT_LEAST: f64 = 1.2;
 const THROTTLED_AT_LEAST: f64 = 2.5;
@@ -225,14 +225,14 @@ fn hash_sort_drawing(report: &HashSortReport, spots: &[Spot]) -> String {
     draw_all(&[bars], &courses)
 }
 
-/// The run of the median.
+/// The run with the median time.
 fn middle_run(report: &HashSortReport, spot: Spot) -> Option<&Timed> {
     let mut runs: Vec<&Timed> = report.runs.iter().filter(|run| run.spot == spot).collect();
     runs.sort_by(|one, other| one.run.seconds.total_cmp(&other.run.seconds));
     runs.get(runs.len() / 2).copied()
 }
 
-/// Points of a line, at most: more are not told apart.
+/// Most points of a line: more could not be told apart.
 const POINTS: usize = 60;
 
 /// How fast a figure grows, between samples that are not too close.
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn lending_is_written_with_every_use_beside_nobodys() {
+    fn lending_is_reported_for_every_use_beside_none() {
         let slice = |round, usage| {
             let per_second = if usage == Use::Tcp { 90.0 } else { 100.0 };
             Slice { usage, round, per_second, mean_ms: 10.0, p99_ms: 20.0, borrowed_mib_s: 500.0 }

@@ -1,4 +1,4 @@
-//! The figures about TPC-H's queries, written down: damon4, damon5 and damon-table1.
+//! The report on TPC-H's queries: damon4, damon5 and damon-table1.
 
 use anyhow::Result;
 use farpool_bench::{
@@ -10,15 +10,15 @@ use farpool_workload::paper::{Effort, Sample, Spot};
 
 use super::paper_databases::slope;
 
-/// The paper has five; each takes the time of all queries in four places, and all figures are to be had in
-/// half an hour.
+/// The paper has five. Each round takes the time of all queries in all places, and all figures together must
+/// take no more than half an hour.
 const ROUNDS_MAX: usize = 3;
-/// For the same reason: the paper has 10, and memory limits are found for each query whatever the scale.
+/// Limited for the same reason; the paper has 10. The memory limit of each query is found at any scale.
 const SCALE_MAX: f64 = 0.5;
 /// Rows of the table, as in the paper.
 const MOST_TRAFFIC: usize = 5;
 const SPOTS: [Spot; 5] = [Spot::Tmpfs, Spot::InterposedShm, Spot::FarShm, Spot::Disk, Spot::Throttled];
-/// What disks are compared with: far memory as its user would reach it.
+/// What disks are compared with: far memory as users would access it.
 const FAR: Spot = Spot::InterposedShm;
 
 const WHO_COPIES: &str = "DuckDB, the mount and the nodes share the machine's processors. By the mount alone the kernel copies each \
@@ -30,7 +30,7 @@ pub fn has(figure: Figure) -> bool {
     matches!(figure, Figure::DamonTable1 | Figure::Damon4 | Figure::Damon5)
 }
 
-/// Measures once what the figures need, and writes each down.
+/// Runs the measurements that the figures share once, and reports each figure.
 pub fn measure(figures: &[Figure], effort: &Effort<'_>, stop: &StopFlag) -> Result<Vec<Section>> {
     let &Effort { work_dir, farpool, .. } = effort;
     let (rounds, scale) = (effort.rounds.min(ROUNDS_MAX), effort.scale.min(SCALE_MAX));
@@ -182,7 +182,7 @@ impl About<'_> {
         let mut body =
             String::from("| temporary files on | seconds | read, MB | written, MB |\n|---|--:|--:|--:|\n");
         let mut lines: [Vec<Line>; 2] = Default::default();
-        // The interposer's traffic is no system call's.
+        // The interposer's traffic is not by system calls, so it is not counted.
         for spot in SPOTS.into_iter().filter(|&spot| spot != Spot::InterposedShm) {
             let Some(run) = self.middle_run(query, spot) else { continue };
             let (read, written) = run.traffic();
@@ -208,7 +208,7 @@ impl About<'_> {
         self.section(Figure::Damon5, question, body, Some(draw_all(&[], &courses)))
     }
 
-    /// The run of the median.
+    /// The run with the median time.
     fn middle_run<'a>(&'a self, query: &'a str, spot: Spot) -> Option<&'a QueryRun> {
         let mut runs: Vec<&QueryRun> = self.report.of(query, spot).collect();
         runs.sort_by(|one, other| one.seconds.total_cmp(&other.seconds));

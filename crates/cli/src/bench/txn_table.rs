@@ -1,4 +1,4 @@
-//! `farpool bench txn-table`: all that is published about the speed of transactions.
+//! `farpool bench txn-table`: the published figures on the speed of transactions.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -9,10 +9,10 @@ use farpool_bench::{TxnTableOptions, run_txn_table};
 use super::{parse_seconds, stop_on_signals};
 use crate::output::tell;
 
-/// Measure transactions beside the floors of the machine, and write it down
+/// Measure transactions beside the floors of the machine, and write a report
 ///
-/// What `make bench-txn` runs: each line is an invocation of `farpool bench oracle`, `kv` or `io`. With ten
-/// million records it needs 8 GiB of memory, and with five rounds about half an hour.
+/// What `make bench-txn` runs. Each line of the report is one run of `farpool bench oracle`, `kv` or `io`.
+/// With ten million records it needs 8 GiB of memory, and with five rounds about half an hour.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
@@ -23,11 +23,11 @@ pub struct TxnTableArgs {
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
 
-    /// How often everything is measured; medians are shown
+    /// How often to measure everything; the report has medians
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
     rounds: u16,
 
-    /// How long each time
+    /// How long to measure each time, in seconds
     #[arg(long, value_name = "N", default_value = "2", value_parser = parse_seconds)]
     seconds: Duration,
 

@@ -1,4 +1,4 @@
-//! `farpool db bank`: money moves between accounts, and the sum stays.
+//! `farpool db bank`: moves money between accounts, and checks that the sum stays the same.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -10,18 +10,18 @@ use serde::{Deserialize, Serialize};
 use super::{Beginning, DatabaseAt};
 use crate::output::{say, tell};
 
-/// Each account's money at first.
+/// Each account's cents at first.
 const OPENING: i64 = 1_000;
-/// Accounts that are opened by one transaction.
+/// Accounts that one transaction opens.
 const AT_ONCE: u64 = 100;
-/// From one line of progress, and one count of the money, to the next.
+/// Pause between lines of progress. For each line all money is counted.
 const REPORT_EVERY: Duration = Duration::from_secs(1);
 
-/// Move money between accounts, and count it meanwhile
+/// Move money between accounts, and check the sum meanwhile
 ///
-/// Opens accounts if there are none, moves random amounts between random ones, and counts all the money once
-/// a second in a snapshot: it is always what it was at first. Several processes may do so at a time, on one
-/// database; kill some.
+/// Opens accounts if there are none, moves random amounts between random accounts, and once a second sums up
+/// all accounts in a snapshot: the sum must never change. Several processes can do this on one database at
+/// the same time; kill some of them to test recovery.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
@@ -34,7 +34,7 @@ pub struct BankArgs {
     #[command(flatten)]
     beginning: Beginning,
 
-    /// Accounts, if none were opened yet
+    /// Number of accounts to open, if there are none yet
     #[arg(long, value_name = "N", default_value_t = 1_000, value_parser = clap::value_parser!(u64).range(2..=10_000_000))]
     accounts: u64,
 
@@ -42,7 +42,7 @@ pub struct BankArgs {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=63))]
     threads: u8,
 
-    /// For how long
+    /// How long to run, in seconds
     #[arg(long, value_name = "N", default_value_t = 5)]
     seconds: u64,
 }
@@ -61,7 +61,7 @@ struct Bank {
 
 type Accounts = Table<u64, Account>;
 
-/// Runs, and says what was done.
+/// Runs, and prints how many transfers were made.
 pub fn run(args: BankArgs) -> Result<()> {
     let database = args.at.open_to_begin(&args.beginning)?;
     let client = database.client()?;
@@ -89,7 +89,7 @@ pub fn run(args: BankArgs) -> Result<()> {
     tell(format!("{transfers} transfers in {seconds:.1} s: {:.0} per second", transfers as f64 / seconds))
 }
 
-/// The number of accounts; opens them if nobody has.
+/// The number of accounts; opens them if there are none.
 fn open_bank(client: &Client, wanted: u64) -> Result<u64> {
     let bank: Table<u64, Bank> = match client.create_table("bank", &TableOptions::rows(1)) {
         Err(TxError::TableExists(_)) => client.open_table("bank")?,
@@ -120,7 +120,7 @@ fn open_bank(client: &Client, wanted: u64) -> Result<u64> {
     })?;
     say(format!("opened {wanted} accounts"));
     let found = client.transact(async |tx| tx.get(&bank, 0).await)?;
-    Ok(found.context("the bank was closed meanwhile")?.accounts)
+    Ok(found.context("the number of accounts is missing in the database")?.accounts)
 }
 
 fn move_money(
@@ -139,7 +139,7 @@ fn move_money(
         random ^= random << 17;
         (random >> 11) % bound
     };
-    // Relaxed, both: a sign to stop and a tally; they carry no data.
+    // Relaxed, both: a stop flag and a counter; they guard no data.
     while !stop.load(Ordering::Relaxed) {
         let (from, to) = (below(count), below(count));
         let cents = below(100) as i64 + 1;
@@ -149,7 +149,7 @@ fn move_money(
         let done = client.transact(async |tx| transfer(tx, &accounts, from, to, cents).await);
         match done {
             Ok(()) => moved.fetch_add(1, Ordering::Relaxed),
-            Err(TxError::RolledBack(_)) => continue, // not enough money there
+            Err(TxError::RolledBack(_)) => continue, // not enough money in the account
             Err(error) => return Err(error.into()),
         };
     }
@@ -175,7 +175,7 @@ async fn transfer(
     tx.update(accounts, to, payee).await
 }
 
-/// Counts all the money in a snapshot, again and again.
+/// Sums up all accounts in a snapshot, repeatedly, and checks the sum.
 fn count_money(
     client: &Client,
     count: u64,
@@ -198,7 +198,7 @@ fn count_money(
         match counted {
             Ok(sum) => ensure!(
                 sum == wanted,
-                "{sum} cents were counted, and there are {wanted}: money was lost or made"
+                "the sum is {sum} cents instead of {wanted}: money was lost or created"
             ),
             Err(error) => return Err(error.into()),
         }

@@ -1,4 +1,4 @@
-//! `farpool db judge`: whether what processes wrote down was snapshot isolation.
+//! `farpool db judge`: checks recorded histories for snapshot isolation.
 
 use std::fs::File;
 use std::io::BufReader;
@@ -9,21 +9,22 @@ use farpool_namdb::work::{Counted, History};
 
 use crate::output::tell;
 
-/// Say whether what `farpool db work` wrote down was snapshot isolation
+/// Check the histories that `farpool db work` has recorded for snapshot isolation
 ///
-/// Takes what all processes wrote that worked on the database since its table was made: what is missing would
-/// look like something that nobody wrote. Looks at the cuts and versions that they saw, and at nothing else.
+/// Needs the histories of all processes that have worked on the database since the table was created: a
+/// version from a missing history looks as if no transaction had written it. Only the recorded cuts and
+/// versions are checked.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
   farpool db judge a.jsonl b.jsonl")]
 pub struct JudgeArgs {
-    /// What the processes wrote down
+    /// Histories of all the processes
     #[arg(value_name = "HISTORY", required = true)]
     histories: Vec<PathBuf>,
 }
 
-/// Judges, and says what was found.
+/// Checks the histories, and prints the result.
 pub fn run(args: JudgeArgs) -> Result<()> {
     let mut history = History::default();
     for file in &args.histories {
@@ -36,7 +37,7 @@ pub fn run(args: JudgeArgs) -> Result<()> {
         bail!("this is not snapshot isolation: {violation}");
     }
     tell(format!(
-        "snapshot isolation: {committed} transactions committed, {aborted} wrote nothing or gave way to others, {unknown} of which \
-         nobody was told what became of them"
+        "snapshot isolation: {committed} transactions committed, {aborted} wrote nothing or aborted, \
+         {unknown} indeterminate"
     ))
 }

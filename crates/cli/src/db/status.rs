@@ -1,4 +1,4 @@
-//! `farpool db status`: who works on a database, and which tables it has.
+//! `farpool db status`: the compute servers and tables of a database.
 
 use anyhow::Result;
 use serde::Serialize;
@@ -7,9 +7,9 @@ use super::DatabaseAt;
 use crate::output::{tell, tell_json};
 use crate::size::ByteSize;
 
-/// Say which compute servers and tables a database has
+/// Show which compute servers and tables a database has
 ///
-/// Takes a seat for a moment, like any other compute server.
+/// Joins the database for a moment, like any other compute server.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
@@ -24,7 +24,7 @@ pub struct StatusArgs {
     json: bool,
 }
 
-/// Facts about a database. Names and meanings of the fields are stable; new ones may join.
+/// Facts about a database. Names and meanings of the fields are stable; fields may be added.
 #[derive(Serialize)]
 struct Status {
     servers: Vec<Server>,
@@ -76,8 +76,8 @@ pub fn run(args: StatusArgs) -> Result<()> {
     tell(format!("{:<8}{:>12}  DOES", "SERVER", "BEATS"))?;
     for server in &status.servers {
         let does = match (server.is_looked_after, server.publishes) {
-            (true, _) => "died; another one undoes what it left",
-            (false, true) => "publishes what is committed",
+            (true, _) => "dead; another server recovers it",
+            (false, true) => "publishes commits",
             (false, false) => "",
         };
         tell(format!("{:<8}{:>12}  {does}", server.slot, server.beats).trim_end())?;

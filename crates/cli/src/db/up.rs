@@ -1,4 +1,4 @@
-//! `farpool db up`: makes a database, or takes part in it.
+//! `farpool db up`: creates a database, or joins it.
 
 use std::time::Duration;
 
@@ -16,21 +16,22 @@ use crate::reach::{Wait, runtime};
 use crate::shutdown::Shutdown;
 use crate::size::ByteSize;
 
-/// How often it is looked at whether the database is still there.
+/// How often to check whether the database still exists.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
-/// Make a database, or take part in one
+/// Create a database, or join one
 ///
-/// If FILE is not there, leases memory of the pool, makes an empty database of it, and writes FILE, by which
-/// other processes find it. Whoever can read FILE can do everything with the database. Then stays as one of
-/// its compute servers, in the foreground, prints `ready`, looks after the others, and leaves on SIGTERM or
-/// Ctrl-C. The database is gone ten seconds after its last compute server.
+/// If FILE does not exist, leases memory of the pool, creates an empty database in it, and writes FILE, which
+/// other processes need to open the database. Every user who can read FILE has full access to the database.
+/// Then runs in the foreground as one of its compute servers: prints `ready`, recovers compute servers that
+/// crash, and leaves on SIGTERM or Ctrl-C. The database is lost ten seconds after its last compute server
+/// exits.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
   farpool db up bank.far                       a database in the pool of this user's `farpool up`
   farpool db up bank.far --memory 2GiB --servers 32
-  farpool db up bank.far &                     on another machine, with a copy of the file: the database outlives either")]
+  farpool db up bank.far &                     on another machine, with a copy of FILE: a second server")]
 pub struct UpArgs {
     #[command(flatten)]
     at: DatabaseAt,
@@ -51,13 +52,13 @@ pub struct UpArgs {
     #[arg(long, value_name = "P", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=16))]
     partitions: u16,
 
-    /// Seconds without a sign of life after which a new database's compute servers take one of them for dead
+    /// Seconds without a heartbeat after which a new database's compute servers declare one of them dead
     #[arg(long, value_name = "SECONDS", default_value_t = 3.0, value_parser = parse_patience)]
     patience: f64,
 }
 
-/// Shorter ones would take a thread that waits for its processor for dead; longer ones keep what it has
-/// locked for too long.
+/// With a shorter patience, a server whose threads wait for a processor would be declared dead; with a longer
+/// one, the locks of a dead server would be held for too long.
 fn parse_patience(text: &str) -> Result<f64, String> {
     let seconds: f64 = text.parse().map_err(|_| "write a number of seconds".to_owned())?;
     if (0.2..=10.0).contains(&seconds) { Ok(seconds) } else { Err("from 0.2 to 10 seconds".to_owned()) }

@@ -1,4 +1,4 @@
-//! `farpool db work`: random transactions that write down what they saw.
+//! `farpool db work`: random transactions that record what they saw.
 
 use std::fs::{File, OpenOptions};
 use std::io::Read;
@@ -11,11 +11,11 @@ use farpool_namdb::work::{Blow, Signal, Step, Strike, Work, work_table};
 use super::{Beginning, DatabaseAt};
 use crate::output::{say, tell};
 
-/// Run random transactions, and write down what they saw
+/// Run random transactions, and record what they saw
 ///
 /// Reads, writes and deletes random rows of a table of its own. Each transaction is a line of JSON in
-/// --history, written before it commits and again afterwards: so a process that is killed leaves what is
-/// known. Let several processes work at a time, and give what all of them wrote to `farpool db judge`.
+/// --history, written before it commits and again afterwards, so that a killed process leaves all that is
+/// known. Run several processes at the same time, and pass all their histories to `farpool db judge`.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
@@ -28,27 +28,27 @@ pub struct WorkArgs {
     #[command(flatten)]
     beginning: Beginning,
 
-    /// Where to write; a file that is there is continued
+    /// File for the history; if it exists, lines are added
     #[arg(long, value_name = "FILE")]
     history: PathBuf,
 
-    /// Rows: the fewer, the more conflicts. The first process to come decides how many there can be
+    /// Number of rows; fewer rows cause more conflicts. The first process sets the upper bound for all
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     rows: u64,
 
-    /// Rows of 10 to so many bytes, instead of 48 each. The first process to come decides
+    /// Rows of 10 to this many bytes, instead of 48 each. The first process decides for all
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(10..=1_048_576))]
     longest: Option<u32>,
 
-    /// What to do
+    /// Seed of the random choices
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
 
-    /// For how long
+    /// How long to run, in seconds
     #[arg(long, value_name = "N", default_value_t = 5)]
     seconds: u64,
 
-    /// Transactions per second at most: a line of each has a few hundred bytes
+    /// Most transactions per second; each takes a line of a few hundred bytes
     #[arg(long, value_name = "N", default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..))]
     rate: u32,
 
@@ -59,7 +59,7 @@ pub struct WorkArgs {
 }
 
 fn parse_strike(text: &str) -> Result<Strike, String> {
-    let wrong = || "write for instance kill:locked:20, stop:shown:1, or hang:logged:2".to_owned();
+    let wrong = || "write for instance kill:locked:20, stop:reached:1, or hang:logged:2".to_owned();
     let mut parts = text.split(':');
     let (Some(blow), Some(step), Some(commit), None) =
         (parts.next(), parts.next(), parts.next(), parts.next())
@@ -77,13 +77,13 @@ fn parse_strike(text: &str) -> Result<Strike, String> {
         "logged" => Step::Logged,
         "locked" => Step::Locked,
         "installed" => Step::Installed,
-        "shown" => Step::Shown,
+        "reached" => Step::Reached,
         _ => return Err(wrong()),
     };
     Ok(Strike { blow, step, commit: commit.parse().map_err(|_| wrong())? })
 }
 
-/// Works until the time is over, or it does not go on.
+/// Works until the time is up, or an error occurs.
 pub fn run(args: WorkArgs) -> Result<()> {
     let database = args.at.open_to_begin(&args.beginning)?;
     let client = database.client()?;
@@ -103,10 +103,10 @@ pub fn run(args: WorkArgs) -> Result<()> {
             false => aborted += 1,
         }
     }
-    tell(format!("{committed} transactions were done, {aborted} gave way to others"))
+    tell(format!("{committed} transactions committed, {aborted} aborted"))
 }
 
-/// A file to whose lines more are added. Its last line is taken away if it was cut off.
+/// Opens a history to which lines are added. A last line that was cut off is removed.
 fn continued(path: &Path) -> std::io::Result<File> {
     let mut file = OpenOptions::new().create(true).read(true).append(true).open(path)?;
     let mut found = Vec::new();
@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_that_was_cut_off_is_not_continued() {
+    fn a_line_that_was_cut_off_is_removed() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("history.jsonl");
         for (before, after) in [("", "c\n"), ("a\nb", "a\nc\n"), ("a\n", "a\nc\n"), ("b", "c\n")] {

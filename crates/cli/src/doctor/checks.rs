@@ -1,4 +1,4 @@
-//! The checks: each looks at one thing, and judges it in a function of its own that the tests can ask.
+//! The checks: each examines one thing, and judges it in a function of its own that tests can call.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, ErrorKind};
@@ -16,7 +16,7 @@ use crate::size::ByteSize;
 
 const FUSE_DEVICE: &str = "/dev/fuse";
 const FUSE_HELPER: &str = "fusermount3";
-/// `MADV_POPULATE_WRITE`, by which a node takes its memory, came with this version.
+/// The first version with `MADV_POPULATE_WRITE`, with which a node reserves its memory.
 const KERNEL_MIN: (u32, u32) = (5, 14);
 /// What a small node lends: one region.
 const LOCKABLE_MIN: ByteSize = ByteSize(64 << 20);
@@ -45,14 +45,16 @@ pub fn machine() -> Vec<Check> {
     .collect()
 }
 
-/// One line of many, or a single one where there is no RDMA: everything works without it.
+/// One of several lines, or the only one if there is no RDMA. Never a failure: everything works without it.
 fn rdma(finding: &Finding) -> Check {
     let name = "rdma";
     let found = format!("{}: {}", finding.subject, finding.found);
     match (finding.level, &finding.mend) {
         (Level::Wrong, mend) => Check::warn(name, found, mend.as_deref().unwrap_or("see the manual")),
         (Level::Good | Level::Absent, None) => Check::ok(name, found),
-        (Level::Good | Level::Absent, Some(mend)) => Check::ok(name, format!("{found}; to have it: {mend}")),
+        (Level::Good | Level::Absent, Some(mend)) => {
+            Check::ok(name, format!("{found}; to enable it: {mend}"))
+        }
     }
 }
 
@@ -63,7 +65,7 @@ fn kernel(release: &str) -> Check {
         (Some(major), Some(minor)) if (major, minor) >= KERNEL_MIN => Check::ok(name, release),
         _ => {
             let mend = format!(
-                "nodes take memory by MADV_POPULATE_WRITE: use Linux {}.{} or later",
+                "nodes reserve memory with MADV_POPULATE_WRITE: use Linux {}.{} or later",
                 KERNEL_MIN.0, KERNEL_MIN.1
             );
             Check::fail(name, release, mend)
@@ -103,7 +105,7 @@ fn memory_to_lend(spare: io::Result<u64>) -> Check {
         Ok(spare) if spare >= SPARE_MIN => {
             Check::ok(name, format!("{spare} (what `node --memory auto` takes)"))
         }
-        Ok(spare) => Check::warn(name, format!("{spare}"), "end something, or let another machine lend"),
+        Ok(spare) => Check::warn(name, format!("{spare}"), "end other programs, or let another machine lend"),
         Err(error) => Check::fail(name, error.to_string(), "mount /proc"),
     }
 }
@@ -124,8 +126,8 @@ fn lockable(limit: Option<ByteSize>) -> Check {
 
 fn memory_files(limit: Option<ByteSize>) -> Check {
     let name = "memory files";
-    // Memory that processes share lies in memfds, which know no limit of /dev/shm or kernel.shmmax, but this
-    // one.
+    // Shared memory lies in memfds. The limits of /dev/shm and kernel.shmmax do not apply to them, but the
+    // limit on file sizes does.
     match limit {
         Some(limit) if limit < FILE_MIN => Check::fail(
             name,
@@ -151,21 +153,21 @@ fn open_files(limit: Option<u64>) -> Check {
     }
 }
 
-/// Tries what a node does with its regions.
+/// Prefaults memory as a node does for its regions.
 fn probe_large_pages() -> io::Result<LargePages> {
     const PROBE_BYTES: u64 = 4 << 20;
     SharedMemory::create("farpool-doctor", PROBE_BYTES)?.mapping().prefault()
 }
 
-/// For information: everything works in small pages as well.
+/// A lack of large pages is no failure: everything works with small pages as well.
 fn large_pages(probed: io::Result<LargePages>) -> Check {
     let name = "large pages";
     match probed {
         Ok(LargePages::AsFarAsTheyFit) => Check::ok(name, "the kernel puts regions into pages of 2 MiB"),
         Ok(LargePages::NotAll) => Check::ok(
             name,
-            "none, random reads are slower: needs Linux 6.1 with transparent huge pages, and memory that is not in crumbs \
-             (echo 1 > /proc/sys/vm/compact_memory)",
+            "none, random reads are slower: needs Linux 6.1 with transparent huge pages, and memory that is not \
+             fragmented (echo 1 > /proc/sys/vm/compact_memory)",
         ),
         Err(error) => Check::fail(name, error.to_string(), "free some memory"),
     }
@@ -175,9 +177,9 @@ fn large_pages(probed: io::Result<LargePages>) -> Check {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct MemoryGroups {
     version: Option<u32>,
-    /// Whether the memory controller is there at all,
+    /// Whether the memory controller exists.
     has_memory: bool,
-    /// and whether this user may make a group under it.
+    /// Whether this user may create a group under it.
     writable: bool,
 }
 
@@ -220,7 +222,7 @@ fn memory_groups(groups: &MemoryGroups) -> Check {
     }
 }
 
-/// Whether the broker answers. One that nobody named and nobody started is no failure.
+/// Whether the broker answers. If none was named or started, that is only a warning.
 pub async fn broker(at: &BrokerAt) -> Check {
     let name = "broker";
     let located = match at.find() {
@@ -238,8 +240,9 @@ pub async fn broker(at: &BrokerAt) -> Check {
         }
         Err(error) => {
             let text = describe(&error);
-            let (found, mend) =
-                text.split_once(";\n").unwrap_or((&text, "do what it says, or name another with --broker"));
+            let (found, mend) = text
+                .split_once(";\n")
+                .unwrap_or((&text, "follow the message, or name another broker with --broker"));
             Check::fail(name, found, mend)
         }
     }
@@ -320,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn every_check_that_is_not_ok_says_how_to_mend_it() {
+    fn every_check_that_is_not_ok_names_the_fix() {
         assert!(machine().iter().all(|check| check.state == State::Ok || check.mend.is_some()));
     }
 }

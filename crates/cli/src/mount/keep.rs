@@ -1,4 +1,4 @@
-//! `farpool mount --keep DIR`: files that are there again after the daemon was killed.
+//! `farpool mount --keep DIR`: files that survive a restart of the daemon.
 
 use std::path::Path;
 
@@ -11,18 +11,18 @@ use farpool_pool::{Pool, PoolConfig};
 use crate::output::say;
 use crate::size::ByteSize;
 
-/// How long a successor has once the daemon has ended cleanly: the time of a lease, less what it takes to
-/// start.
+/// How long after a clean end the files can be found again: the time of a lease, less what a new daemon takes
+/// to start.
 const RESTART_WITHIN_S: u64 = 8;
 
-/// The directory of a mount's state, and the mount that was found in it.
+/// The directory of a mount's state, and the state found in it.
 pub struct Keeping {
     dir: KeepDir,
     kept: Kept,
 }
 
 impl Keeping {
-    /// Takes the directory, and says what is in it.
+    /// Takes the directory, and reads its state. State from an earlier boot is reported, and discarded.
     pub fn open(path: &Path) -> Result<Self> {
         let (dir, found) = KeepDir::open(path, KEPT_WORDS_BYTES)?;
         let kept = match found {
@@ -30,7 +30,7 @@ impl Keeping {
             Found::Nothing => Kept::default(),
             Found::EarlierBoot => {
                 say(format!(
-                    "empty  {} was left before this host was started again: its files are gone",
+                    "empty  {} is from before this host's last boot: its files are lost",
                     path.display()
                 ));
                 Kept::default()
@@ -39,7 +39,7 @@ impl Keeping {
         Ok(Keeping { dir, kept })
     }
 
-    /// The store with its files, as far as their leases still run.
+    /// The store with the files that were found. Data whose leases have ended are lost.
     pub fn store(&mut self, config: PoolConfig) -> Result<(FileStore, KeptMount)> {
         let kept = std::mem::take(&mut self.kept);
         let journal = self.dir.journal();
@@ -56,7 +56,7 @@ impl Keeping {
             if !losses.is_empty() {
                 let lost = ByteSize(losses.iter().sum());
                 say(format!(
-                    "lost   {lost} in {}: leases or nodes have ended, reading there gives EIO",
+                    "lost   {lost} in {}: leases or nodes have ended; reading the lost part gives EIO",
                     files_of(losses.len())
                 ));
             }
@@ -65,7 +65,7 @@ impl Keeping {
         Ok((store, kept))
     }
 
-    /// What becomes of the files now that the mount is gone.
+    /// Prints how to find the files again, now that the mount has ended.
     pub fn say_goodbye(&self, path: &Path) {
         if self.dir.journal().is_whole() {
             say(format!(

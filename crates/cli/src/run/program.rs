@@ -1,4 +1,4 @@
-//! Which program is meant, and whether a library can be preloaded into it.
+//! Finds the program to run, and whether a library can be preloaded into it.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -18,15 +18,15 @@ pub enum Program {
     Static,
     /// For another processor, or for its 32-bit mode.
     Foreign,
-    /// Gains rights when started, so that the linker ignores what the environment asks for.
+    /// Gains privileges when started, so that the linker ignores `LD_PRELOAD`.
     Privileged,
-    /// Its interpreter is the program.
+    /// Run by its interpreter.
     Script,
-    /// Nothing that we can read; the kernel will say what it thinks of it.
+    /// Unreadable, or of no known format: the kernel decides whether it can run it.
     Unknown,
 }
 
-/// Where the search goes if the environment does not say.
+/// The search path if the environment has none.
 const DEFAULT_PATH: &str = "/bin:/usr/bin";
 
 /// The file that a shell would start.
@@ -63,7 +63,7 @@ pub fn examine(path: &Path) -> Program {
 
 /// Bytes of an ELF header of 64 bits.
 const HEADER_BYTES: usize = 64;
-/// Most program headers that are looked at; programs have a dozen.
+/// Most program headers that are examined; programs have a dozen.
 const SEGMENTS_MAX: u16 = 64;
 /// `PT_INTERP`: the segment that names the dynamic linker.
 const INTERPRETER: u32 = 3;

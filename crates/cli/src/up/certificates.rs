@@ -1,5 +1,5 @@
-//! The certificates of a pool of `farpool up`: an authority that lives as long as this function, and one
-//! certificate by which every process of the pool proves, as server and as client, that it belongs to it.
+//! The certificates of a pool of `farpool up`: an authority whose key is discarded at once, and one
+//! certificate with which every process proves, as server and as client, that it belongs to the pool.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -13,7 +13,7 @@ use rcgen::{
     KeyUsagePurpose,
 };
 
-/// Writes ca.pem, cert.pem and key.pem, readable for us alone. The authority's key is not kept.
+/// Writes ca.pem, cert.pem and key.pem, readable by this user alone. The authority's key is not stored.
 pub fn make(dir: &Path) -> Result<()> {
     let (authority, certificate, key) = issue().context("cannot make certificates")?;
     for (name, pem) in [("ca.pem", authority), ("cert.pem", certificate), ("key.pem", key)] {
@@ -47,7 +47,7 @@ mod tests {
     use std::os::unix::fs::MetadataExt;
 
     #[test]
-    fn certificates_are_readable_for_us_alone_and_load() {
+    fn certificates_load_and_are_readable_by_this_user_alone() {
         let dir = tempfile::tempdir().unwrap();
         make(dir.path()).unwrap();
         for name in ["ca.pem", "cert.pem", "key.pem"] {

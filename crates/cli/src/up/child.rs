@@ -1,8 +1,10 @@
-//! A process of the pool, started from this very program: it is heard, watched and ended.
+//! A child process of `farpool up`, started from this same program: `up` reads its output, waits for its end,
+//! and stops it.
 //!
-//! C1. It ends with us, however we end (see [`tether`](crate::tether)).
-//! C2. It has a process group of its own: Ctrl-C reaches `up` alone, which ends the pool in order.
-//! C3. Until it is ready its complaints are kept for one error message; afterwards they are passed on.
+//! C1. The child ends when `up` ends, for whatever reason (see [`tether`](crate::tether)).
+//! C2. The child has a process group of its own: Ctrl-C reaches `up` alone, which ends the pool in order.
+//! C3. Until the child is ready, its standard error is kept for one error message; afterwards it is passed
+//!     on.
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
@@ -23,13 +25,13 @@ use crate::notify;
 use crate::output::complain;
 use crate::tether;
 
-/// Lines of complaint that an error message quotes.
+/// Lines of the child's standard error that an error message quotes.
 const QUOTED_LINES: usize = 2;
 /// From SIGTERM to SIGKILL: a server ends its requests within two seconds and then frees its memory.
 const END_DEADLINE: Duration = Duration::from_secs(10);
-/// Once a process has ended, its pipe is empty as soon as it has been read; this is for a busy machine.
+/// How long to read the pipe of a process that has ended. Only a busy machine needs as much.
 const LAST_WORDS_DEADLINE: Duration = Duration::from_secs(2);
-/// The word a process says once it serves.
+/// How the line begins that a process prints once it serves.
 const READY: &str = "ready";
 
 /// A running process. Dropping it kills it.
@@ -41,7 +43,7 @@ pub struct Child {
     listening: Option<JoinHandle<()>>,
 }
 
-/// What a process said on standard error.
+/// What a process printed on standard error.
 #[derive(Default)]
 struct Words {
     last: Mutex<VecDeque<String>>,
@@ -74,12 +76,12 @@ impl Child {
         Ok(Child { name, process, ready: Some(ready), words, listening })
     }
 
-    /// What messages call it.
+    /// Its name in messages.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Waits until it serves, and returns what it said with that. An error quotes its last words.
+    /// Waits until the child serves, and returns the rest of its ready line. An error quotes its last lines.
     pub async fn ready(&mut self, deadline: Duration) -> Result<String> {
         let Some(ready) = self.ready.take() else { bail!("{} was waited for already", self.name) };
         match timeout(deadline, ready).await {
@@ -99,13 +101,13 @@ impl Child {
 
     async fn failure(&mut self, what: &str) -> anyhow::Error {
         if let Some(listening) = self.listening.take() {
-            let _ = timeout(LAST_WORDS_DEADLINE, listening).await; // on expiry the words so far must do
+            let _ = timeout(LAST_WORDS_DEADLINE, listening).await; // on expiry, quote the lines so far
         }
         let words = self.words.last();
-        anyhow!("{} {what}: {}", self.name, if words.is_empty() { "it said nothing" } else { &words })
+        anyhow!("{} {what}: {}", self.name, if words.is_empty() { "it printed nothing" } else { &words })
     }
 
-    /// Waits until it has ended by itself.
+    /// Waits until the child has ended, and says how.
     pub async fn ended(&mut self) -> String {
         match self.process.wait().await {
             Ok(status) => describe(status),
@@ -113,7 +115,7 @@ impl Child {
         }
     }
 
-    /// Ends it: politely, then not.
+    /// Ends the child: by SIGTERM, and by SIGKILL if it misses the deadline.
     pub async fn end(&mut self) {
         let Some(pid) = self.process.id().and_then(|id| Pid::from_raw(id as i32)) else { return };
         if kill_process(pid, Signal::TERM).is_ok() && timeout(END_DEADLINE, self.process.wait()).await.is_ok()
@@ -154,7 +156,7 @@ async fn listen(name: String, pipe: impl AsyncRead + Unpin, words: Arc<Words>) {
     }
 }
 
-/// Reads to the end, since a full pipe would stop the process.
+/// Reads to the end, since a full pipe would block the process.
 async fn await_ready(pipe: impl AsyncRead + Unpin, said_ready: oneshot::Sender<String>) {
     let mut lines = BufReader::new(pipe).lines();
     let mut said_ready = Some(said_ready);
@@ -162,7 +164,7 @@ async fn await_ready(pipe: impl AsyncRead + Unpin, said_ready: oneshot::Sender<S
         if let Some(rest) = line.strip_prefix(READY)
             && let Some(said_ready) = said_ready.take()
         {
-            let _ = said_ready.send(rest.trim().to_owned()); // nobody waits any more after a deadline
+            let _ = said_ready.send(rest.trim().to_owned()); // after a deadline there is no receiver
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The program of our own that maps its files.
+//! `farpool bench columns`, which maps its files.
 
 use farpool_workload::databases::Place;
 use farpool_workload::databases::columns::{Size, expected, run};

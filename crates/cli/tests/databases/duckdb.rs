@@ -6,13 +6,13 @@ use farpool_workload::databases::{Ground, Place};
 use crate::support::ground;
 
 const MEMORY_MIB: u64 = 512;
-/// 1.8 million line items; with the least memory that they can be done with, the larger joins and groupings
+/// 1.8 million line items. Each query runs with the least memory that it needs, so larger joins and groupings
 /// spill.
 const TPC_H_SCALE: f64 = 0.3;
 /// 600,000 sales in shops.
 const TPC_DS_SCALE: f64 = 0.2;
 
-/// Runs all queries and tells how many of them spilled.
+/// Runs all queries and returns how many of them spilled.
 #[track_caller]
 fn spilled(ground: &Ground, benchmark: Benchmark, scale: f64) -> usize {
     let duckdb = DuckDb::find().unwrap();

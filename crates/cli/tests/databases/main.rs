@@ -1,14 +1,13 @@
 //! Unmodified databases on a real mount: `make test-databases`.
 //!
-//! Each test has a pool and a mount of its own, does on the mount what it does on the local disk, and
-//! compares. Ctrl-C ends a run in good order: every wait of every test looks at one flag, and guards clean
-//! up.
+//! Each test has a pool and a mount of its own. It does the same work on the mount and on the local disk, and
+//! compares the results. Ctrl-C ends a run cleanly: every wait of every test checks one flag, and guards
+//! clean up.
 //!
-//! What PostgreSQL does is done once more with the interposer, on a mount that lets it work on files
-//! directly; and that it did so is counted by the mount. `cargo build -p farpool-preload` makes the
-//! interposer.
+//! The tests of PostgreSQL also run with the interposer, on a mount that lets it work on files directly; the
+//! mount's counters prove that it did. `cargo build -p farpool-preload` builds the interposer.
 //!
-//! `FARPOOL_WRAPPER="env LD_PRELOAD=…" make test-databases` runs every database by that command.
+//! `FARPOOL_WRAPPER="env LD_PRELOAD=…" make test-databases` starts every database with that command.
 
 mod columns;
 mod duckdb;

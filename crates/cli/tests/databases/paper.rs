@@ -1,11 +1,11 @@
-//! The papers' figures about TPC-H: complete, written down, and nothing left behind. How fast is asserted
-//! nowhere.
+//! The papers' figures about TPC-H: they are complete and written to files, and nothing is left behind. No
+//! test asserts a speed.
 
 use std::process::Command;
 
 use farpool_workload::DEFAULT_WORK_DIR;
 
-/// 300,000 line items: the larger joins spill with the least memory.
+/// 300,000 line items: with the least memory, the larger joins spill.
 const SCALE: &str = "0.05";
 
 #[test]

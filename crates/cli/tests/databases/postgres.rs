@@ -1,4 +1,4 @@
-//! PostgreSQL's temporary files: everything that spills, and servers that crash while it does.
+//! PostgreSQL's temporary files: all kinds of statements that spill, and servers that crash meanwhile.
 
 use std::fs::File;
 use std::io::Write;
@@ -12,12 +12,13 @@ use crate::support::{eventually, ground_with};
 const MEMORY_MIB: u64 = 512;
 /// 180,000 line items, 24 MB.
 const SCALE: f64 = 0.03;
-/// Where it is done once more, by another way: a third of that.
+/// For the second run, with the interposer: a third of that.
 const SCALE_AGAIN: f64 = 0.01;
-/// What a statement writes at least; the materialised CTE, of half of the smaller table, writes the least.
+/// Each statement writes at least as much; the materialised CTE, of half of the smaller table, writes the
+/// least.
 const SPILLED_BYTES: u64 = 2 << 20;
 
-/// A worker lives for a part of a second only, so that it may take more than one to catch one.
+/// How often to try to catch a worker, which lives for a fraction of a second only.
 const ATTEMPTS: u32 = 20;
 
 fn kill(id: i32) {
@@ -27,7 +28,7 @@ fn kill(id: i32) {
 /// A statement, how many rows it gave, and their checksum.
 type Rows = (&'static str, u64, u64);
 
-/// All results in a place, of temporary files and of temporary tables; and how many temporary bytes were
+/// All results in a place, with temporary files and with temporary tables, and how many temporary bytes were
 /// written.
 #[track_caller]
 fn results(spilled: &Spilled, ground: &Ground, place: Place) -> (Vec<Rows>, u64) {
@@ -46,8 +47,8 @@ fn results(spilled: &Spilled, ground: &Ground, place: Place) -> (Vec<Rows>, u64)
     (results, temp_bytes)
 }
 
-/// The server lets clients in again, and what had spilled is gone. A client that is let in proves nothing on
-/// its own: it may have come before the server has noticed the crash.
+/// Waits until the server accepts clients again, and the temporary files are gone. A connection alone proves
+/// nothing: it may have been made before the server noticed the crash.
 #[track_caller]
 fn assert_recovered(spilled: &mut Spilled, place: Place) {
     eventually("the server has recovered, and no temporary file of the crash is left", || {
@@ -65,7 +66,7 @@ fn kill_parallel_worker(spilled: &mut Spilled) -> bool {
     let mut watcher = spilled.server().connect().unwrap();
     let worker = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'parallel worker' LIMIT 1";
     let mut found = None;
-    eventually("a parallel worker has spilled, or the join is over", || {
+    eventually("a parallel worker has spilled, or the join has ended", || {
         found = watcher.query_opt(worker, &[]).unwrap().map(|row| row.get::<_, i32>(0));
         let spilled = spilled.temp_file_bytes(Place::Far).unwrap() > SPILLED_BYTES;
         (found.is_some() && spilled) || joining.is_finished()
@@ -123,7 +124,7 @@ fn everything_that_spills_into_far_memory_gives_the_rows_that_local_files_give()
 }
 
 #[test]
-fn everything_that_spills_into_far_memory_past_the_kernel_gives_the_rows_that_local_files_give() {
+fn everything_that_spills_into_far_memory_without_the_kernel_gives_the_rows_that_local_files_give() {
     let ground = ground_with(MEMORY_MIB, Access::Direct);
     let work = || Ok(assert_places_agree(&ground, SCALE_AGAIN));
     let (temp_bytes, direct) = ground.direct_bytes_during(work).unwrap();
@@ -133,14 +134,14 @@ fn everything_that_spills_into_far_memory_past_the_kernel_gives_the_rows_that_lo
 }
 
 #[test]
-fn server_whose_processes_are_killed_while_they_spill_recovers_and_the_mount_serves_on() {
+fn server_whose_processes_are_killed_while_they_spill_recovers_and_the_mount_keeps_working() {
     let ground = ground_with(MEMORY_MIB, Access::Kernel);
     assert_crashes_are_survived(&ground);
     ground.tear_down().unwrap();
 }
 
 #[test]
-fn server_whose_processes_are_killed_while_they_spill_past_the_kernel_recovers_and_the_mount_serves_on() {
+fn server_whose_processes_are_killed_while_they_spill_without_the_kernel_recovers_and_the_mount_works() {
     let ground = ground_with(MEMORY_MIB, Access::Direct);
     let ((), direct) = ground.direct_bytes_during(|| Ok(assert_crashes_are_survived(&ground))).unwrap();
     println!("{direct:?}");
@@ -154,14 +155,15 @@ const DISK_FULL: &str = "53100";
 const FULL_MEMORY_MIB: u64 = 64;
 /// 600,000 line items, 80 MB: more than the kernel keeps of a FUSE file system before it writes.
 const SCALE_THAT_FILLS: f64 = 0.1;
-/// What is left of the pool: half of what the statement that spills least writes.
+/// Free space that is left in the pool: half of what the statement that spills least writes.
 const LEFT_BYTES: u64 = SPILLED_BYTES / 2;
-/// Statements that fill the pool; more are wished for than there is time for every day.
+/// How many statements fill the pool, unless the variable below is set.
 const FILLS: usize = 8;
+/// `FARPOOL_TEST_FILLS=100 cargo test -p farpool-cli --test databases fills_the_pool` fills the pool a
+/// hundred times.
 const FILLS_WISHED: &str = "FARPOOL_TEST_FILLS";
 
-/// `FARPOOL_TEST_FILLS=100 cargo test -p farpool-cli --test databases full_pool` fills the pool a hundred
-/// times. Fills the pool with a file, but for a little.
+/// Fills the pool with a file, except for [`LEFT_BYTES`].
 fn fill(ground: &Ground) {
     let mut file = File::create(ground.path(Place::Far, "ballast")).unwrap();
     let piece = vec![1; 1 << 20];
@@ -197,6 +199,6 @@ fn statement_that_fills_the_pool_ends_with_disk_full_and_nothing_else() {
 }
 
 #[test]
-fn statement_that_fills_the_pool_past_the_kernel_ends_with_disk_full_and_nothing_else() {
+fn statement_that_fills_the_pool_without_the_kernel_ends_with_disk_full_and_nothing_else() {
     assert_full_pool_is_disk_full(Access::Direct);
 }

@@ -7,7 +7,7 @@ use crate::support::ground;
 
 const MEMORY_MIB: u64 = 256;
 const SIZE: Size = Size { sorted_rows: 200_000, writers: 4, transactions: 50 };
-/// A sort of the rows writes some 17 MB; a look may miss the peak, but not by that much.
+/// A sort of the rows writes about 17 MB. Polling may miss the peak, but not by that much.
 const SPILLED_BYTES: u64 = 4 << 20;
 
 #[test]

@@ -1,4 +1,4 @@
-//! A ground for each test.
+//! The pool, mount and folder for each test.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -8,17 +8,17 @@ use std::time::{Duration, Instant};
 use farpool_workload::databases::{Access, Ground, GroundOptions};
 use farpool_workload::{DEFAULT_WORK_DIR, StopFlag, Transport};
 
-/// What databases are run by, as words.
+/// The command that starts databases, as words separated by blanks.
 const WRAPPER: &str = "FARPOOL_WRAPPER";
 /// How the mount reaches its nodes: shm or tcp.
 const TRANSPORT: &str = "FARPOOL_TRANSPORT";
 
-/// Nothing that is waited for takes as long on a busy machine, unless it hangs.
+/// Longest wait: only something that hangs takes as long, even on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Between two looks at a condition that cannot be waited for.
+/// Pause between two checks of a condition that can only be polled.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
-/// Looks until `condition` holds; panics when it does not in time, or Ctrl-C is pressed.
+/// Polls until `condition` holds; panics if it does not in time, or if Ctrl-C is pressed.
 #[track_caller]
 pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     let started = Instant::now();
@@ -29,19 +29,19 @@ pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// One for the process: a signal is the wish to stop everything.
+/// One flag for the process: a signal stops all tests.
 fn stop() -> StopFlag {
     static STOP: OnceLock<StopFlag> = OnceLock::new();
     STOP.get_or_init(|| StopFlag::on_signals().unwrap()).clone()
 }
 
-/// A pool of two nodes that lend so much each, mounted, beside a folder on the disk.
+/// A pool of two nodes that lend this much each, a mount of it, and a folder on the disk.
 #[track_caller]
 pub fn ground(memory_per_node_mib: u64) -> Ground {
     ground_with(memory_per_node_mib, Access::Kernel)
 }
 
-/// The same, of which databases work on the mount's files as said.
+/// The same, with a choice of how databases access the mount's files.
 #[track_caller]
 pub fn ground_with(memory_per_node_mib: u64, access: Access) -> Ground {
     let wrapper = std::env::var_os(WRAPPER).unwrap_or_default();

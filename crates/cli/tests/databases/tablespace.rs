@@ -8,10 +8,10 @@ use crate::support::ground_with;
 const MEMORY_MIB: u64 = 512;
 /// 300,000 accounts, 45 MB, and twice as much while they are rewritten.
 const SIZE: Size = Size { scale: 3, transactions: 1000 };
-/// Where it is done once more, by another way.
+/// For the second run, with the interposer.
 const SIZE_AGAIN: Size = Size { scale: 1, transactions: 500 };
 
-/// What such a run reads and writes past the kernel at least: the tables once.
+/// Least bytes that such a run reads and writes without the kernel: the tables once.
 const DIRECT_BYTES: u64 = 15 << 20;
 
 #[track_caller]
@@ -43,7 +43,7 @@ fn tables_in_far_memory_hold_what_local_ones_hold_after_every_step() {
 }
 
 #[test]
-fn tables_in_far_memory_worked_on_past_the_kernel_hold_what_local_ones_hold_after_every_step() {
+fn tables_in_far_memory_accessed_without_the_kernel_hold_what_local_ones_hold_after_every_step() {
     let ground = ground_with(MEMORY_MIB, Access::Direct);
     let work = || Ok(assert_steps_agree(&ground, SIZE_AGAIN));
     let ((), direct) = ground.direct_bytes_during(work).unwrap();
@@ -60,7 +60,7 @@ fn tables_in_far_memory_survive_a_shutdown_in_the_middle_of_transactions() {
 }
 
 #[test]
-fn tables_in_far_memory_worked_on_past_the_kernel_survive_a_shutdown_in_the_middle_of_transactions() {
+fn tables_in_far_memory_accessed_without_the_kernel_survive_a_shutdown_in_the_middle_of_transactions() {
     let ground = ground_with(MEMORY_MIB, Access::Direct);
     let work = || Ok(assert_shutdowns_are_survived(&ground, SIZE_AGAIN));
     let ((), direct) = ground.direct_bytes_during(work).unwrap();
@@ -69,13 +69,13 @@ fn tables_in_far_memory_worked_on_past_the_kernel_survive_a_shutdown_in_the_midd
     ground.tear_down().unwrap();
 }
 
-/// 72,000 rows, 18 MB with their index: some seconds, in which clients mostly ask for the lengths of files.
+/// 72,000 rows, 18 MB with their index: some seconds, in which clients mostly query the lengths of files.
 /// Ten times as many transactions take a minute.
 const INSERTS: postgres_inserts::Size = postgres_inserts::Size { clients: 6, transactions: 24 };
 const TRANSACTIONS: &str = "FARPOOL_TEST_INSERTS";
 
 #[test]
-fn clients_that_insert_into_one_table_at_once_by_the_interposer_meet_no_error() {
+fn clients_that_insert_into_one_table_at_once_with_the_interposer_get_no_error() {
     let ground = ground_with(MEMORY_MIB, Access::Direct);
     let transactions =
         std::env::var(TRANSACTIONS).map_or(INSERTS.transactions, |count| count.parse().unwrap());

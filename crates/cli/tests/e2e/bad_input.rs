@@ -1,4 +1,5 @@
-//! What bad input gets: one or two lines that name the fix, exit status 2 (usage) or 1, nothing left behind.
+//! Bad input: the error is one or two lines that name the fix, the exit status is 2 (usage) or 1, and nothing
+//! is left behind.
 
 use std::fs;
 use std::net::TcpListener;
@@ -11,7 +12,7 @@ use crate::support::{
     run_command, tied,
 };
 
-/// Nobody listens on port 1 of loopback: only root could, and nobody does.
+/// No process listens on port 1 of loopback: only root could.
 const NOBODY: &str = "127.0.0.1:1";
 
 fn small_pool() -> Pool {
@@ -46,7 +47,7 @@ fn impossible_sizes_are_usage_errors_with_an_example() {
 }
 
 #[test]
-fn memory_that_is_no_multiple_of_the_region_size_is_rounded_down_and_that_is_said() {
+fn memory_that_is_no_multiple_of_the_region_size_is_rounded_down_with_a_remark() {
     let dir = TempDir::new().unwrap();
     let run_dir = dir.path().join("pool");
     let mut command =
@@ -68,7 +69,7 @@ fn unreachable_broker_is_an_error_that_says_how_to_start_one() {
 }
 
 #[test]
-fn addresses_that_are_none_are_usage_errors_with_an_example() {
+fn malformed_addresses_are_usage_errors_with_an_example() {
     for address in ["nonsense", "127.0.0.1", "127.0.0.1:99999", ""] {
         assert_complaint(&run(["status", "--broker", address]), 2, "write HOST:PORT");
     }
@@ -205,7 +206,7 @@ fn second_pool_in_the_same_folder_is_refused_and_names_the_process_of_the_first(
 }
 
 #[test]
-fn folder_of_somebody_else_is_refused() {
+fn folder_of_another_user_is_refused() {
     let output = if root() {
         let dir = TempDir::new().unwrap();
         let run_dir = dir.path().join("pool");
@@ -219,13 +220,13 @@ fn folder_of_somebody_else_is_refused() {
 }
 
 #[test]
-fn logging_filter_that_is_none_is_a_usage_error() {
+fn malformed_log_filter_is_a_usage_error() {
     let mut command = farpool(["status"]);
     command.env("FARPOOL_LOG", "farpool=loud");
     assert_complaint(&run_command(command), 2, "FARPOOL_LOG");
 }
 
-/// Runs `farpool ARGS` where results can go nowhere.
+/// Runs `farpool ARGS` with a standard output to which all writes fail.
 fn run_on_a_full_disk(args: &[&str]) -> crate::support::Output {
     let mut command = tied("sh", ["-c", r#"exec "$@" >/dev/full"#, "sh", env!("CARGO_BIN_EXE_farpool")]);
     command.args(args);
@@ -233,7 +234,7 @@ fn run_on_a_full_disk(args: &[&str]) -> crate::support::Output {
 }
 
 #[test]
-fn results_that_cannot_be_written_are_an_error_and_a_reader_who_has_gone_is_none() {
+fn results_that_cannot_be_written_are_an_error_but_a_closed_pipe_is_not() {
     let pool = small_pool();
     let io = ["bench", "io", "--transport", "shm", "--op", "read", "--footprint", "4MiB", "--seconds", "0.1"];
     let cases: [&[&str]; 6] = [

@@ -1,5 +1,5 @@
-//! `farpool bench`: figures that are complete and checked, and nothing left behind. How fast is asserted
-//! nowhere.
+//! `farpool bench`: its figures are complete and checked, and it leaves nothing behind. No test asserts a
+//! speed.
 
 use rustix::process::Signal;
 use serde_json::Value;
@@ -64,7 +64,7 @@ fn tcp_is_measured_beside_a_bare_server() {
 
 #[test]
 fn a_running_pool_of_two_nodes_is_measured_when_it_is_named() {
-    // No more than one run takes: the next has to get what the one before has given back.
+    // Enough for one run only: the next run needs the regions that the one before has given back.
     let pool = Pool::start(PoolOptions { nodes: 2, memory: "32MiB", region_size: "8MiB" });
     for transport in ["shm", "tcp", "shm"] {
         let args = ["--op", "read", "--batch", "4", "--broker", &pool.address, "--transport", transport];
@@ -90,15 +90,15 @@ fn timestamp_transactions_are_measured_and_all_of_them_are_published_in_the_end(
     for transport in ["shm", "tcp"] {
         let vector = with(&["--transport", transport]);
         let operations = vector["operations_per_t_trx"].as_f64().unwrap();
-        assert!((2.0..3.0).contains(&operations), "a READ to begin, a WRITE to show: {vector}");
+        assert!((2.0..3.0).contains(&operations), "a READ to begin, a WRITE of the watermark: {vector}");
         let naive = with(&["--transport", transport, "--oracle", "naive"]);
         assert!(naive["operations_per_t_trx"].as_f64().unwrap() >= 3.0, "{naive}");
         let split = with(&["--transport", transport, "--partitions", "2"]);
-        assert!(split["operations_per_t_trx"].as_f64().unwrap() >= 5.0, "two looks at both: {split}");
+        assert!(split["operations_per_t_trx"].as_f64().unwrap() >= 5.0, "both parts are read twice: {split}");
         let all = ["--transport", transport, "--fetch-thread", "--compress", "--partitions", "2"];
         let all = with(&all);
         let operations = all["operations_per_t_trx"].as_f64().unwrap();
-        assert!(operations <= 1.1, "no more than the word of the slot: {all}");
+        assert!(operations <= 1.1, "only a WRITE of the slot's word: {all}");
     }
 }
 
@@ -123,7 +123,7 @@ fn transactions_of_each_mix_are_measured_and_no_increment_is_lost() {
         with(&["--transport", transport, "--mix", "rmw", "--announce", "--threads", "2", "--in-flight", "2"]);
         let skewed = ["--transport", transport, "--mix", "rmw", "--threads", "2", "--in-flight", "4"];
         let skewed = with(&[&skewed[..], &["--skew", "1.2"]].concat());
-        assert!(skewed["aborted"].as_u64().unwrap() > 0, "nobody was first: {skewed}");
+        assert!(skewed["aborted"].as_u64().unwrap() > 0, "transactions conflict: {skewed}");
     }
 }
 

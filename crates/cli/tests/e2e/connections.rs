@@ -1,5 +1,5 @@
-//! Clients keep their data while a node's connections are all taken: by floods without a key, by connections
-//! that dribble, by another user on the node's socket, and by more honest clients than there are places.
+//! Clients keep their data while all connections of a node are taken: by floods without a key, by connections
+//! that dribble, by another user on the node's socket, and by more honest clients than the node can serve.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read, Write};
@@ -23,22 +23,23 @@ use crate::support::{Mount, Pool, PoolOptions, eventually, pattern, read_from_fa
 const MIB: usize = 1 << 20;
 /// Connections of a flood; a node serves 1,024.
 const FLOOD: usize = 1_040;
-/// Descriptors that a flood needs; many systems allow 1,024 unless asked for more.
+/// Descriptors that a flood needs; the default limit of many systems is 1,024.
 const DESCRIPTORS: u64 = 8_192;
-/// The attack itself: a connection that dribbles sends one byte per interval. A node once closed connections
-/// without a key for 100 ms of silence only, so each byte came just in time.
+/// The attack itself: a connection that dribbles sends one byte per interval. An earlier node closed
+/// connections without a key only after 100 ms of silence, so each byte came just in time.
 const DRIBBLE_EVERY: Duration = Duration::from_millis(80);
-/// Rounds of the other floods: as many as there can be while the node under test has a processor, too.
+/// Pause between rounds of the other floods: short, but it leaves the node under test some processor time.
 const FLOOD_EVERY: Duration = Duration::from_millis(1);
-/// How long a flood lasts at least: longer than a client waits for a silent node, and several intervals of
-/// renewal.
+/// How long a flood lasts at least: longer than a client waits for a silent node, and longer than several
+/// intervals of renewal.
 const FLOOD_LASTS: Duration = Duration::from_secs(7);
-/// Lines that a node may write about a flood: a few kinds, a line of each in ten seconds.
+/// Lines that a node may log about a flood: a few kinds of lines, each once in ten seconds.
 const LINES_OF_A_FLOOD: usize = 20;
-/// The crowd of everyday runs: with so few descriptors the node has some thirty places.
+/// The crowd of everyday runs: with so few descriptors the node serves about thirty connections.
 const CROWD: Crowd =
     Crowd { mounts: 6, threads: 8, node_descriptors: 400, memory: "64MiB", mount_bytes: 8 * MIB as u64 };
-/// `FARPOOL_CROWD=18x64` asks for a crowd of 18 mounts with 64 threads each, and a node with all its places.
+/// `FARPOOL_CROWD=18x64` asks for a crowd of 18 mounts with 64 threads each, and a node that serves as many
+/// connections as nodes can.
 const CROWD_OPTION: &str = "FARPOOL_CROWD";
 /// What each thread writes and reads back in a round.
 const CROWD_BYTES: usize = 64 << 10;
@@ -65,16 +66,16 @@ enum Target {
 /// What the connections of a flood do.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Habit {
-    /// Greet, then send one byte at a time, and come back when closed.
+    /// Greet, then send one byte at a time, and connect again when closed.
     Dribble,
-    /// Only come, and come back when closed.
+    /// Only connect, and connect again when closed.
     Come,
     /// Greet and ask for echoes as fast as they are answered.
     Echo,
 }
 
 impl Habit {
-    /// From one round over all connections to the next.
+    /// Pause between rounds over all connections.
     fn interval(self) -> Duration {
         match self {
             Habit::Dribble => DRIBBLE_EVERY,
@@ -83,7 +84,7 @@ impl Habit {
     }
 }
 
-/// Connections without a key, which are kept up until this is dropped.
+/// Connections without a key, which are opened again and again until this is dropped.
 struct Flood {
     stop: &'static AtomicBool,
     thread: Option<JoinHandle<()>>,
@@ -113,7 +114,7 @@ impl Drop for Flood {
 
 fn flood(target: &Target, node: NodeId, habit: Habit, stop: &AtomicBool, opened: &AtomicU64) {
     if matches!(target, Target::Unix(_)) && root() {
-        // Changes this thread only: the socket looks at the user that connects.
+        // Changes this thread only: the socket checks the user that connects.
         let (user, group) = (Uid::from_raw(STRANGER), Gid::from_raw(STRANGER));
         rustix::thread::set_thread_res_gid(group, group, group).unwrap();
         rustix::thread::set_thread_res_uid(user, user, user).unwrap();
@@ -157,7 +158,7 @@ fn open(target: &Target, node: NodeId, habit: Habit, session: u64) -> Option<Fil
     Some(stream)
 }
 
-/// Does what a connection of this habit does in a round; returns whether it is still open.
+/// Performs one round of a connection with this habit; returns whether it is still open.
 fn keep_up(stream: &mut File, habit: Habit) -> bool {
     let wants_more = |error: &std::io::Error| error.kind() == ErrorKind::WouldBlock;
     let sent = match habit {
@@ -203,8 +204,8 @@ fn node_of(pool: &Pool) -> (NodeId, String, PathBuf) {
     (NodeId(number), node["tcp"].as_str().unwrap().into(), node["shm_socket"].as_str().unwrap().into())
 }
 
-/// Floods a node that two mounts use, one of them idle: the busy one goes on, a third one can be started, and
-/// all have their data afterwards.
+/// Floods a node that two mounts use, one of them idle. The busy mount goes on, a third mount can be started,
+/// and all have their data afterwards.
 fn nothing_is_lost(habit: Habit, transport: &str) {
     raise_descriptors();
     // Each mount holds at least 32 MiB in reserve.
@@ -238,7 +239,7 @@ fn nothing_is_lost(habit: Habit, transport: &str) {
         assert!(read_from_far(&mount.file("data")).unwrap() == data);
     }
     assert_eq!(pool.status()["nodes"][0]["alive"], true);
-    // The operator learns of it, and is not flooded as well.
+    // The log reports the flood, but is not flooded itself.
     let said = pool.nodes[0].complaints();
     assert!(said.contains("left_out=") && said.lines().count() <= LINES_OF_A_FLOOD, "{said}");
     for mount in [&mut idle, &mut busy, &mut late] {
@@ -247,33 +248,33 @@ fn nothing_is_lost(habit: Habit, transport: &str) {
 }
 
 #[test]
-fn connections_that_dribble_take_every_place_and_no_file_is_lost() {
+fn connections_that_dribble_take_all_connections_and_no_file_is_lost() {
     nothing_is_lost(Habit::Dribble, "tcp");
 }
 
 #[test]
-fn a_plain_flood_takes_every_place_and_no_file_is_lost() {
+fn a_plain_flood_takes_all_connections_and_no_file_is_lost() {
     nothing_is_lost(Habit::Come, "tcp");
 }
 
 #[test]
-fn calls_without_a_key_take_every_place_and_no_file_is_lost() {
+fn calls_without_a_key_take_all_connections_and_no_file_is_lost() {
     nothing_is_lost(Habit::Echo, "tcp");
 }
 
 #[test]
-fn another_user_on_the_nodes_socket_takes_every_place_and_no_file_is_lost() {
+fn another_user_on_the_nodes_socket_takes_all_connections_and_no_file_is_lost() {
     nothing_is_lost(Habit::Dribble, "shm");
 }
 
 /// Honest clients that work at the same time.
 struct Crowd {
     mounts: usize,
-    /// Of each mount.
+    /// Threads of each mount.
     threads: usize,
-    /// Of the node, which bound the connections that it serves.
+    /// Descriptors of the node, which limit the connections that it serves.
     node_descriptors: u64,
-    /// Of the node.
+    /// Memory of the node.
     memory: &'static str,
     /// Most far memory of a mount.
     mount_bytes: u64,
@@ -348,11 +349,11 @@ fn more_honest_connections_than_places(transport: TransportChoice) {
 }
 
 #[test]
-fn more_honest_connections_than_places_over_tcp_are_slower_and_lose_nothing() {
+fn more_honest_clients_than_connections_over_tcp_are_slower_and_lose_nothing() {
     more_honest_connections_than_places(TransportChoice::Tcp);
 }
 
 #[test]
-fn more_honest_connections_than_places_over_shared_memory_are_slower_and_lose_nothing() {
+fn more_honest_clients_than_connections_over_shared_memory_are_slower_and_lose_nothing() {
     more_honest_connections_than_places(TransportChoice::Shm);
 }

@@ -1,5 +1,5 @@
-//! Databases in far memory: compute servers that are real processes, killed, stopped and taken for dead,
-//! judged by what they saw.
+//! Databases in far memory: compute servers are real processes, which are killed, stopped and evicted. Their
+//! histories are checked for snapshot isolation.
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
@@ -18,21 +18,21 @@ use crate::support::{
     Output, Pool, PoolOptions, Process, assert_complaint, farpool, run, run_command, within,
 };
 
-/// A compute server is taken for dead after so long: more than a busy machine keeps a thread from its
-/// processor.
+/// A compute server is declared dead after so long without a heartbeat: longer than a thread waits for a
+/// processor on a busy machine.
 const PATIENCE_SECONDS: &str = "2";
-/// Who is stopped for so long is taken for dead, on a busy machine as well.
+/// A process that is stopped for so long is declared dead, on a busy machine as well.
 const STOPPED: Duration = Duration::from_secs(5);
 
-/// A pool, and a database's file that is not there yet.
+/// A pool, and the path of a database's file that does not exist yet.
 struct Ground {
     pool: Pool,
     dir: TempDir,
-    /// Rows that workers write are of any length up to this.
+    /// Workers write rows of any length up to this.
     longest: Option<&'static str>,
     /// Parts of the database's oracle.
     partitions: &'static str,
-    /// A compute server is taken for dead after so many seconds.
+    /// A compute server is declared dead after so many seconds without a heartbeat.
     patience: &'static str,
 }
 
@@ -54,7 +54,7 @@ impl Ground {
         built
     }
 
-    /// A compute server that does nothing but look after others; the first one makes the database.
+    /// A compute server that only recovers others; the first one creates the database.
     #[track_caller]
     fn up(&self) -> Process {
         let args = ["--memory", "24MiB", "--servers", "16", "--patience", self.patience];
@@ -81,26 +81,26 @@ impl Ground {
         self.dir.path().join(format!("{number}.jsonl"))
     }
 
-    /// A compute server that works on a few rows and writes down what it sees.
+    /// A compute server that works on a few rows and records what it sees.
     #[track_caller]
     fn work(&self, number: u32, transport: &str, seconds: u64) -> Process {
         self.work_until(number, transport, seconds, None)
     }
 
-    /// As [`work`](Self::work), and it sends itself a signal at a step of a commit.
+    /// As [`work`](Self::work), but it sends itself a signal, or hangs, at a step of a commit.
     #[track_caller]
     fn work_until(&self, number: u32, transport: &str, seconds: u64, strike: Option<&str>) -> Process {
         let (seed, seconds) = (number.to_string(), seconds.to_string());
         let mut command = self.command("work", transport, &["--seed", &seed, "--seconds", &seconds]);
         command.args(["--rows", "6", "--rate", "600", "--history"]).arg(self.history(number));
-        // Every third one begins from what its fetch thread has.
+        // Every third worker begins from the snapshots of its fetch thread.
         command.args(number.is_multiple_of(3).then_some("--fetch-thread"));
         command.args(self.longest.into_iter().flat_map(|longest| ["--longest", longest]));
         command.args(strike.map(|strike| format!("--strike={strike}")));
         Process::ready(format!("worker {number}"), command).0
     }
 
-    /// What all workers wrote down is snapshot isolation; says how many transactions they committed.
+    /// Checks the histories of all workers for snapshot isolation; returns how many transactions committed.
     #[track_caller]
     fn judge(&self, workers: u32) -> u64 {
         let mut command = farpool(["db", "judge"]);
@@ -113,7 +113,7 @@ impl Ground {
 }
 
 #[test]
-fn money_moves_between_processes_over_shm_and_tcp_and_the_database_outlives_who_made_it() {
+fn money_moves_between_processes_over_shm_and_tcp_and_the_database_outlives_its_creator() {
     let ground = Ground::new();
     let mut first = ground.up();
     assert!(ground.bank("shm", "1").stdout.contains("opened 50 accounts"));
@@ -131,29 +131,29 @@ fn money_moves_between_processes_over_shm_and_tcp_and_the_database_outlives_who_
 }
 
 #[test]
-fn a_killed_publisher_is_followed_by_another_and_what_was_committed_is_there() {
+fn a_killed_publisher_is_replaced_and_no_commit_is_lost() {
     let ground = Ground { partitions: "2", ..Ground::new() };
     let mut publisher = ground.up();
     ground.bank("shm", "0");
     let mut moving = Process::start("the bank", ground.command("bank", "shm", &["--seconds", "4"]));
     moving.await_line("   0 s");
     publisher.kill();
-    // Its seat is looked after, or nothing would be published any more.
+    // The bank goes on only if the publisher is replaced.
     let output = moving.wait();
     assert!(output.status.success() && output.stdout.contains("50000 cents"), "{output:?}");
-    // The last one has left, and the leases last for some seconds more.
+    // The last server has left, but the leases last for some seconds more.
     assert!(ground.bank("shm", "0").stdout.contains("50000 cents"));
 }
 
-/// A worker was shut out, and says so; in the middle of a commit it says what that means.
+/// A worker was evicted, and its error says so; in the middle of a commit, that the outcome is unknown.
 #[track_caller]
-fn assert_shut_out(output: &Output) {
-    let said = ["took this one for dead", "nobody knows yet", "this process was held up"];
+fn assert_evicted(output: &Output) {
+    let said = ["took this one for dead", "may have taken effect", "this process was held up"];
     assert!(said.iter().any(|said| output.stderr.contains(said)), "{output:?}");
 }
 
-/// Workers come, are killed, or are stopped until the others have shut them out; what all of them saw is
-/// snapshot isolation.
+/// Workers join, and are killed, or stopped until the others have evicted them. The histories of all of them
+/// show snapshot isolation.
 #[track_caller]
 fn assert_isolated_while_workers_die(transport: &str, partitions: &'static str) {
     const SECONDS: u64 = 10;
@@ -164,7 +164,7 @@ fn assert_isolated_while_workers_die(transport: &str, partitions: &'static str) 
     let mut started = 3;
     let mut stopped = Vec::new();
     while Instant::now() < end {
-        // Long enough to be in the middle of something, and never twice the same.
+        // Long enough for work to be in progress, and different each time.
         std::thread::sleep(Duration::from_millis(500 + 37 * u64::from(started) % 300));
         let mut worker = workers.remove(0);
         if started % 3 == 0 {
@@ -186,24 +186,24 @@ fn assert_isolated_while_workers_die(transport: &str, partitions: &'static str) 
     for (worker, _) in &stopped {
         worker.signal(Signal::CONT);
     }
-    let mut shut_out = 0;
+    let mut evicted = 0;
     for worker in workers.iter_mut().chain(stopped.iter_mut().map(|(worker, _)| worker)) {
         let output = worker.wait();
         if !output.status.success() {
-            assert_shut_out(&output);
-            shut_out += 1;
+            assert_evicted(&output);
+            evicted += 1;
         }
     }
-    assert!(shut_out > 0, "nobody was stopped for long enough");
+    assert!(evicted > 0, "no worker was stopped for long enough");
     let committed = ground.judge(started);
     assert!(committed > 150, "{committed} transactions");
     up.assert_running();
-    // What the dead have left holds nobody up, and what they were told is there.
+    // Nothing that dead workers have left blocks others, and their acknowledged commits are there.
     let last = started + 1;
     let output = ground.work(last, transport, 1).wait();
     assert!(output.status.success(), "{output:?}");
     assert!(ground.judge(last) > committed);
-    within(Duration::from_secs(20), "all seats of the dead are free", || {
+    within(Duration::from_secs(20), "the seats of all dead workers are free", || {
         up.assert_running();
         ground.status()["servers"].as_array().unwrap().len() == 1
     });
@@ -220,25 +220,24 @@ fn snapshot_isolation_holds_while_processes_are_killed_and_stopped_over_tcp_with
 }
 
 /// The fault itself: how long the first node stops. Leases last ten seconds, and every member has at least
-/// 9.7 of them left when a node stops.
+/// 9.7 seconds left when a node stops.
 const LONGEST_STANDSTILL: Duration = Duration::from_secs(9);
 /// The fault itself: how long the second node stops, which is longer than most operations wait for a node.
 const STANDSTILL: Duration = Duration::from_secs(6);
-/// How long workers may take until each has written down another transaction, on a busy machine.
+/// How long workers may take until each has recorded another transaction, on a busy machine.
 const GO_ON_WITHIN: Duration = Duration::from_secs(20);
 
-/// Stops each node in turn, while money moves and workers write down what they see: all members wait, and go
-/// on.
+/// Stops each node in turn, while the bank and the workers run: all members wait, and go on.
 #[track_caller]
 fn assert_a_node_may_stand_still(transport: &str) {
     const SECONDS: u64 = 22;
-    // Shorter than a node stands still, and longer than a busy machine keeps a thread from its processor.
+    // Shorter than a node is stopped, and longer than a thread waits for a processor on a busy machine.
     let ground = Ground { patience: "4", ..Ground::new() };
     let mut up = ground.up();
     ground.bank(transport, "0");
     let mut moving =
         Process::start("the bank", ground.command("bank", transport, &["--seconds", &SECONDS.to_string()]));
-    moving.await_line("  "); // the money was counted, however long that took
+    moving.await_line("  "); // the first sum is complete, however long that took
     let end = Instant::now() + Duration::from_secs(SECONDS);
     let mut workers: Vec<Process> = (1..=3).map(|number| ground.work(number, transport, SECONDS)).collect();
     let histories =
@@ -278,7 +277,7 @@ fn members_wait_for_a_node_that_stands_still_and_go_on_over_tcp() {
 
 /// Only the publisher's thread stops: its process goes on, with its other threads.
 #[test]
-fn a_publisher_whose_thread_stands_still_is_shut_out_and_another_one_publishes() {
+fn a_publisher_whose_thread_hangs_is_evicted_and_replaced() {
     let ground = Ground::new();
     let mut first = ground.up();
     let mut second = ground.up();
@@ -288,7 +287,7 @@ fn a_publisher_whose_thread_stands_still_is_shut_out_and_another_one_publishes()
         let servers = status["servers"].as_array().unwrap();
         servers.iter().find(|server| server["publishes"] == true)?["slot"].as_u64()
     };
-    assert_eq!(publisher(), Some(0), "the first to come");
+    assert_eq!(publisher(), Some(0), "the first server to join");
     let still = first.stop_thread("db-publisher");
     // Commits are acknowledged, and later transactions see them.
     assert!(ground.bank("shm", "1").stdout.contains("50000 cents"));
@@ -301,13 +300,13 @@ fn a_publisher_whose_thread_stands_still_is_shut_out_and_another_one_publishes()
 }
 
 #[test]
-fn a_compute_server_with_a_thread_that_hangs_in_a_commit_is_shut_out_and_its_locks_are_free() {
+fn a_compute_server_with_a_thread_that_hangs_in_a_commit_is_evicted_and_its_locks_are_released() {
     let ground = Ground::new();
     let mut up = ground.up();
     let hung = ["prepared", "locked", "installed"].map(|step| format!("hang:{step}:20"));
     let mut hung: Vec<Process> =
         (1..).zip(&hung).map(|(number, strike)| ground.work_until(number, "shm", 60, Some(strike))).collect();
-    within(Duration::from_secs(60), "the processes with a thread that hangs are shut out", || {
+    within(Duration::from_secs(60), "the processes with a thread that hangs are evicted", || {
         up.assert_running();
         ground.status()["servers"].as_array().unwrap().len() == 1
     });
@@ -319,9 +318,9 @@ fn a_compute_server_with_a_thread_that_hangs_in_a_commit_is_shut_out_and_its_loc
     assert!(ground.judge(4) > 20);
 }
 
-const STEPS: [&str; 5] = ["prepared", "logged", "locked", "installed", "shown"];
+const STEPS: [&str; 5] = ["prepared", "logged", "locked", "installed", "reached"];
 
-/// Processes are killed, or stopped until they were shut out, at each step of a commit, while others work.
+/// Processes are killed, or stopped until they are evicted, at each step of a commit, while others work.
 #[track_caller]
 fn assert_isolated_at_each_step(transport: &str, longest: Option<&'static str>) {
     let ground = Ground { longest, ..Ground::new() };
@@ -339,13 +338,13 @@ fn assert_isolated_at_each_step(transport: &str, longest: Option<&'static str>) 
         assert_eq!(process.wait().status.signal(), Some(9), "it kills itself");
     }
     assert!(others.wait().status.success());
-    within(Duration::from_secs(30), "the stopped ones are shut out", || {
+    within(Duration::from_secs(30), "the stopped processes are evicted", || {
         up.assert_running();
         ground.status()["servers"].as_array().unwrap().len() == 1
     });
     for process in &mut stopped {
         process.signal(Signal::CONT);
-        assert_shut_out(&process.wait());
+        assert_evicted(&process.wait());
     }
     let last = strikes.len() as u32 + 2;
     assert!(ground.work(last, transport, 1).wait().status.success(), "nothing is locked any more");
@@ -358,7 +357,7 @@ fn snapshot_isolation_holds_where_processes_are_killed_and_stopped_at_each_step_
     assert_isolated_at_each_step("shm", None);
 }
 
-/// Rows of 10 bytes to 40 KB: most of them lie beside their table, in blocks of those who wrote them.
+/// Rows of 10 bytes to 40 KB: most of them are stored outside their table, in blocks of their writers.
 #[test]
 fn rows_of_any_length_are_whole_where_their_writers_are_killed_and_stopped_at_each_step_of_a_commit() {
     assert_isolated_at_each_step("shm", Some("40000"));
@@ -369,12 +368,12 @@ fn snapshot_isolation_holds_where_processes_are_killed_and_stopped_at_each_step_
     assert_isolated_at_each_step("tcp", None);
 }
 
-/// How the tests' own processes reach their pools, whatever this user's pools want.
+/// How the test process reaches the pool, whatever the pools of this user require.
 fn in_plain_text() -> Reach {
     Reach { credentials: Credentials::PlainText, ..Reach::default() }
 }
 
-/// Versions of a row, and of the catalog's, that are more than their rings hold.
+/// More versions of a row, and of the catalog's rows, than their rings hold.
 #[test]
 fn a_snapshot_stays_whole_while_others_go_on_writing_its_rows_and_changing_tables() {
     const UPDATES: u64 = 300;
@@ -412,9 +411,10 @@ fn a_snapshot_stays_whole_while_others_go_on_writing_its_rows_and_changing_table
     assert_eq!(names, ["rows"]);
 }
 
-/// Each opens the database anew, and writes more than the slab has room for, in what those before have left.
+/// Each round opens the database again. All rounds together write more than the slab holds, so space is
+/// reused.
 #[test]
-fn rows_of_any_length_are_there_for_who_opens_the_database_later_and_make_room_for_his() {
+fn rows_of_any_length_survive_their_writers_and_their_space_is_reused() {
     const ROWS: u64 = 20;
     const ROUNDS: u64 = 5;
     const LONGEST: usize = 40_000;
@@ -450,7 +450,7 @@ fn rows_of_any_length_are_there_for_who_opens_the_database_later_and_make_room_f
 }
 
 #[test]
-fn a_writer_whom_an_open_snapshot_holds_up_for_too_long_is_told_so() {
+fn a_writer_that_an_open_snapshot_blocks_for_too_long_gets_an_error() {
     let ground = Ground::new();
     let _up = ground.up();
     let database = Database::open(&ground.file(), &in_plain_text()).unwrap();
@@ -474,7 +474,7 @@ fn a_writer_whom_an_open_snapshot_holds_up_for_too_long_is_told_so() {
     assert!(told.contains("end long transactions") && told.contains("overflow"), "{told}");
 }
 
-/// A region has 64 grants at most, and each process has one of each region.
+/// A region has at most 64 grants, and each process needs one for each region.
 #[test]
 fn any_number_of_processes_may_come_and_go_while_one_stays() {
     const TIMES: usize = 80;

@@ -1,4 +1,4 @@
-//! `farpool doctor` says what is wrong and how to mend it.
+//! `farpool doctor` says what is wrong and how to fix it.
 
 use serde_json::Value;
 
@@ -42,7 +42,7 @@ fn no_broker_at_all_is_only_a_warning() {
 }
 
 #[test]
-fn lines_for_people_show_what_to_do_below_what_is_wrong() {
+fn lines_name_the_fix_below_the_failed_check() {
     let output = run(["doctor", "--broker", "127.0.0.1:1"]);
     assert!(output.stdout.lines().any(|line| line.starts_with("FAIL  broker")), "{output:?}");
     assert!(output.stdout.contains("-> start one with `farpool up`"), "{output:?}");

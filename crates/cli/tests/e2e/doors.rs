@@ -1,5 +1,5 @@
-//! What each command says when client and broker cannot talk to each other. The same for C and Rust is in the
-//! tests of the C library.
+//! The errors of each command when client and broker cannot talk to each other. The tests of the C library do
+//! the same for C and Rust.
 
 use std::fs;
 use std::path::Path;

@@ -11,7 +11,7 @@ use crate::support::{
 };
 
 const MIB: usize = 1 << 20;
-/// What the pool promises for a node that is gone (5 s), and as much again for a busy machine.
+/// The pool gives up a lost node within 5 s; as much again is for a busy machine.
 const LOST_NODE_DEADLINE: Duration = Duration::from_secs(10);
 
 #[test]
@@ -26,7 +26,7 @@ fn files_go_on_without_the_broker_and_grow_again_after_its_restart() {
     let killed = Instant::now();
     let mut file = OpenOptions::new().read(true).write(true).open(mount.file("first")).unwrap();
     let mut round = 0;
-    within(PATIENCE, "the term of the first leases is over", || {
+    within(PATIENCE, "the term of the first leases has passed", || {
         round += 1;
         let data = pattern(MIB, round);
         file.seek(SeekFrom::Start(0)).unwrap();
@@ -60,7 +60,7 @@ fn lose_a_node(transport: &str) {
     let data = pattern(8 * MIB, 1);
     write_new(&mount.file("data"), &data).unwrap();
     pool.nodes[0].kill();
-    // Shared memory outlives its node for as long as it takes to notice; what is read until then is right.
+    // Shared memory outlives its node until the loss is noticed; what is read until then is right.
     within(LOST_NODE_DEADLINE, "reading gives an I/O error", || match read_from_far(&mount.file("data")) {
         Ok(bytes) => {
             assert!(bytes == data);
@@ -72,18 +72,18 @@ fn lose_a_node(transport: &str) {
         }
     });
     fs::remove_file(mount.file("data")).unwrap();
-    eventually("files go to the node that is left", || write_new(&mount.file("new"), &data).is_ok());
+    eventually("files go to the remaining node", || write_new(&mount.file("new"), &data).is_ok());
     assert!(read_from_far(&mount.file("new")).unwrap() == data);
     mount.unmount();
 }
 
 #[test]
-fn lost_node_over_shared_memory_is_an_io_error_in_time_and_the_mount_lives_on() {
+fn lost_node_over_shared_memory_is_an_io_error_in_time_and_the_mount_keeps_working() {
     lose_a_node("shm");
 }
 
 #[test]
-fn lost_node_over_tcp_is_an_io_error_in_time_and_the_mount_lives_on() {
+fn lost_node_over_tcp_is_an_io_error_in_time_and_the_mount_keeps_working() {
     lose_a_node("tcp");
 }
 
@@ -93,7 +93,7 @@ fn full_pool_gives_enospc_and_space_comes_back_after_unlink() {
     let mut mount = Mount::of(&pool, &[]);
     let half = pattern(12 * MIB, 1);
     write_new(&mount.file("keep"), &half).unwrap();
-    // What is free elsewhere is as last heard: for a moment a region that has just been lent counts twice.
+    // The pool's free memory is as last reported: for a moment a region that has just been lent counts twice.
     eventually("the mount has the size of the pool", || {
         let capacity = rustix::fs::statvfs(mount.path()).unwrap();
         capacity.f_blocks * capacity.f_frsize == 32 * MIB as u64

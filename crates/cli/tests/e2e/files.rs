@@ -5,7 +5,7 @@ use crate::support::{Mount, Pool, PoolOptions, run_command, tied};
 fn fio(mount: &Mount, name: &str, options: &[&str]) {
     let mut command = tied("fio", ["--name", name, "--minimal"]);
     command.arg(format!("--directory={}", mount.path().display()));
-    // The kernel's cache is dropped before verifying, so that far memory is asked.
+    // --invalidate drops the kernel's cache before verifying, so that far memory is read.
     command.args(["--ioengine=psync", "--numjobs=4", "--size=6m", "--bsrange=4k-64k", "--bs_unaligned=0"]);
     command.args([
         "--verify=crc32c",
@@ -14,7 +14,7 @@ fn fio(mount: &Mount, name: &str, options: &[&str]) {
         "--invalidate=1",
         "--randrepeat=0",
     ]);
-    // Else it leaves files in the working directory.
+    // Otherwise fio leaves files in the working directory.
     command.arg("--verify_state_save=0");
     command.args(options);
     let output = run_command(command);

@@ -10,11 +10,10 @@ use serde_json::Value;
 
 use crate::support::{Mount, Pool, PoolOptions, Up, eventually, pattern};
 
-/// No server keeps a stranger's connection as long.
+/// Every server closes a connection without a key sooner.
 const CLOSED_WITHIN: Duration = Duration::from_secs(30);
 
-/// What strangers send: noise, silence after half a greeting, another protocol, a frame that lies about its
-/// length.
+/// Malformed input: noise, silence after half a greeting, another protocol, a frame with a wrong length.
 fn garbage() -> Vec<Vec<u8>> {
     let mut lying = b"FARPOOL\x01".to_vec();
     lying.extend([0xFF; 4096]);
@@ -27,7 +26,7 @@ fn garbage() -> Vec<Vec<u8>> {
     ]
 }
 
-/// Sends and then reads until the other side closes; what it says meanwhile does not matter.
+/// Sends, and then reads until the other side closes; the answer does not matter.
 fn assert_closed(mut stream: impl Read + Write, sent: &[u8]) {
     let _ = stream.write_all(sent); // it may close before it has read all
     let mut heard = [0; 4096];
@@ -103,5 +102,5 @@ fn garbage_on_ports_with_tls_is_cut_off() {
     send_to_tcp(&up.address);
     assert_eq!(up.status()["connections_rejected"], garbage().len());
     send_to_tcp(address(&up.status(), "control"));
-    assert_eq!(up.children().len(), 3, "nobody fell over");
+    assert_eq!(up.children().len(), 3, "all processes still run");
 }

@@ -1,5 +1,4 @@
-//! What `make install` puts below a prefix, and that it is whole: nothing there looks back at the folder it
-//! was built in.
+//! What `make install` puts below a prefix. It is complete: nothing there refers to the build folder.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,7 +10,7 @@ use tempfile::TempDir;
 
 use crate::support::{built, run, run_command, tied};
 
-/// A folder that looks like cargo's after `make build`.
+/// A folder like cargo's target folder after `make build`.
 fn folder() -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     for name in ["libfarpool_preload.so", "libfarpool.so"] {
@@ -38,7 +37,7 @@ fn files_below(root: &Path) -> BTreeSet<String> {
 }
 
 #[test]
-fn installed_binary_finds_its_interposer_and_has_pages_and_completions_and_all_goes_again() {
+fn installed_binary_finds_its_interposer_pages_and_completions_and_all_can_be_removed() {
     let (folder, root) = (folder(), tempfile::tempdir().unwrap());
     install(folder.path(), root.path());
     let files = files_below(root.path());

@@ -1,4 +1,4 @@
-//! `farpool mount --keep`: files are there again after the daemon was killed.
+//! `farpool mount --keep`: files that survive a restart of the daemon.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, Permissions};
@@ -18,7 +18,7 @@ use crate::support::{
 const MIB: usize = 1 << 20;
 const BLOCK: usize = 8 << 10;
 
-/// Where a mount and its state are, from daemon to daemon.
+/// The directories of a mount and its state, which several daemons use in turn.
 struct Place {
     parent: TempDir,
 }
@@ -49,7 +49,7 @@ impl Place {
         Mount::with(self.command(pool, options), self.dir())
     }
 
-    /// SIGKILL, and another daemon as soon as the mount is away.
+    /// Kills the daemon, and starts another one as soon as the mount is gone.
     #[track_caller]
     fn again(&self, pool: &Pool, mut mount: Mount, options: &[&str]) -> Mount {
         mount.process.kill();
@@ -57,11 +57,11 @@ impl Place {
         self.mount(pool, options)
     }
 
-    /// Until the watcher has taken the mount of a killed daemon away.
+    /// Waits until the watcher has unmounted the mount of a killed daemon.
     #[track_caller]
     fn wait_until_unmounted(&self, mount: Mount) {
-        eventually("the watcher has taken the mount away", || !is_mounted(&self.dir()));
-        drop(mount); // its guard would take the next one away
+        eventually("the watcher has unmounted it", || !is_mounted(&self.dir()));
+        drop(mount); // its guard would unmount the next one
     }
 
     /// A mount that is refused.
@@ -87,7 +87,7 @@ fn xattr(path: &Path, name: &str) -> Vec<u8> {
     value[..bytes].to_vec()
 }
 
-/// What `stat` says of everything below a directory, and what lies there.
+/// Attributes and contents of everything below a directory.
 fn seen(root: &Path) -> BTreeMap<PathBuf, String> {
     let mut seen = BTreeMap::new();
     let mut open = vec![root.to_owned()];
@@ -114,7 +114,7 @@ fn checksum(data: &[u8]) -> u64 {
 }
 
 #[test]
-fn a_killed_mount_is_there_again_with_everything_that_has_a_name() {
+fn a_restarted_mount_has_everything_that_has_a_name() {
     let pool = Pool::start(PoolOptions { nodes: 3, ..PoolOptions::default() });
     let place = Place::new();
     let mount = place.mount(&pool, &[]);
@@ -157,7 +157,7 @@ fn a_killed_mount_is_there_again_with_everything_that_has_a_name() {
         assert!(seen(mount.path()) == before, "round {round}: {:#?}\n{before:#?}", seen(mount.path()));
         assert_eq!(xattr(&mount.file("second name"), "user.note"), b"kept");
         assert_eq!(xattr(&mount.file("parity:2").join("data"), "user.farpool.redundancy"), b"parity:2");
-        // What is made and removed now gets nothing of theirs.
+        // A file that is created and removed now must not use their extents.
         write_new(&mount.file("fresh"), &pattern(8 * MIB, 6));
         fs::remove_file(mount.file("fresh")).unwrap();
         let root = File::open(mount.path()).unwrap();
@@ -173,11 +173,10 @@ fn a_killed_mount_is_there_again_with_everything_that_has_a_name() {
     let output = mount.unmount();
     assert!(output.stdout.contains("kept   for about"), "{}", output.stdout);
     let mount = place.mount(&pool, &[]);
-    assert!(seen(mount.path()) == before, "a mount that ended well is found again, too");
+    assert!(seen(mount.path()) == before, "the files are found after a clean end, too");
 }
 
-/// The modification time that was seen, from what `stat` says now: the tests put it back after they changed
-/// the root.
+/// The modification time of the root in `before`: the test restores it after it has changed the root.
 fn modified(before: &BTreeMap<PathBuf, String>, root: &Path) -> SystemTime {
     let text = &before[root];
     let number = |name: &str| -> u64 {
@@ -193,12 +192,12 @@ fn block_of(number: u64, round: u64) -> Vec<u8> {
     pattern(BLOCK, number << 32 | round)
 }
 
-/// Writes blocks of a file over and over until the daemon is killed; what is found then is what was
-/// acknowledged, or what was being written, word by word.
+/// Writes blocks of a file over and over until the daemon is killed. Afterwards each word of a block must be
+/// the one that was last acknowledged, or the one that was being written.
 fn killed_while_writing(transport: &str, redundancy: &str) {
     const BLOCKS: u64 = 96;
     const WRITERS: u64 = 3;
-    /// What a copy that is killed half-way may leave old beside new.
+    /// A copy that is killed half-way leaves each word of this size old or new.
     const WORD: usize = 8;
     let pool = Pool::start(PoolOptions { nodes: 3, ..PoolOptions::default() });
     let place = Place::new();
@@ -213,8 +212,8 @@ fn killed_while_writing(transport: &str, redundancy: &str) {
             for writer in 0..WRITERS {
                 let (path, acknowledged) = (&path, &acknowledged);
                 scope.spawn(move || {
-                    // Past the kernel's cache what such a write has returned for is stored; by way of it,
-                    // what was synced.
+                    // With O_DIRECT, data are stored when the write returns; through the kernel's cache, when
+                    // they are synced.
                     let direct = if writer % 2 == 0 { rustix::fs::OFlags::DIRECT.bits() as i32 } else { 0 };
                     let file = File::options().write(true).custom_flags(direct).open(path).unwrap();
                     for number in (writer..BLOCKS).step_by(WRITERS as usize).cycle() {
@@ -252,7 +251,7 @@ fn killed_while_writing(transport: &str, redundancy: &str) {
             if block == begun {
                 acknowledged[number as usize].store(round + 1, Ordering::Relaxed);
             } else if block != done {
-                // In part the new one: written anew, so that the next kill finds something known.
+                // Partly the new block: written again, so that its contents are known at the next kill.
                 let file = File::options().write(true).open(&path).unwrap();
                 file.write_all_at(&done, number * BLOCK as u64).unwrap();
                 file.sync_data().unwrap();
@@ -291,7 +290,7 @@ fn a_second_mount_with_the_same_state_is_refused() {
 }
 
 #[test]
-fn state_that_makes_no_sense_is_refused_and_left_as_it_is_until_it_is_deleted() {
+fn damaged_state_is_refused_and_not_changed() {
     let pool = Pool::start(PoolOptions::default());
     let place = Place::new();
     let mut mount = place.mount(&pool, &[]);
@@ -311,7 +310,7 @@ fn state_that_makes_no_sense_is_refused_and_left_as_it_is_until_it_is_deleted() 
 }
 
 #[test]
-fn files_whose_leases_have_ended_are_there_and_reading_them_is_an_error() {
+fn files_whose_leases_have_ended_still_exist_and_reading_them_is_an_error() {
     let pool = Pool::start(PoolOptions::default());
     let place = Place::new();
     let mut mount = place.mount(&pool, &[]);
@@ -334,7 +333,7 @@ fn files_whose_leases_have_ended_are_there_and_reading_them_is_an_error() {
 }
 
 #[test]
-fn what_lay_on_a_node_that_died_with_the_mount_is_made_from_the_rest_of_its_row() {
+fn data_on_a_node_that_died_with_the_mount_are_reconstructed_from_their_rows() {
     let mut pool = Pool::start(PoolOptions { nodes: 4, ..PoolOptions::default() });
     let place = Place::new();
     let mut mount = place.mount(&pool, &["--redundancy", "parity:2"]);

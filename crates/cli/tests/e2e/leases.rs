@@ -1,4 +1,4 @@
-//! The node keeps its promises to those who break the rules: late, with an old key, with a wrong one.
+//! What a node does with clients that break the rules: that are late, or use an old or a wrong key.
 
 use std::time::{Duration, Instant};
 
@@ -12,12 +12,12 @@ const OWNER: u64 = 1;
 const OTHER_OWNER: u64 = 2;
 const SECRET: &[u8] = b"what the first holder wrote";
 
-/// One region, so that the next owner gets the very memory that the first one had.
+/// One region, so that the next owner gets the same memory as the first one.
 fn pool_of_one_region() -> Pool {
     Pool::start(PoolOptions { nodes: 1, memory: "1MiB", region_size: "1MiB" })
 }
 
-/// Lets a lease run out: nobody renews it, and the node takes the region back.
+/// Lets a lease expire: it is not renewed, so the node takes the region back.
 fn let_expire(pool: &Pool) {
     eventually("the region is free again", || pool.regions_free() == pool.regions_total());
 }
@@ -39,7 +39,7 @@ fn client_with_an_expired_lease_is_refused_by_the_node_over_tcp() {
 }
 
 #[test]
-fn client_with_an_expired_lease_learns_it_over_shared_memory() {
+fn client_with_an_expired_lease_is_refused_over_shared_memory() {
     let pool = pool_of_one_region();
     let client = Client::new(&pool.address, OWNER, TransportChoice::Shm);
     let lease = client.acquire(1).remove(0);
@@ -47,10 +47,10 @@ fn client_with_an_expired_lease_learns_it_over_shared_memory() {
     client.write(&queue, &lease, SECRET).unwrap();
     eventually("the epoch has moved", || client.read(&queue, &lease, SECRET.len()).is_err());
     let error = client.read(&queue, &lease, SECRET.len()).unwrap_err();
-    assert_eq!(error, OpError::Refused(Refusal::NotAttached), "the memory was let go of");
+    assert_eq!(error, OpError::Refused(Refusal::NotAttached), "the client has unmapped the memory");
     let error = client.attach(&queue, &lease, lease.access_key().unwrap()).unwrap_err();
     assert_eq!(error, OpError::Refused(Refusal::StaleEpoch));
-    let_expire(&pool); // though a process still maps what was its memory
+    let_expire(&pool); // even while a process still maps the old memory
     drop(queue);
     let error = client.attach(&client.connect(&lease), &lease, lease.access_key().unwrap()).unwrap_err();
     assert_eq!(error, OpError::Refused(Refusal::StaleEpoch));
@@ -64,7 +64,7 @@ fn lease_that_is_renewed_outlives_its_first_term() {
     let queue = client.open(&lease);
     client.write(&queue, &lease, SECRET).unwrap();
     let first_term = std::time::Instant::now();
-    eventually("its first term is over", || {
+    eventually("its first term has passed", || {
         assert!(client.renew(&lease).renewed);
         assert_eq!(client.read(&queue, &lease, SECRET.len()).unwrap(), SECRET);
         first_term.elapsed().as_millis() as u64 > lease.ttl_ms * 3 / 2
@@ -99,11 +99,11 @@ fn stale_key_reads_nothing_and_the_next_owner_finds_zeros() {
         let unread = OpError::Refused(Refusal::NotAttached);
         assert_eq!(first.read(&stale, &new, SECRET.len()).unwrap_err(), unread);
         assert_eq!(first.read(&stale, &old, SECRET.len()).unwrap_err(), unread);
-        assert_eq!(next.read(&queue, &new, 20).unwrap(), b"of the second holder", "nothing happened to it");
+        assert_eq!(next.read(&queue, &new, 20).unwrap(), b"of the second holder", "the data are unchanged");
     }
 }
 
-/// Reads as a client does that has done nothing wrong: what moved is attached again.
+/// Reads as a client does that was not fenced: it attaches a region that has moved again.
 fn read_on(client: &Client, queue: &Queue, grant: &Lease) -> Vec<u8> {
     match client.read(queue, grant, SECRET.len()) {
         Ok(bytes) => bytes,
@@ -164,10 +164,10 @@ fn fenced_grant_is_refused_while_others_go_on_over_shared_memory() {
 }
 
 #[test]
-fn lease_that_is_taken_back_serves_for_its_grace_and_ends_with_it() {
-    // Longer than a lease's term: what was promised before is over by then.
+fn lease_that_is_revoked_stays_valid_for_its_grace_period_and_ends_with_it() {
+    // Longer than a lease's term: all earlier renewals have expired by then.
     const GRACE: Duration = Duration::from_secs(12);
-    // The node looks after its leases several times a second; the rest is for a busy machine.
+    // The node checks its leases several times a second; the rest is for a busy machine.
     const LATENESS: Duration = Duration::from_secs(10);
     let pool = Pool::start(PoolOptions { nodes: 1, memory: "2MiB", region_size: "1MiB" });
     let clients = [(OWNER, TransportChoice::Tcp), (OTHER_OWNER, TransportChoice::Shm)]
@@ -183,20 +183,20 @@ fn lease_that_is_taken_back_serves_for_its_grace_and_ends_with_it() {
         let answer = client.take_back(1, GRACE.as_millis() as u64);
         assert_eq!((answer.revoked, answer.short_reason.as_str()), (1, ""));
     }
-    within(GRACE + LATENESS, "both leases are refused to be renewed", || {
-        let mut over = 0;
+    within(GRACE + LATENESS, "the renewal of both leases is refused", || {
+        let mut refused = 0;
         for (client, lease, queue) in &held {
             let before = client.read(queue, lease, SECRET.len());
             let renewal = client.renew(lease);
             if renewal.renewed {
-                assert_eq!(before.unwrap(), SECRET, "it serves to its end");
+                assert_eq!(before.unwrap(), SECRET, "the lease is valid until it ends");
                 assert!(renewal.revoked && renewal.remaining_ms <= GRACE.as_millis() as u64, "{renewal:?}");
             } else {
-                assert!(started.elapsed() >= GRACE, "it lasts for its grace");
-                over += 1;
+                assert!(started.elapsed() >= GRACE, "the lease lasts for its grace period");
+                refused += 1;
             }
         }
-        over == 2
+        refused == 2
     });
     for (client, lease, queue) in &held {
         eventually("the data plane refuses it", || client.read(queue, lease, SECRET.len()).is_err());

@@ -1,8 +1,8 @@
 //! The real binary from end to end: real processes, sockets, mounts, a real PostgreSQL, a real fio.
 //!
-//! Nothing here skips: what a machine lacks is a failure that says so (`farpool doctor` says how to mend it).
-//! Every process and mount is held by a guard, so that a failed test leaves nothing behind. Waits poll until
-//! a deadline.
+//! No test is skipped: if the machine lacks something, the test fails and says so (`farpool doctor` says how
+//! to fix it). Every process and mount is held by a guard, so that a failed test leaves nothing behind. Waits
+//! poll until a deadline.
 
 mod bad_input;
 mod bench;

@@ -1,4 +1,4 @@
-//! Mounts come and go without a trace, however their daemon ends.
+//! A mount leaves nothing behind, however its daemon ends.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -31,7 +31,7 @@ fn terminated_mount_is_gone_and_gives_its_memory_back() {
 }
 
 #[test]
-fn terminated_mount_goes_even_while_a_file_is_open() {
+fn terminated_mount_is_removed_even_while_a_file_is_open() {
     let pool = pool();
     let mut mount = Mount::of(&pool, &[]);
     fs::write(mount.file("data"), [7; 4096]).unwrap();
@@ -40,14 +40,14 @@ fn terminated_mount_goes_even_while_a_file_is_open() {
     mount.process.wait();
     assert!(!is_mounted(mount.path()));
     let mut bytes = Vec::new();
-    // An error or what the kernel still has; it must come, and be right.
+    // Either an error, or the right bytes from the kernel's cache.
     if open.read_to_end(&mut bytes).is_ok() {
         assert!(bytes.iter().all(|&byte| byte == 7));
     }
 }
 
 #[test]
-fn killed_mount_does_not_stay_behind_and_the_directory_serves_the_next() {
+fn killed_mount_is_removed_and_another_mount_can_use_the_directory() {
     let pool = pool();
     let mut mount = Mount::of(&pool, &[]);
     fs::write(mount.file("data"), [7; 4096]).unwrap();

@@ -1,4 +1,4 @@
-//! `farpool node` and `farpool broker` by themselves: what they keep, and how they end.
+//! `farpool node` and `farpool broker` alone: their state, how they register, and how they end.
 
 use rustix::process::Signal;
 use tempfile::TempDir;
@@ -30,7 +30,7 @@ fn second_node_on_a_state_folder_is_refused_and_the_first_keeps_its_name() {
 }
 
 #[test]
-fn second_broker_on_a_store_is_refused_and_told_which() {
+fn second_broker_on_a_store_is_refused_and_the_store_is_named() {
     let dir = TempDir::new().unwrap();
     let store = dir.path().join("broker.redb");
     let broker = || {
@@ -56,7 +56,7 @@ fn node_that_is_interrupted_while_it_reserves_memory_ends_at_once_and_leaves_no_
     node.signal(Signal::TERM);
     let output = node.wait();
     assert!(output.status.success(), "{output:?}");
-    assert!(!output.stderr.contains("done=1024"), "it has taken all of its memory first");
+    assert!(!output.stderr.contains("done=1024"), "it reserved all of its memory before it ended");
     assert_eq!(output.stdout, "", "it was never ready");
     assert!(!socket.exists());
 }

@@ -1,4 +1,4 @@
-//! A pool and its users, started in any order; and a pool in the background.
+//! A pool and its clients, started in any order; and a pool in the background.
 
 use std::fs;
 use std::net::TcpListener;
@@ -12,7 +12,7 @@ fn mount_database_and_node_wait_for_a_broker_that_is_started_last() {
     let dir = TempDir::new().unwrap();
     let far = dir.path().join("far");
     fs::create_dir(&far).unwrap();
-    // The port was free a moment ago, and the kernel gives it to no other process soon.
+    // The port was free a moment ago, and the kernel does not reuse it soon.
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
     let waiting = |args: &[&str]| {
         let mut command = farpool(args);
@@ -53,7 +53,7 @@ fn mount_that_waits_for_a_pool_ends_on_sigterm() {
 }
 
 #[test]
-fn detached_pool_is_ready_when_the_command_returns_and_ends_without_a_trace() {
+fn detached_pool_is_ready_when_the_command_returns_and_leaves_nothing_when_it_ends() {
     let dir = TempDir::new().unwrap();
     let mine = |args: &[&str]| {
         let mut command = farpool(args);

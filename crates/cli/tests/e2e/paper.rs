@@ -1,5 +1,5 @@
-//! `farpool bench paper`: figures that are complete, written down, and nothing left behind. How fast is
-//! asserted nowhere.
+//! `farpool bench paper`: its figures are complete and written to files, and it leaves nothing behind. No
+//! test asserts a speed.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
@@ -12,7 +12,7 @@ use crate::support::{
     Process, assert_complaint, children_of, farpool, is_mounted_below, is_running, run_command,
 };
 
-/// Where children make their folders: a short path, since sockets lie there.
+/// Folders for temporary files, with a short path because of the sockets in it, and for the document.
 struct Scene {
     temporary: tempfile::TempDir,
     out: tempfile::TempDir,
@@ -124,7 +124,7 @@ fn more_nodes_and_more_clients_and_the_checksum_are_added_to_the_document() {
 #[test]
 fn figures_with_a_database_are_whole_and_leave_nothing() {
     let scene = Scene::new();
-    // The server's own user must get there.
+    // The server's user must have access.
     let work =
         tempfile::Builder::new().permissions(Permissions::from_mode(0o711)).tempdir_in("/var/tmp").unwrap();
     let mut command = scene.command("range-scan,sigmod13,sigmod14", "0.02");
@@ -168,7 +168,7 @@ fn interrupted_figure_leaves_no_process_mount_or_folder() {
     let output = bench.wait();
     assert_eq!(output.status.code(), Some(1));
     assert!(output.stderr.contains("interrupted"), "{}", output.stderr);
-    // The bare file, eight mounts of five nodes and a broker each, and a client of everything.
+    // The bare file, eight mounts with five nodes and a broker each, and a client for every volume.
     assert!(children.len() >= 66, "{children:?}");
     assert!(children.iter().all(|&id| !is_running(id)));
     scene.assert_clean();

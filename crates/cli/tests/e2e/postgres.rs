@@ -1,4 +1,4 @@
-//! A real PostgreSQL whose temporary files are in far memory, and whose far memory dies under it.
+//! A real PostgreSQL with its temporary files in far memory, which loses a node.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -10,14 +10,14 @@ use farpool_workload::postgres::{Server, ServerOptions};
 
 use crate::support::{Mount, Pool, PoolOptions, within};
 
-/// What the pool promises for a node that is gone (5 s), time for the query to come to a lost page, and a
-/// busy machine.
+/// The pool gives up a lost node within 5 s; the rest is for the query to reach a lost page, and for a busy
+/// machine.
 const ERROR_DEADLINE: Duration = Duration::from_secs(20);
 /// Far more than fits in `work_mem`: some 150 MB of sort runs.
 const SORTED: &str = "SELECT * FROM numbers ORDER BY noise, i";
 
 #[test]
-fn node_killed_while_postgresql_spills_fails_the_query_and_the_server_lives_on() {
+fn node_killed_while_postgresql_spills_fails_the_query_and_the_server_keeps_running() {
     let mut pool = Pool::start(PoolOptions { memory: "512MiB", ..PoolOptions::default() });
     let mut mount = Mount::of(&pool, if Server::is_other_user() { &["--allow-other"] } else { &[] });
     let dir = tempfile::tempdir().unwrap();
@@ -43,12 +43,12 @@ fn node_killed_while_postgresql_spills_fails_the_query_and_the_server_lives_on()
 
     pool.nodes[0].kill();
     let lost = || runs.iter().any(|run| read_past_the_cache(run).is_err());
-    within(ERROR_DEADLINE, "what lay on the lost node is lost", lost);
+    within(ERROR_DEADLINE, "the data on the lost node are lost", lost);
     let query = std::thread::spawn(move || (client.batch_execute("MOVE ALL FROM sorted"), client));
     within(ERROR_DEADLINE, "the query ends", || query.is_finished());
     let (result, mut client) = query.join().unwrap();
     let error = result.expect_err("half of the sort's runs were on the lost node");
-    // 58030 is io_error: what PostgreSQL makes of EIO.
+    // 58030 is io_error, PostgreSQL's code for EIO.
     assert_eq!(error.code().map(|code| code.code()), Some("58030"), "{error:?}");
 
     client.batch_execute("ROLLBACK").unwrap();
@@ -74,10 +74,10 @@ fn files_below(dir: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// Reads a file after the kernel has forgotten what it keeps of it.
+/// Reads a file after the kernel has dropped its pages.
 fn read_past_the_cache(path: &Path) -> std::io::Result<()> {
     let mut file = fs::File::open(path)?;
-    let _synced = file.sync_all(); // else the kernel would keep it; what cannot be written, reading tells
+    let _synced = file.sync_all(); // dirty pages cannot be dropped; an error shows up in the read as well
     rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)?;
     std::io::copy(&mut file, &mut std::io::sink()).map(drop)
 }

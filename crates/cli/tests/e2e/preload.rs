@@ -1,4 +1,4 @@
-//! `farpool run`: which library is loaded into which program, and what is said when that is impossible.
+//! `farpool run`: which library is loaded into which program, and the errors when that is impossible.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -13,14 +13,14 @@ use crate::support::{
     run_command, tied,
 };
 
-/// A library that answers for itself when asked, in the place of the real one.
+/// A library that takes the place of the real one and shows that it was loaded.
 fn stand_in(dir: &Path) -> PathBuf {
     let library = dir.join("libstandin.so");
     compile(dir, "const char *stood_in(void) { return \"loaded\"; }", &["-shared", "-fPIC"], &library);
     library
 }
 
-/// A program that says whether the library was loaded, and then its arguments.
+/// A program that prints whether the library was loaded, and then its arguments.
 const WITNESS: &str = "
     #define _GNU_SOURCE
     #include <dlfcn.h>
@@ -63,7 +63,7 @@ fn the_program_gets_the_library_its_arguments_and_its_own_exit_status() {
 }
 
 #[test]
-fn a_program_that_cannot_be_served_runs_and_its_user_is_told_why() {
+fn a_program_that_cannot_be_accelerated_runs_with_a_warning() {
     let dir = TempDir::new().unwrap();
     let (library, program) = (stand_in(dir.path()), dir.path().join("static"));
     compile(dir.path(), "int main(void) { return 0; }", &["-static"], &program);
@@ -94,7 +94,7 @@ pub fn interposer() -> PathBuf {
     built("libfarpool_preload.so")
 }
 
-/// Builds one of the C programs by which the interposer itself is tested.
+/// Builds one of the C programs that test the interposer.
 fn test_program(name: &str, dir: &Path) -> PathBuf {
     let programs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../preload/tests/programs");
     let (source, program) = (programs.join(format!("{name}.c")), dir.join(name));
@@ -104,7 +104,7 @@ fn test_program(name: &str, dir: &Path) -> PathBuf {
     program
 }
 
-/// What a program prints that works in a new folder of `parent`.
+/// Runs a program in a new folder of `parent`, and returns what it prints.
 fn seen_in(parent: &Path, program: &Path, args: &[&str], interposer: Option<&Path>) -> String {
     let folder = TempDir::new_in(parent).unwrap();
     let mut all = vec![program.to_str().unwrap(), folder.path().to_str().unwrap()];
@@ -164,7 +164,7 @@ fn positional_calls_on_a_mount_need_no_kernel() {
 }
 
 #[test]
-fn what_the_kernel_was_to_read_ahead_is_no_older_than_what_was_written_past_it() {
+fn the_kernels_readahead_returns_nothing_older_than_direct_writes() {
     let dir = TempDir::new().unwrap();
     let (library, program) = (interposer(), test_program("prefetch", dir.path()));
     let pool = Pool::start(PoolOptions::default());
@@ -172,8 +172,8 @@ fn what_the_kernel_was_to_read_ahead_is_no_older_than_what_was_written_past_it()
     seen_in(mount.path(), &program, &[], Some(&library));
 }
 
-/// How many questions `sizes.c` asks in each mode unless `FARPOOL_TEST_SIZES` says otherwise: ten million
-/// take a quarter of an hour.
+/// How many questions `sizes.c` asks in each mode, unless `FARPOOL_TEST_SIZES` is set: ten million take a
+/// quarter of an hour.
 const SIZES_ASKED: &str = "40000";
 const ASK_SIZES: &str = "FARPOOL_TEST_SIZES";
 
@@ -190,7 +190,7 @@ fn no_answer_about_a_growing_file_is_older_than_what_was_acknowledged() {
     }
 }
 
-/// More files at a time than a mount with few descriptors can let others work on.
+/// Uses more files at a time than a mount with few descriptors can open to direct clients.
 const MANY: &str = "
     #define _GNU_SOURCE
     #include <fcntl.h>
@@ -227,13 +227,13 @@ fn a_mount_that_runs_out_of_descriptors_for_files_keeps_enough_for_its_nodes() {
     assert!(said.contains("cannot be worked on directly") && !said.contains("is lost"), "{said}");
 }
 
-/// As most systems number `nobody`; any user would do who is not root.
+/// The number of `nobody` on most systems; any user but root would do.
 const STRANGER: &str = "65534";
 
 #[test]
 fn positional_calls_need_no_kernel_where_the_pool_and_the_mount_are_root_s_and_the_program_is_not() {
     if !root() {
-        return; // only root can be somebody else
+        return; // only root can become another user
     }
     let up = Up::start();
     let nodes = up.status()["nodes"].clone();
@@ -245,7 +245,7 @@ fn positional_calls_need_no_kernel_where_the_pool_and_the_mount_are_root_s_and_t
     fs::create_dir(&far).unwrap();
     let options = ["mount", far.to_str().unwrap(), "--allow-other", "--accelerate-for", STRANGER];
     let mount = Mount::with(up.farpool(&options), far.clone());
-    // Where the program runs, what it needs can be read by everybody.
+    // The program runs as another user, who must be able to read its library.
     let (library, program) = (dir.path().join("library.so"), test_program("unaided", dir.path()));
     fs::copy(interposer(), &library).unwrap();
     let folder = mount.file("folder");
@@ -264,14 +264,14 @@ fn positional_calls_need_no_kernel_where_the_pool_and_the_mount_are_root_s_and_t
     assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
 }
 
-/// What the processes of `stress.c` share, as it says.
+/// The file that the processes of `stress.c` share; that program describes its contents.
 struct Control {
     file: File,
     path: PathBuf,
 }
 
 const ROLES: [&str; 6] = ["keeping", "keeping", "keeping", "reopening", "keeping", "mapping"];
-/// It keeps the file open without the interposer: while it lives, nobody is accelerated.
+/// This process keeps the file open without the interposer: while it lives, no process is accelerated.
 const BYSTANDER: usize = 4;
 /// These run without the interposer.
 const PLAIN: [usize; 2] = [3, BYSTANDER];
@@ -294,7 +294,7 @@ impl Control {
         u64::from_ne_bytes(word)
     }
 
-    /// Waits until a process has done some more rounds; panics with what it said if it ends before.
+    /// Waits until a process has done some more rounds; panics with its output if it ends before.
     #[track_caller]
     fn await_rounds(&self, number: usize, process: &mut Process) {
         let from = self.progress(number);
@@ -334,8 +334,8 @@ fn accelerated_plain_and_mapping_processes_agree_on_one_file_while_they_are_kill
             control.await_rounds(number, &mut processes[number]);
             processes[number].kill();
             if number == BYSTANDER {
-                // While it is gone, and the one that opens the file anew has it closed, the others are
-                // accelerated.
+                // While this process is gone, and the one that reopens the file has it closed, the others
+                // are accelerated.
                 (0..BYSTANDER).for_each(|other| control.await_rounds(other, &mut processes[other]));
             }
             processes[number] = start(number);

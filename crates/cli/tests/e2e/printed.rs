@@ -1,28 +1,28 @@
-//! The programs that README prints, run as a reader runs them: copied into a project of their own, outside
-//! the workspace.
+//! Printed examples, run as a reader runs them: the program in README, copied into a project of its own outside
+//! the workspace, and the commands that make certificates.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::support::{Process, Up, tied};
+use crate::support::{Process, Up, farpool, run, tied};
 
-/// Longest time for a compiler: minutes on a busy machine, where nothing of it has been compiled before.
+/// Longest time for the build: minutes on a busy machine where nothing has been compiled before.
 const BUILD_SECONDS: &str = "1200";
 
 fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
 }
 
-/// The first block of that kind on a page.
+/// The first code block of this kind on a page.
 fn block(page: &Path, kind: &str) -> String {
     let text = fs::read_to_string(page).unwrap();
     let block = text.split(&format!("```{kind}\n")).nth(1).and_then(|rest| rest.split("```").next());
     block.unwrap_or_else(|| panic!("{} has no block of {kind}", page.display())).to_owned()
 }
 
-/// A project as `cargo new` makes it, with the dependencies that README names. Profiles and locked versions
-/// are the workspace's, so that what the tests have built is not built again, and no registry is asked.
+/// Creates a project as `cargo new` does, with the dependencies that README names. Profiles and locked
+/// versions are the workspace's, so that nothing is built twice, and no registry is needed.
 fn project(dir: &Path, program: &str) {
     let repository = repository();
     let workspace = fs::read_to_string(repository.join("Cargo.toml")).unwrap();
@@ -44,8 +44,8 @@ fn built(dir: &Path) -> PathBuf {
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
     let mut cargo = Command::new("timeout");
     cargo.args([BUILD_SECONDS, "cargo", "build", "--offline", "--quiet"]).current_dir(dir);
-    // What cargo told this test of its own package: build scripts that look at it would run again, here and
-    // at the next build of the workspace.
+    // The variables that cargo sets for this test's own package: with them, build scripts that read them
+    // would run again, here and at the next build of the workspace.
     for (name, _) in std::env::vars()
         .filter(|(name, _)| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_"))
     {
@@ -74,4 +74,23 @@ fn the_bank_transfer_of_the_readme_finds_the_pool_and_moves_the_money() {
     transfer.env("XDG_RUNTIME_DIR", up.runtime_dir());
     let output = Process::start("the transfer", transfer).wait();
     assert_eq!(output.stdout, "Grace has 6200 cents", "{output:?}");
+}
+
+#[test]
+fn certificates_made_as_printed_let_processes_into_a_pool() {
+    let dir = tempfile::tempdir().unwrap();
+    let commands = block(&repository().join("docs/src/how-to/certificates.md"), "sh");
+    let made = Command::new("bash").args(["-ec", &commands]).current_dir(dir.path()).output().unwrap();
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+
+    let tls = dir.path().join("db-17");
+    let mut broker = farpool(["broker", "--listen", "127.0.0.1:0", "--tls-dir"]);
+    broker.arg(&tls).arg("--store").arg(dir.path().join("broker.redb"));
+    let (_broker, ready) = Process::ready("farpool broker", broker);
+    let address = ready.split_whitespace().find(|word| word.starts_with("127.0.0.1:")).expect("its address");
+    let status = |tls: &str| run(["status", "--broker", address, "--tls-dir", tls]);
+    assert!(status(tls.to_str().unwrap()).status.success());
+    let up = Up::with(&["--nodes", "1", "--memory", "128MiB", "--no-lock"]);
+    let other_pool = up.run_dir().join("tls");
+    assert!(!status(other_pool.to_str().unwrap()).status.success(), "signed by another authority");
 }

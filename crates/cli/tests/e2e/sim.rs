@@ -22,7 +22,7 @@ fn facts(args: &[&str]) -> Value {
 }
 
 #[test]
-fn some_seeds_of_each_scenario_are_green_and_have_the_same_histories_in_every_process() {
+fn some_seeds_of_each_scenario_pass_and_have_the_same_histories_in_every_process() {
     for scenario in SCENARIOS {
         let (once, again) = (facts(&[scenario, "--seeds", "40"]), facts(&[scenario, "--seeds", "40"]));
         assert_eq!(once["failed"], 0, "{once}");
@@ -69,7 +69,7 @@ fn every_mutation_is_caught_and_the_seeds_are_named() {
 }
 
 #[test]
-fn what_does_not_exist_or_goes_unnoticed_is_a_complaint() {
+fn an_unknown_mutation_or_one_that_goes_unnoticed_is_an_error() {
     assert_complaint(&run(["sim", "fabric", "--mutation", "nothing"]), 2, "no-fence");
     assert_complaint(&run(["sim", "fabric", "--mutation", "all", "--seed", "1"]), 2, "name it");
     let unnoticed = run(["sim", "fabric", "--mutation", "reader-trusts-torn-copy", "--seeds", "1"]);

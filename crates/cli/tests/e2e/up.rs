@@ -1,4 +1,4 @@
-//! `farpool up`: a pool that is there at once and gone without a trace.
+//! `farpool up`: how a pool starts, and that nothing is left when it ends.
 
 use std::fs;
 
@@ -28,7 +28,7 @@ fn interrupted_pool_leaves_no_process_and_no_file() {
 }
 
 #[test]
-fn killed_pool_leaves_no_process_and_its_folder_serves_the_next() {
+fn killed_pool_leaves_no_process_and_another_pool_can_use_its_folder() {
     let mut up = Up::start();
     let children = up.children();
     up.process.kill();
@@ -62,21 +62,21 @@ fn pool_that_is_interrupted_while_it_starts_leaves_nothing() {
 }
 
 #[test]
-fn pool_of_a_user_who_may_lock_little_memory_says_so_and_locks_what_is_allowed() {
+fn pool_of_a_user_with_a_low_memlock_limit_warns_and_locks_what_is_allowed() {
     const MIB: u64 = 1 << 20;
     let dir = TempDir::new().unwrap();
     let mut command = farpool_that_may_lock(8 * MIB);
     command.args(["up", "--listen", "127.0.0.1:0", "--nodes", "1", "--memory", "16MiB", "--region-size"]);
     command.arg("4MiB").env("XDG_RUNTIME_DIR", dir.path());
     let (mut up, _) = Process::ready("farpool up", command);
-    up.await_complaint("may lock 8 MiB of its 20 MiB");
+    up.await_complaint("can lock 8 MiB of its 20 MiB");
     up.await_complaint("--no-lock");
     let locked = crate::support::children_of(up.id()).into_iter().map(locked_bytes).max();
     assert!(locked.is_some_and(|bytes| bytes > 0 && bytes <= 8 * MIB), "{locked:?}");
     up.end_well();
 }
 
-/// What a process has locked (proc(5)).
+/// How much memory a process has locked (proc(5)).
 fn locked_bytes(id: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{id}/status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmLck:")).unwrap();
@@ -110,7 +110,7 @@ fn stranger_without_certificates_is_not_let_in() {
 }
 
 #[test]
-fn broker_that_dies_is_started_again_at_its_address() {
+fn broker_that_dies_is_restarted_at_its_address() {
     let up = Up::start();
     kill(up.child("broker"));
     up.process.await_complaint("the broker has ended");
@@ -125,17 +125,17 @@ fn broker_that_dies_is_started_again_at_its_address() {
 fn node_that_dies_is_reported_and_without_nodes_the_pool_ends() {
     let mut up = Up::start();
     kill(up.child("node"));
-    up.process.await_complaint("what lay there is lost, 1 left");
+    up.process.await_complaint("its data are lost, 1 left");
     assert!(up.process.is_running());
     kill(up.child("node"));
     let output = up.process.wait();
     assert_eq!(output.status.code(), Some(1), "{output:?}");
-    assert!(output.stderr.contains("no node is left"), "{output:?}");
+    assert!(output.stderr.contains("the last node has ended"), "{output:?}");
     assert!(!up.run_dir().exists());
 }
 
 #[test]
-fn pool_whose_complaints_nobody_reads_goes_on_and_ends_in_order() {
+fn pool_with_a_closed_standard_error_goes_on_and_ends_in_order() {
     let mut up = Up::start_unheard();
     let broker = up.child("broker");
     kill(broker);

@@ -1,4 +1,4 @@
-//! What a mount's redundancy bears: nodes killed under load, rebuilds, scrubs.
+//! Redundancy of a mount: nodes killed under load, rebuilds, scrubs.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -22,7 +22,7 @@ fn write_new(path: &Path, data: &[u8]) {
     file.sync_all().unwrap();
 }
 
-/// Reads a file past what the kernel may have kept of it.
+/// Reads a file without the kernel's page cache.
 fn read_from_far(path: &Path) -> Vec<u8> {
     let file = File::open(path).unwrap();
     rustix::fs::fadvise(&file, 0, None, Advice::DontNeed).unwrap();
@@ -51,8 +51,7 @@ fn choose(path: &Path, redundancy: &str) -> Result<(), Errno> {
     rustix::fs::setxattr(path, REDUNDANCY, redundancy.as_bytes(), XattrFlags::empty())
 }
 
-/// Kills two nodes one after the other, the second once everything lies elsewhere again, while a file is
-/// written over and over.
+/// Kills two nodes while a file is written over and over: one, and another after the rebuild.
 fn lose_two_nodes_one_after_the_other(redundancy: &str) {
     let mut pool = Pool::start(PoolOptions { nodes: 4, ..PoolOptions::default() });
     let mut mount = Mount::of(&pool, &["--redundancy", redundancy]);
@@ -74,12 +73,12 @@ fn lose_two_nodes_one_after_the_other(redundancy: &str) {
             round
         });
         pool.nodes[0].kill();
-        assert!(read_from_far(&kept) == data, "a lost node changes nothing");
+        assert!(read_from_far(&kept) == data, "one lost node loses no data");
         eventually("the loss is noticed", || volume("status", &mount).contains("rebuild     done"));
         volume("rebuild", &mount);
         assert_eq!(state(&mount)["missing_extents"], 0);
         pool.nodes[1].kill();
-        assert!(read_from_far(&kept) == data, "nor does a second one, after the rebuild");
+        assert!(read_from_far(&kept) == data, "nor does a second lost node, after the rebuild");
         stop.store(true, Ordering::Relaxed);
         load.join().unwrap()
     });
@@ -89,12 +88,12 @@ fn lose_two_nodes_one_after_the_other(redundancy: &str) {
 }
 
 #[test]
-fn a_parity_file_bears_a_killed_node_under_load_and_after_the_rebuild_another() {
+fn a_parity_file_survives_a_killed_node_under_load_and_another_after_the_rebuild() {
     lose_two_nodes_one_after_the_other("parity:2");
 }
 
 #[test]
-fn a_mirrored_file_bears_a_killed_node_under_load_and_after_the_rebuild_another() {
+fn a_mirrored_file_survives_a_killed_node_under_load_and_another_after_the_rebuild() {
     lose_two_nodes_one_after_the_other("mirror");
 }
 
@@ -105,7 +104,7 @@ fn a_scrub_reads_every_block_and_finds_nothing_wrong_with_sound_memory() {
     write_new(&mount.file("data"), &pattern(2 * MIB, 1));
     // Eight extents of data in four rows, each with one of parity.
     let said = volume("scrub", &mount);
-    assert_eq!(said.trim(), "384 blocks read: 0 wrong, 0 mended, 0 lost");
+    assert_eq!(said.trim(), "384 blocks read: 0 wrong, 0 repaired, 0 lost");
     let lines = volume("status", &mount);
     assert!(lines.contains("redundancy  parity:2") && lines.contains("missing     nothing"), "{lines}");
     mount.unmount();
@@ -123,11 +122,11 @@ fn three_rows_on_three_nodes() -> (Pool, Mount, PathBuf) {
 
 fn lose_the_node(pool: &mut Pool, mount: &Mount, index: usize, missing: u64) {
     pool.nodes[index].kill();
-    eventually("the loss is noticed though nobody reads", || state(mount)["missing_extents"] == missing);
+    eventually("the loss is noticed without any read", || state(mount)["missing_extents"] == missing);
 }
 
 #[test]
-fn a_rebuild_without_a_node_to_go_to_says_so_and_ends_and_another_node_is_made_use_of() {
+fn a_rebuild_without_enough_nodes_fails_with_the_reason_and_a_new_node_is_used() {
     let (mut pool, mut mount, path) = three_rows_on_three_nodes();
     lose_the_node(&mut pool, &mount, 0, 3);
     let refused = run(["volume", "rebuild", mount.path().to_str().unwrap()]);
@@ -138,12 +137,12 @@ fn a_rebuild_without_a_node_to_go_to_says_so_and_ends_and_another_node_is_made_u
     );
     let lines = volume("status", &mount);
     assert!(lines.contains("rebuild     waiting: rows need 3 nodes with room, there are 2"), "{lines}");
-    assert!(lines.contains("missing     3 of 9 extents, made from the others"), "{lines}");
-    assert_eq!(state(&mount)["rebuild"]["finished"], 0, "nothing was done to its end");
+    assert!(lines.contains("missing     3 of 9 extents, reconstructed from the others"), "{lines}");
+    assert_eq!(state(&mount)["rebuild"]["finished"], 0, "no rebuild has completed");
     assert!(read_from_far(&path) == pattern(3 * MIB / 2, 1));
 
     pool.add_node();
-    eventually("what is missing is made anew", || state(&mount)["missing_extents"] == 0);
+    eventually("what is missing is rebuilt", || state(&mount)["missing_extents"] == 0);
     volume("rebuild", &mount);
     let lines = volume("status", &mount);
     assert!(lines.contains("rebuild     done") && lines.contains("lost        nothing"), "{lines}");
@@ -151,28 +150,31 @@ fn a_rebuild_without_a_node_to_go_to_says_so_and_ends_and_another_node_is_made_u
 }
 
 #[test]
-fn one_lost_node_more_than_a_file_bears_is_noticed_and_told_and_reading_is_an_error() {
+fn one_lost_node_more_than_a_file_survives_is_reported_and_reading_is_an_error() {
     let (mut pool, mut mount, path) = three_rows_on_three_nodes();
     lose_the_node(&mut pool, &mount, 0, 3);
     lose_the_node(&mut pool, &mount, 1, 6);
-    // Of each of three rows two extents are gone, at most one of them the parity.
+    // Each of the three rows has lost two extents, at most one of them the parity.
     let lost = state(&mount)["lost_extents"].as_u64().unwrap();
     assert!((3..=6).contains(&lost), "{lost}");
     let lines = volume("status", &mount);
-    assert!(lines.contains("missing     6 of 9 extents\n"), "nothing can be made from the others: {lines}");
-    assert!(lines.contains(&format!("lost        {lost} extents: nothing else has what")), "{lines}");
+    assert!(
+        lines.contains("missing     6 of 9 extents\n"),
+        "nothing can be reconstructed from the others: {lines}"
+    );
+    assert!(lines.contains(&format!("lost        {lost} extents: their data are lost for good")), "{lines}");
     let file = File::open(&path).unwrap();
     rustix::fs::fadvise(&file, 0, None, Advice::DontNeed).unwrap();
     let read = fs::read(&path).map_err(|error| error.raw_os_error());
     assert_eq!(read, Err(Some(Errno::IO.raw_os_error())));
     let said = volume("scrub", &mount);
     let lost_blocks = lost * 32;
-    let told = format!("96 of 288 blocks read, 192 could not be: 0 wrong, 0 mended, {lost_blocks} lost");
+    let told = format!("96 of 288 blocks read, 192 unreadable: 0 wrong, 0 repaired, {lost_blocks} lost");
     assert_eq!(said.trim(), told);
 
     pool.add_node();
     pool.add_node();
-    eventually("all lies somewhere again", || {
+    eventually("no extent is missing any more", || {
         let state = state(&mount);
         state["missing_extents"] == 0 && state["to_rebuild"] == false && state["rebuild"]["finished"] == 1
     });
@@ -181,7 +183,7 @@ fn one_lost_node_more_than_a_file_bears_is_noticed_and_told_and_reading_is_an_er
 }
 
 #[test]
-fn a_mount_that_needs_more_nodes_than_there_are_says_so_and_waits_for_them() {
+fn a_mount_that_needs_more_nodes_than_there_are_warns_and_starts() {
     let pool = Pool::start(PoolOptions::default());
     let mut mount = Mount::of(&pool, &["--redundancy", "parity:4", "--rebuild-rate", "1GiB"]);
     let mut file = File::create(mount.file("data")).unwrap();
@@ -202,11 +204,11 @@ fn a_node_that_is_slow_to_answer_is_not_waited_for() {
     let data = pattern(2 * MIB + 12_345, 1);
     write_new(&path, &data);
     pool.nodes[0].signal(Signal::STOP);
-    assert!(read_from_far(&path) == data, "made from the others");
-    // The node is given up only when it has not answered for seconds.
+    assert!(read_from_far(&path) == data, "reconstructed from the others");
+    // The read does not wait until the node is given up, which takes seconds.
     assert!(state(&mount)["hedged_reads"].as_u64() > Some(0), "{}", state(&mount));
     pool.nodes[0].signal(Signal::CONT);
-    assert!(read_from_far(&path) == data, "and from it, or what came in its place");
+    assert!(read_from_far(&path) == data, "read from it, or from its replacement");
     assert!(volume("status", &mount).contains("reads done without them"));
     assert_eq!(state(&mount)["lost_blocks"], 0);
     mount.unmount();

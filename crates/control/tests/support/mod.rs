@@ -1,4 +1,4 @@
-//! A server of a node's requests that answers one of them, and authorities with certificates.
+//! A fake node that answers one kind of request, and authorities with certificates.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,10 +16,10 @@ use tempfile::TempDir;
 use tokio::sync::Notify;
 use tonic::{Request, Response, Status};
 
-/// Nothing here takes longer, unless it hangs.
+/// Longest wait of the tests: whatever takes longer hangs.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Answers `Regions`; a `Renew` says that it began and never ends.
+/// Answers `Regions`. A `Renew` signals that it has begun, and never ends.
 #[derive(Default)]
 pub struct FakeNode {
     pub renewing: Arc<Notify>,
@@ -86,7 +86,7 @@ impl Authority {
         self.directory_with(issuer, CertificateParams::new(vec![SERVER_NAME.to_owned()]).unwrap())
     }
 
-    /// The same with a certificate of one's own making.
+    /// The same with a certificate made from `params`.
     pub fn directory_with(&self, issuer: &Authority, params: CertificateParams) -> TempDir {
         let key = KeyPair::generate().unwrap();
         let certificate = params.signed_by(&key, &issuer.0).unwrap();

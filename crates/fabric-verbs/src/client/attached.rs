@@ -1,5 +1,5 @@
-//! Regions attached on a link, and what may be asked of them: the card would only say no by closing the
-//! queue.
+//! Regions attached on a link. Operations on them are checked before they go to the card, since the card
+//! refuses an operation only by closing the queue.
 
 use farpool_fabric::{Op, Posted};
 use farpool_wire::{Epoch, MAX_TRANSFER_BYTES, Refusal, VerbsAttached};
@@ -44,7 +44,7 @@ impl AttachedRegions {
         }
     }
 
-    /// Where a READ, WRITE or atomic goes, or why it does not: the answers that every transport gives.
+    /// Where a READ, WRITE or atomic goes, or why it is refused. The refusals are those of every transport.
     pub(super) fn target(&self, posted: &Posted) -> Result<Target, Refusal> {
         let place = self.regions.get(posted.region as usize).and_then(Option::as_ref);
         let (epoch, attached) = place.ok_or(Refusal::NotAttached)?;
@@ -95,13 +95,13 @@ mod tests {
     }
 
     #[test]
-    fn what_fits_goes_to_its_place() {
+    fn an_operation_within_the_region_goes_to_its_address() {
         let target = regions(ATTACHED).target(&posted(Op::Read, 96, 4000)).unwrap();
         assert_eq!(target, Target { address: 0x1060, remote_key: 9 });
     }
 
     #[test]
-    fn what_reaches_past_the_end_is_out_of_bounds_even_where_the_sum_wraps() {
+    fn an_operation_past_the_end_is_out_of_bounds_even_if_the_sum_wraps() {
         let regions = regions(ATTACHED);
         for offset in [97, 4096, u64::MAX - 3999, u64::MAX] {
             assert_eq!(regions.target(&posted(Op::Write, offset, 4000)), Err(Refusal::OutOfBounds));

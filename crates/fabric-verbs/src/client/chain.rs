@@ -1,16 +1,16 @@
-//! A chain of work requests: what one doorbell hands to the card.
+//! A chain of work requests, which one doorbell hands to the card.
 
 use std::ptr::null_mut;
 
 use crate::ffi;
 
-/// Longest run of work requests of which only the last is signalled: a batch of 16 costs one completion, and
-/// a longer chain reports in steps, so that its first buffers are not held until its end.
+/// Longest run of work requests of which only the last is signalled. A batch of 16 costs one completion; a
+/// longer chain reports in steps, so that its first buffers are not held until its end.
 pub(super) const UNSIGNALLED_RUN: usize = 16;
 /// Pieces of local memory per work request: a header and a payload.
 const PIECES: usize = 2;
 
-/// Work requests in the making. Their pieces and successors are linked when the chain is complete.
+/// A chain under construction. Pieces and successors are linked when the chain is complete.
 pub(super) struct Chain {
     requests: Vec<ffi::SendWr>,
     pieces: Vec<[ffi::Sge; PIECES]>,
@@ -66,13 +66,14 @@ impl Chain {
         });
     }
 
-    /// Links the chain and marks which requests report. The result is valid until the chain is touched again.
+    /// Links the chain and marks the requests to be signalled. The result is valid until the chain is
+    /// changed.
     pub(super) fn link(&mut self) -> *mut ffi::SendWr {
         let count = self.requests.len();
         let (first, pieces) = (self.requests.as_mut_ptr(), self.pieces.as_mut_ptr());
         for place in 0..count {
-            // SAFETY: within the vectors, which are as long as each other and are not changed before the
-            // chain is used.
+            // SAFETY: in bounds: both vectors have `count` elements. They are not changed until the chain has
+            // been used.
             let (request, next) = unsafe {
                 let request = &mut *first.add(place);
                 request.sg_list = pieces.add(place).cast();
@@ -104,7 +105,7 @@ mod tests {
         let mut found = Vec::new();
         let mut next = chain.link();
         while !next.is_null() {
-            // SAFETY: `link` has just linked requests of the chain, which lives.
+            // SAFETY: `link` has just linked the requests, and the chain is alive.
             let request = unsafe { &*next };
             if request.send_flags & ffi::SEND_SIGNALED != 0 {
                 found.push(request.wr_id);
@@ -130,7 +131,7 @@ mod tests {
         // SAFETY: as above.
         let request = unsafe { &*chain.link() };
         assert_eq!(request.num_sge, 1);
-        // SAFETY: one piece is there.
+        // SAFETY: the request has one piece.
         assert_eq!(unsafe { (*request.sg_list).addr }, 5);
     }
 }

@@ -1,11 +1,11 @@
 //! One queue pair to one node.
 //!
-//! L1. Operations go to the card in the order posted. A message (attach, detach, call) is carried out by the
-//!     node's processor, after the card has taken it; so what is posted behind one waits until it is
-//!     answered.
+//! L1. Operations go to the card in the order posted. The node's processor carries out a message (attach,
+//!     detach, call) after the card has delivered it. So operations posted behind a message wait for its
+//!     answer.
 //! L2. A work request that was not signalled has completed once a later one of its queue pair has.
-//! L3. A room for the answer is posted before each message is sent: none is ever turned away.
-//! L4. Dropping the link destroys the queue pair first: after that the card touches nothing on its behalf.
+//! L3. A receive buffer for the answer is posted before each message is sent, so every answer finds one.
+//! L4. Dropping the link destroys the queue pair first. After that, the card accesses no memory for the link.
 
 use std::collections::VecDeque;
 use std::io;
@@ -28,16 +28,16 @@ use crate::error::VerbsError;
 use crate::memory::Block;
 use crate::{INLINE_BYTES, MESSAGES_IN_FLIGHT, ffi};
 
-/// Work requests in flight on one link: all that an endpoint may have.
+/// Most work requests in flight on one link: as many as an endpoint may have.
 const SEND_DEPTH: usize = MAX_IN_FLIGHT;
-/// Room of one work request in the link's own memory: what its message begins with, and what its answer
-/// begins with or the word before an atomic.
+/// Room for one work request in the link's own memory: the head of its message, and the head of the answer or
+/// the word before an atomic.
 const SLOT_BYTES: usize = 128;
-/// Where the second of the two lies.
+/// Offset of the second of the two.
 const ANSWER_AT: usize = 64;
-/// Marks the work request that waits for an answer.
+/// Marks the id of a work request that waits for an answer.
 const ANSWER_BIT: u64 = 1 << 31;
-/// Work requests are counted in the bits below.
+/// The bits below, which count work requests.
 const SEQUENCE_MASK: u32 = (1 << 31) - 1;
 /// Smallest path MTU: a longer WRITE may have arrived in part when the node's card refuses the rest.
 const ONE_PACKET_BYTES: usize = 256;
@@ -46,7 +46,7 @@ const _: () = assert!(REQUEST_HEADER_BYTES + AccessKey::BYTES <= ANSWER_AT);
 const _: () = assert!(RESPONSE_HEADER_BYTES + VERBS_ATTACHED_BYTES <= SLOT_BYTES - ANSWER_AT);
 const _: () = assert!((SEQUENCE_MASK as usize + 1).is_multiple_of(SEND_DEPTH));
 
-/// Whether a completion is that of an answer, not of something sent.
+/// Whether a completion is that of an answer and not of a request.
 pub(super) fn is_answer(wr_id: u64) -> bool {
     wr_id & ANSWER_BIT != 0
 }
@@ -58,23 +58,23 @@ pub(super) struct VerbsLink {
     serial: u32,
     hello: Hello,
     stage: Stage,
-    /// Present until drop.
+    /// `None` only during drop.
     id: Option<CmId>,
     slots: Block,
     inline_bytes: usize,
     atomics_by_message: bool,
     attached: AttachedRegions,
-    /// Posted, but not handed to the card.
+    /// Operations that were posted, but not handed to the card yet.
     waiting: VecDeque<Posted>,
-    /// How many of those attach or detach.
+    /// How many of `waiting` attach or detach.
     waiting_changes: usize,
-    /// Handed to the card and not reported as done, in order.
+    /// Operations that were handed to the card and are not reported as done yet, in order.
     flight: VecDeque<InFlight>,
-    /// Sequence number of the first of them.
+    /// Sequence number of the first of `flight`.
     oldest: u32,
-    /// How many of them the card has reported as sent, from the first.
+    /// How many of `flight`, from the first, the card has reported as sent.
     sent: usize,
-    /// How many of them are messages.
+    /// How many of `flight` are messages.
     messages: usize,
     closed: Option<LinkClosed>,
     chain: Chain,
@@ -93,7 +93,7 @@ enum Stage {
 struct InFlight {
     slot: u32,
     kind: Kind,
-    /// That of a message, once it has come.
+    /// The answer to a message, once it has arrived.
     answer: Option<Outcome>,
 }
 
@@ -105,14 +105,14 @@ enum Kind {
     Message(Message),
 }
 
-/// What the answer to a message brings.
+/// What the answer to a message carries.
 #[derive(Clone, Copy)]
 enum Message {
     Attachment {
         region: u32,
         epoch: Epoch,
     },
-    /// At most so many bytes.
+    /// At most this many bytes.
     Bytes(usize),
     Value,
 }
@@ -121,7 +121,7 @@ const LOST: LinkClosed = LinkClosed { cause: Uncertain::ConnectionLost };
 const BROKEN: LinkClosed = LinkClosed { cause: Uncertain::Protocol };
 
 impl VerbsLink {
-    /// Starts to connect. Faults of this machine's set-up show here.
+    /// Starts to connect. Faults of this machine's set-up are errors here.
     pub(super) fn open(shared: Rc<Shared>, node: SocketAddr, hello: Hello) -> io::Result<Self> {
         let id = CmId::new(&shared.channel)?;
         let device = shared.device(id.bind(local_address_towards(node)?)?)?;
@@ -175,7 +175,7 @@ impl VerbsLink {
         let before = done.len();
         self.collect(done)?;
         if done.len() > before && !self.waiting.is_empty() {
-            self.submit(done)?; // what waited for an answer
+            self.submit(done)?; // operations may have waited for an answer
         }
         Ok(())
     }
@@ -185,7 +185,7 @@ impl VerbsLink {
         LOST
     }
 
-    /// One step of connecting, or its end.
+    /// Handles an event: takes the next step of connecting, or ends the link.
     fn handle(&mut self, event: Event) -> Result<(), LinkClosed> {
         match (self.stage, event.kind) {
             (Stage::ResolvingAddress, ffi::EVENT_ADDR_RESOLVED) => {
@@ -260,7 +260,7 @@ impl VerbsLink {
         }
     }
 
-    /// Hands to the card what may go: one doorbell for all of it.
+    /// Hands to the card all operations that may go, with one doorbell.
     fn submit(&mut self, done: &mut Vec<Done>) -> Result<(), LinkClosed> {
         self.chain.clear();
         while self.flight.len() < SEND_DEPTH
@@ -286,14 +286,14 @@ impl VerbsLink {
         }
         let count = self.chain.len();
         let first = self.chain.link();
-        // SAFETY: the pieces lie in the arena and in `slots`, which belong to the operations in flight until
-        // they complete or `drop` has destroyed the queue pair.
+        // SAFETY: the pieces lie in the arena and in `slots`. They belong to the operations in flight until
+        // these complete or `drop` has destroyed the queue pair.
         unsafe { self.id().post_send(first) }.map_err(|error| self.failed("posting to the card", &error))?;
         self.shared.count_doorbell(count);
         Ok(())
     }
 
-    /// The number under which the next work request goes, and its place in `slots`.
+    /// The id of the next work request, and its place in `slots`.
     fn next_work_request(&self) -> (u64, usize) {
         let sequence = self.oldest.wrapping_add(self.flight.len() as u32) & SEQUENCE_MASK;
         ((self.serial as u64) << 32 | sequence as u64, sequence as usize % SEND_DEPTH * SLOT_BYTES)
@@ -407,7 +407,7 @@ impl VerbsLink {
         let sequence = completion.wr_id as u32 & SEQUENCE_MASK;
         let place = (sequence.wrapping_sub(self.oldest) & SEQUENCE_MASK) as usize;
         if place >= self.flight.len() {
-            return Err(BROKEN); // the card reports what it was not given
+            return Err(BROKEN); // the card reports a work request that it was not given
         }
         if completion.status != ffi::WC_SUCCESS {
             return Err(self.work_failed(completion, place, done));
@@ -421,7 +421,7 @@ impl VerbsLink {
         Ok(())
     }
 
-    /// The queue pair is of no use any more. What the node's card refused is told from what nobody knows.
+    /// The queue pair is broken. Distinguishes a refusal by the node's card from an unknown outcome.
     fn work_failed(&mut self, completion: &ffi::Wc, place: usize, done: &mut Vec<Done>) -> LinkClosed {
         let failed = &self.flight[place];
         let slot = failed.slot;
@@ -474,7 +474,7 @@ impl VerbsLink {
         }
     }
 
-    /// Reports what is over, in order.
+    /// Reports the operations that have finished, in order.
     fn release(&mut self, done: &mut Vec<Done>) {
         while self.sent > 0
             && let Some(flying) = self.flight.front()
@@ -504,7 +504,7 @@ fn changes_attachments(op: &Op) -> bool {
     matches!(op, Op::Attach(_) | Op::Detach)
 }
 
-/// Operands of a message, at most a key or two words.
+/// Operands of a message: at most a key or two words.
 struct Operands {
     bytes: [u8; AccessKey::BYTES],
     length: usize,
@@ -555,7 +555,7 @@ fn message_of(posted: &Posted) -> (Opcode, Operands, LocalSlice, Message) {
 
 impl Link for VerbsLink {
     fn post(&mut self, posted: Posted) -> Option<Outcome> {
-        // Whether it is allowed is known now only if nothing ahead of it changes what is attached.
+        // It can be checked now only if no operation ahead of it changes which regions are attached.
         let known = self.stage == Stage::Open && self.messages + self.waiting_changes == 0;
         if known
             && !self.is_message(&posted.op)

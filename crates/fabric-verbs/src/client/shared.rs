@@ -1,4 +1,4 @@
-//! What the links of one transport share: events, completions, registered arenas.
+//! State that the links of one transport share: events, completions, registered arenas.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -20,13 +20,12 @@ use crate::ffi;
 use crate::library::Library;
 use crate::memory::{Domain, Registration};
 
-/// Completions of an endpoint's links that nobody has taken yet: at most two per operation in flight (a
-/// message has one for its request and one for its answer); four leave room for what a closing link leaves
-/// behind.
+/// Capacity of the completion queue. An operation in flight has at most two completions (a message has one
+/// for its request and one for its answer). Four leave room for those that a closing link leaves behind.
 const COMPLETIONS: u32 = 4 * MAX_IN_FLIGHT as u32;
-/// Completions taken in one call.
+/// Most completions taken in one call.
 const TAKEN_AT_ONCE: usize = 32;
-/// Polls without any completion between two looks for events of connections, which cost a system call.
+/// Polls between two checks for connection events. Such a check costs a system call.
 const POLLS_PER_EVENT_CHECK: u32 = 64;
 
 /// Shared by the links of one transport, on one thread.
@@ -44,7 +43,7 @@ pub(super) struct Shared {
     polls_since_events: Cell<u32>,
 }
 
-/// What has come for one link and was not yet looked at.
+/// Events and completions that have arrived for one link and that it has not taken yet.
 struct Inbox {
     serial: u32,
     id: usize,
@@ -59,7 +58,7 @@ pub(super) struct ClientDevice {
     pub(super) completions: CompletionQueue,
     pub(super) domain: Arc<Domain>,
     arenas: RefCell<Vec<(LocalSlice, Registration)>>,
-    /// An event was asked for and not taken yet.
+    /// An event was requested and has not been taken yet.
     armed: Cell<bool>,
 }
 
@@ -116,23 +115,23 @@ impl Shared {
         Ok(found)
     }
 
-    /// Enters a link; the number that its work requests and its inbox go by.
+    /// Adds a link. Returns the serial number of its work requests and its inbox.
     pub(super) fn enter(&self, id: usize) -> u32 {
         let serial = self.next_serial.get();
-        // Wrapping after four billion links: the links of then are gone, and their completions were taken.
+        // It wraps after four billion links. By then the first ones are gone, and their completions taken.
         self.next_serial.set(serial.wrapping_add(1));
         let inbox = Inbox { serial, id, events: VecDeque::new(), completions: Vec::new() };
         self.inboxes.borrow_mut().push(inbox);
         serial
     }
 
-    /// Strikes a link out whose queue pair is destroyed, and empties the queue of what it left.
+    /// Removes a link whose queue pair is destroyed, and takes its remaining completions from the queue.
     pub(super) fn leave(&self, serial: u32, device: &ClientDevice) {
         self.inboxes.borrow_mut().retain(|inbox| inbox.serial != serial);
         let _ = self.take_completions(device); // a broken queue shows at the next poll of another link
     }
 
-    /// Moves what has come to the inboxes of its links; how many completions there were.
+    /// Moves completions to the inboxes of their links. Returns how many there were.
     pub(super) fn take_completions(&self, device: &ClientDevice) -> io::Result<usize> {
         let mut all = 0;
         let mut taken = [ffi::Wc::default(); TAKEN_AT_ONCE];
@@ -162,14 +161,14 @@ impl Shared {
                 counters.completions += 1;
             }
             let serial = (completion.wr_id >> 32) as u32;
-            // Of a link that is gone: nobody asks any more.
+            // The link is gone, so its completion is dropped.
             let Some(inbox) = inboxes.iter_mut().find(|inbox| inbox.serial == serial) else { continue };
             inbox.completions.push(*completion);
         }
         self.counters.set(counters);
     }
 
-    /// Looks for events of connections: always when `eager`, else now and then.
+    /// Checks for connection events: always if `eager`, else every [`POLLS_PER_EVENT_CHECK`] polls.
     pub(super) fn take_events(&self, eager: bool) -> io::Result<()> {
         let polls = self.polls_since_events.get() + 1;
         if !eager && polls < POLLS_PER_EVENT_CHECK {
@@ -199,9 +198,9 @@ impl Shared {
         }
     }
 
-    /// What to sleep on; `None` when something has come meanwhile and polling is the thing to do.
+    /// The descriptor to sleep on; `None` if something has arrived meanwhile, so that the caller must poll.
     pub(super) fn sleep_on(&self, device: &ClientDevice) -> Option<BorrowedFd<'_>> {
-        self.polls_since_events.set(POLLS_PER_EVENT_CHECK); // the sleep may end for one
+        self.polls_since_events.set(POLLS_PER_EVENT_CHECK); // an event may end the sleep
         if device.armed.get() {
             device.completions.take_event();
         }
@@ -230,8 +229,8 @@ impl ClientDevice {
     fn register(&self, arenas: &[LocalSlice]) -> Result<(), VerbsError> {
         let mut registered = self.arenas.borrow_mut();
         for arena in &arenas[registered.len()..] {
-            // SAFETY: the arena outlives every link of this transport (the seam's promise), and the card
-            // touches it only for operations in flight, whose buffers nobody else uses.
+            // SAFETY: the arena outlives every link of this transport (the seam's promise). The card accesses
+            // it only for operations in flight, and nothing else uses their buffers meanwhile.
             let registration = unsafe {
                 Registration::new(&self.domain, arena.start, arena.bytes, ffi::ACCESS_LOCAL_WRITE)?
             };
@@ -240,10 +239,10 @@ impl ClientDevice {
         Ok(())
     }
 
-    /// An operation's buffer, for the card.
+    /// Describes an operation's buffer for the card.
     ///
     /// # Panics
-    /// When it does not lie in memory named by `local_memory`: a bug of the caller.
+    /// If the buffer is not within the memory named by `local_memory`: a bug of the caller.
     pub(super) fn piece(&self, local: LocalSlice) -> ffi::Sge {
         let arenas = self.arenas.borrow();
         let start = local.start as usize;

@@ -1,4 +1,4 @@
-//! What one client's card may reach, and how that ends.
+//! The memory that one client's card may reach, and how that access ends.
 
 use std::collections::HashMap;
 use std::io;
@@ -12,35 +12,35 @@ use crate::cm::CmId;
 use crate::ffi;
 use crate::memory::{Registration, Window};
 
-/// A connection's queue pair and the regions lent to it. Shared with the host, whose fences cut it from any
-/// thread; the lock is never held while the host is called.
+/// A connection's queue pair and the regions lent to it. The host shares it: its fences cut the connection,
+/// from any thread. The lock is never held while the host is called.
 pub(super) struct CardAccess {
     state: Mutex<State>,
 }
 
 struct State {
-    /// Taken by the server's thread when the connection ends.
+    /// `None` once the server's thread has ended the connection.
     id: Option<CmId>,
-    /// The queue pair is destroyed; nothing is lent any more.
+    /// The queue pair is destroyed, and no region is lent any more.
     cut: bool,
     granted: HashMap<u32, Granted>,
 }
 
-/// One region, open to the client's card. Fields drop in this order: the access ends before its memory is let
-/// go.
+/// One region, open to the client's card. Fields drop in this order: the access ends before the memory is
+/// released.
 pub(super) struct Granted {
     pub(super) epoch: Epoch,
     pub(super) opening: Opening,
     pub(super) lent: LentMemory,
 }
 
-/// How the card gets at a region.
+/// The card's access to a region.
 pub(super) enum Opening {
     Window(Window),
     Registration(Registration),
 }
 
-/// The connection was cut meanwhile.
+/// The error that the connection was cut meanwhile.
 pub(super) struct WasCut;
 
 impl CardAccess {
@@ -54,7 +54,7 @@ impl CardAccess {
         self.state.lock().cut
     }
 
-    /// Whether the region is attached, under which epoch.
+    /// The epoch under which the region is attached; `None` if it is not attached.
     pub(super) fn epoch(&self, region: u32) -> Option<Epoch> {
         self.state.lock().granted.get(&region).map(|granted| granted.epoch)
     }
@@ -63,8 +63,8 @@ impl CardAccess {
         self.state.lock().granted.len()
     }
 
-    /// Enters a region whose window, if it has one, is bound by a work request before the client hears of it.
-    /// Returns what the client is told, and the work request's description.
+    /// Adds a region. If it has a window, a work request binds the window before the client is told. Returns
+    /// the message for the client, and the description of the work request.
     pub(super) fn grant(
         &self,
         region: u32,
@@ -94,7 +94,7 @@ impl CardAccess {
         Ok((attached, bind))
     }
 
-    /// Lets go of a region.
+    /// Ends the card's access to a region and releases its memory.
     pub(super) fn revoke(&self, region: u32) {
         let granted = self.state.lock().granted.remove(&region);
         drop(granted);
@@ -109,7 +109,7 @@ impl CardAccess {
         }
     }
 
-    /// Ends the connection for good: on the server's thread, which takes the identifier's events.
+    /// Ends the connection for good. Only the server's thread calls this: it takes the identifier's events.
     pub(super) fn close(&self) {
         self.cut();
         let id = self.state.lock().id.take();
@@ -125,9 +125,9 @@ impl CutOff for CardAccess {
         }
         state.cut = true;
         if let Some(id) = &state.id {
-            id.disconnect(); // so that the client need not find out by its retransmissions
+            id.disconnect(); // otherwise the client would learn it only after its retransmissions
         }
-        // Windows first: a queue pair may have to wait for those bound to it.
+        // Windows first: destroying a queue pair may have to wait for the windows bound to it.
         let granted = std::mem::take(&mut state.granted);
         let mut lent = Vec::with_capacity(granted.len());
         let mut registrations = Vec::new();
@@ -146,7 +146,7 @@ impl CutOff for CardAccess {
     }
 }
 
-/// Rights of a client's card.
+/// Access rights for a client's card.
 pub(super) fn remote_access(writable: bool) -> i32 {
     let write = ffi::ACCESS_REMOTE_WRITE | ffi::ACCESS_REMOTE_ATOMIC;
     ffi::ACCESS_REMOTE_READ | if writable { write } else { 0 }

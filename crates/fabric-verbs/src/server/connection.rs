@@ -1,4 +1,4 @@
-//! One client's connection: messages in, answers out.
+//! One client's connection: receives messages and sends answers.
 
 use std::collections::VecDeque;
 use std::io;
@@ -18,12 +18,13 @@ use crate::error::VerbsError;
 use crate::memory::{Block, Domain};
 use crate::{ANSWER_BYTES, MESSAGES_IN_FLIGHT, REQUEST_BYTES, ffi};
 
-/// Regions attached on one connection: 4 Ki regions of 64 MiB are 256 GiB.
+/// Most regions attached on one connection: 4 Ki regions of 64 MiB are 256 GiB.
 const MAX_ATTACHED: usize = 4 << 10;
-/// Marks work requests that wait for a message.
+/// Marks the ids of work requests that wait for a message.
 const REQUEST_BIT: u64 = 1 << 31;
 
-/// Work requests of a connection: what it sends is an answer each, with the binding of a window before it.
+/// Work requests of a connection: it sends one for each answer, and one for the binding of a window before
+/// it.
 pub(super) const CAPACITY: ffi::QpCap = ffi::QpCap {
     max_send_wr: 2 * MESSAGES_IN_FLIGHT as u32,
     max_recv_wr: MESSAGES_IN_FLIGHT as u32,
@@ -32,7 +33,7 @@ pub(super) const CAPACITY: ffi::QpCap = ffi::QpCap {
     max_inline_data: 0,
 };
 
-/// What the peer did cannot go on.
+/// Why a connection ends.
 pub(super) enum Ended {
     /// The connection is lost or was cut.
     Lost,
@@ -40,7 +41,7 @@ pub(super) enum Ended {
     Malformed,
 }
 
-/// What a connection is served by, and under which terms.
+/// What a connection needs from the server.
 pub(super) struct Terms<'a> {
     pub(super) host: &'a dyn Host,
     pub(super) lending: &'a mut Lending,
@@ -53,25 +54,25 @@ pub(super) struct Connection {
     number: u32,
     pub(super) access: Arc<CardAccess>,
     pub(super) origin: Origin,
-    /// The account that the server puts the connection on, while it has something attached.
+    /// The account under which the server counts the connection, while it has a region attached.
     account: Option<Account>,
-    /// The account that it is to be put on.
+    /// The account under which the server will count it next.
     next_account: Option<Account>,
-    /// When the connection was made, or last sent a message with something attached: it has shown no key
-    /// since then at the longest.
+    /// When the connection was made, or last sent a message while it had a region attached. So it has been
+    /// without a key for at most the time since then.
     had_key: Instant,
     atomics_by_message: bool,
     requests: Block,
     answers: Block,
-    /// Places of `answers` that the card does not use.
+    /// Places in `answers` that the card does not use.
     free_answers: Vec<usize>,
-    /// Messages that have come while no place for an answer was free: place and length.
+    /// Messages that arrived while no place for an answer was free: place and length.
     backlog: VecDeque<(usize, usize)>,
     /// The message being served, copied out. Kept for its capacity.
     request: Vec<u8>,
     /// Its answer. Kept for its capacity.
     answer: Vec<u8>,
-    // Last: it outlives the queue pair, which `access` ends.
+    // The last field: it outlives the queue pair, which `access` destroys.
     domain: Arc<Domain>,
 }
 
@@ -107,29 +108,31 @@ impl Connection {
         Ok(connection)
     }
 
-    /// The account that the connection is on.
+    /// The account under which the connection is counted.
     pub(super) fn account(&self) -> Option<Account> {
         self.account
     }
 
-    /// Whether the connection has shown its first key, or has nothing attached any more, and the server has
-    /// not taken note of that yet.
+    /// Whether the connection has attached its first region, or has none attached any more, and the server
+    /// has not changed the account yet.
     pub(super) fn has_changed_sides(&self) -> bool {
         self.account.is_some() == (self.access.regions() == 0)
     }
 
-    /// The server takes note of that. Returns the account of before, and the one of now.
+    /// Changes the account accordingly. Returns the previous account and the new one.
     pub(super) fn change_sides(&mut self) -> (Option<Account>, Option<Account>) {
         let next = if self.account.is_some() { None } else { self.next_account };
         (std::mem::replace(&mut self.account, next), next)
     }
 
-    /// How long ago the last message came. (What the card does by itself is not seen.)
+    /// Time since the last message, for a connection with a region attached. (The server does not see
+    /// operations that the card carries out by itself.)
     pub(super) fn idle(&self) -> Duration {
         self.had_key.elapsed()
     }
 
-    /// For how long nothing has been attached, whatever the connection sends; `None`: something is.
+    /// For how long, at most, the connection has had no region attached, whatever it sends. `None`: it has
+    /// one attached.
     pub(super) fn useless_for(&self) -> Option<Duration> {
         (self.access.regions() == 0).then(|| self.had_key.elapsed())
     }
@@ -142,7 +145,8 @@ impl Connection {
             sg_list: &mut piece,
             num_sge: 1,
         };
-        // SAFETY: the block lives as long as the connection, which closes its queue pair before it goes.
+        // SAFETY: the block lives as long as the connection, whose drop closes the queue pair before the
+        // block is freed.
         self.access.with_id(|id| unsafe { id.post_receive(&mut request) })
     }
 
@@ -174,7 +178,7 @@ impl Connection {
         let mut request = std::mem::take(&mut self.request);
         request.resize(bytes.min(REQUEST_BYTES), 0);
         self.requests.read(place * REQUEST_BYTES, &mut request);
-        // Before it is answered: the client sends its next one as soon as it has the answer.
+        // Posted before the answer: the client sends its next message as soon as it has the answer.
         self.await_request(place).map_err(|_| Ended::Lost)?;
         let Ok(Decoded::Complete(header)) = RequestHeader::decode(&request) else {
             return Err(Ended::Malformed);
@@ -209,7 +213,8 @@ impl Connection {
         sent.map_err(|_| Ended::Lost)
     }
 
-    /// Carries out one message and appends the answer's payload; the inner result is the answer.
+    /// Carries out one message and appends the answer's payload. The inner result is the answer; the outer
+    /// one says whether the connection ends.
     #[allow(clippy::type_complexity)] // an outcome within an end
     fn carry_out(
         &mut self,
@@ -264,8 +269,8 @@ impl Connection {
         Ok(bind)
     }
 
-    /// The first attachment takes one of the places of connections with a key, if there is one for its owner
-    /// and origin.
+    /// The first attachment takes one of the places for connections with a key, if its owner and origin may
+    /// have another one.
     fn take_place(&mut self, terms: &Terms<'_>, header: &RequestHeader) -> Result<(), Refusal> {
         if self.account.is_some() {
             return Ok(());
@@ -298,9 +303,9 @@ impl Connection {
         Ok(value)
     }
 
-    /// Sends an answer, behind the binding of the window that it tells of: one doorbell for both.
+    /// Sends an answer, after the binding of the window that it announces, if any: one doorbell for both.
     fn send(&mut self, answer: &[u8], bind: Option<ffi::BindMw>) -> io::Result<()> {
-        let place = self.free_answers.pop().expect("the caller looked");
+        let place = self.free_answers.pop().expect("the caller has checked that a place is free");
         self.answers.write(place * ANSWER_BYTES, answer);
         let mut piece = self.answers.piece(place * ANSWER_BYTES, answer.len());
         let mut send = work_request((self.number as u64) << 32 | place as u64, ffi::WR_SEND);
@@ -311,16 +316,16 @@ impl Connection {
             (binding.bind_mw, binding.next) = (bind, first);
             first = &mut binding;
         }
-        // SAFETY: two requests linked above; the piece lies in a place of `answers` that nothing else uses
-        // until its completion; window and registration are in `access`, which ends the queue pair before it
-        // lets go of them.
+        // SAFETY: the requests are linked above; the piece lies in a place of `answers` that nothing else
+        // uses until its completion; window and registration are in `access`, which destroys the queue pair
+        // before it drops them.
         self.access.with_id(|id| unsafe { id.post_send(first) })
     }
 }
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        self.access.close(); // before the blocks go
+        self.access.close(); // before the blocks are freed
     }
 }
 

@@ -1,4 +1,4 @@
-//! Region memory and the node's card: registered once, opened to one client at a time.
+//! Region memory as the node's card sees it: registered once, and opened to each client separately.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -16,7 +16,7 @@ use crate::memory::{Domain, Registration, Window};
 pub(super) struct Lending {
     library: &'static Library,
     device: Device,
-    /// With windows: all connections' queue pairs live in it, and all registrations.
+    /// If windows are used: the domain of all queue pairs and registrations.
     shared: Option<Arc<Domain>>,
     /// By region. The memory of a region may be replaced between two leases.
     registered: HashMap<u32, (Weak<Mapping>, Arc<Registration>)>,
@@ -32,7 +32,8 @@ impl Lending {
     pub(super) fn domain(&self) -> Result<Arc<Domain>, VerbsError> {
         match &self.shared {
             Some(domain) => Ok(domain.clone()),
-            // A remote key opens its memory to every queue pair of its domain: so each client gets one.
+            // A remote key opens its memory to every queue pair of its domain, so each client gets a domain
+            // of its own.
             None => Domain::new(self.library, self.device),
         }
     }
@@ -65,14 +66,14 @@ impl Lending {
             return Ok(registration.clone());
         }
         self.registered.remove(&region);
-        // Without remote rights of its own: its remote key opens nothing, its windows do.
+        // The registration itself has no remote rights: its remote key opens nothing, only its windows do.
         let access = ffi::ACCESS_LOCAL_WRITE | ffi::ACCESS_MW_BIND;
         let registration = Arc::new(register(domain, mapping, access)?);
         self.registered.insert(region, (Arc::downgrade(mapping), registration.clone()));
         Ok(registration)
     }
 
-    /// Lets go of memory that the host has replaced, so that it goes back to the machine.
+    /// Drops the registrations of memory that the host has replaced, so that the memory is freed.
     pub(super) fn forget_replaced(&mut self) {
         self.registered.retain(|_, (mapping, _)| mapping.strong_count() > 0);
     }
@@ -80,7 +81,7 @@ impl Lending {
 
 fn register(domain: &Arc<Domain>, mapping: &Mapping, access: i32) -> Result<Registration, VerbsError> {
     // SAFETY: the mapping is alive, and no Rust reference into region memory exists anywhere. The
-    // registration pins its pages: should it outlive the mapping, the card reaches these pages and never
-    // somebody else's.
+    // registration pins the pages. So if it outlives the mapping, the card reaches these pages, and never
+    // pages that belong to something else.
     unsafe { Registration::new(domain, mapping.base(), mapping.len() as usize, access) }
 }

@@ -25,28 +25,29 @@ use crate::error::VerbsError;
 use crate::library::Library;
 use crate::{MESSAGES_IN_FLIGHT, ffi};
 
-/// Connections served at once; for the next one, one without a key makes room. Each has half a megabyte of
-/// registered message buffers, so 128 MiB in all.
+/// Most connections at a time. To make room for a further one, one without a key is closed. Each has half a
+/// megabyte of registered message buffers, so 128 MiB in all.
 const MAX_CONNECTIONS: usize = 256;
 /// Connection requests that the kernel holds for us.
 const BACKLOG: i32 = 128;
-/// Completions that nobody has taken: per connection one for each message in flight and its answer; as many
-/// again for connections that have just ended.
+/// Capacity of the completion queue. Each connection has at most three completions per message in flight: the
+/// message, the binding of a window, the answer. Twice that leaves room for connections that have just ended.
 const COMPLETIONS: u32 = (2 * MAX_CONNECTIONS * 3 * MESSAGES_IN_FLIGHT) as u32;
-/// Completions taken in one call.
+/// Most completions taken in one call.
 const TAKEN_AT_ONCE: usize = 32;
-/// A connection with nothing attached for so long is closed, whatever it sends: another may need its place.
+/// A connection that has had no region attached for this long is closed, whatever it sends: another
+/// connection may need its place.
 const UNATTACHED_DEADLINE: Duration = Duration::from_secs(60);
-/// Looks for messages between two looks for connections that come and go: clients that are never quiet must
-/// not keep others out, and to look costs a system call.
+/// Checks for messages between two checks for connection events. The latter cost a system call, but must not
+/// be left out: clients that always send messages must not keep others from connecting.
 const TURNS_WITHOUT_EVENTS: u32 = 256;
-/// How often a server looks for connections that were cut or are of no use.
+/// How often a server looks for connections that were cut or have long had no region attached.
 const HOUSEKEEPING: Duration = Duration::from_secs(1);
 
-/// State of the server's thread. Fields drop in this order: connections before what they are made from.
+/// State of the server's thread. Fields drop in this order: connections before the objects that they use.
 pub(super) struct Server {
     connections: HashMap<u32, Connection>,
-    /// Numbers of connections by the identifiers that events name.
+    /// From the identifiers in events to the numbers of connections.
     by_id: HashMap<usize, u32>,
     _listener: CmId,
     lending: Lending,
@@ -60,10 +61,10 @@ pub(super) struct Server {
     sessions: Sessions,
     /// Connections without a key.
     newcomers: Newcomers,
-    /// Those with one.
+    /// Connections with a key.
     places: Places,
     complaints: Complaints,
-    /// Connections that could not be accepted, for want of what each takes.
+    /// Limits the warnings about connections that could not be accepted for lack of resources.
     not_accepted: Throttle,
     next_number: u32,
     last_housekeeping: Instant,
@@ -134,7 +135,7 @@ impl Server {
                     continue;
                 }
                 Err(error) => {
-                    tracing::error!(%error, "the RDMA server cannot serve any more");
+                    tracing::error!(%error, "the RDMA server stops: its completion queue is broken");
                     return;
                 }
             }
@@ -146,21 +147,21 @@ impl Server {
 
     fn sleep_and_serve_events(&mut self) {
         self.completions.take_event();
-        // Armed, then polled once more: what came before raises no event.
+        // Poll once more after arming: completions from before the arming raise no event.
         let may_sleep = self.completions.arm().is_ok() && matches!(self.serve_completions(), Ok(0));
         let longest = if may_sleep { HOUSEKEEPING } else { Duration::ZERO };
         let timeout = Timespec { tv_sec: longest.as_secs() as i64, tv_nsec: longest.subsec_nanos() as i64 };
         let mut events = Vec::with_capacity(4);
-        // EINTR and the like only mean an earlier look.
+        // An error such as EINTR only makes the thread check earlier.
         let _ = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&timeout));
         self.attend();
     }
 
-    /// Looks after connections that come and go.
+    /// Serves connection events and, when it is time, closes connections that are cut or unused.
     fn attend(&mut self) {
         self.serve_events();
         if self.last_housekeeping.elapsed() >= HOUSEKEEPING {
-            self.keep_house();
+            self.close_unused();
         }
     }
 
@@ -169,7 +170,7 @@ impl Server {
         for place in 0..count {
             let completion = self.taken[place];
             let number = (completion.wr_id >> 32) as u32;
-            // Of a connection that has ended: nothing to answer.
+            // The connection has ended: there is nothing to answer.
             let Some(connection) = self.connections.get_mut(&number) else { continue };
             let mut terms = Terms {
                 host: &*self.host,
@@ -240,17 +241,17 @@ impl Server {
             }
         };
         if hello.node != self.host.identity().node {
-            // Its session has nothing to do with this node.
+            // The client wants another node, so its session is not recorded here.
             return id.reject(&self.reply(hello.incarnation).encode());
         }
         if self.connections.len() >= MAX_CONNECTIONS && !self.make_room() {
-            return id.reject(&[]); // does not happen: some places are never taken by connections with a key
+            return id.reject(&[]); // cannot happen: connections with a key never take all places
         }
         let number = self.next_number;
         self.next_number = self.next_number.wrapping_add(1);
         let (incarnation, older) = self.sessions.greet(hello, number.into());
         if let Some(older) = older {
-            self.close(older as u32); // before the newer one is answered
+            self.close(older as u32); // before the newer connection is answered
         }
         let reply = self.reply(incarnation);
         if hello.incarnation != incarnation {
@@ -292,8 +293,8 @@ impl Server {
         reply: HelloReply,
     ) -> Result<Connection, VerbsError> {
         let domain = self.lending.domain()?;
-        // SAFETY: the connection keeps the domain, and closes its queue pair before; so does the server with
-        // the completion queue, which it drops after its connections.
+        // SAFETY: the connection holds the domain, and destroys its queue pair before it drops the domain.
+        // The server drops the completion queue after its connections.
         unsafe { id.create_queue_pair(&domain, self.completions.raw(), CAPACITY)? };
         let access = CardAccess::new(id);
         let connection = Connection::new(number, access.clone(), origin, domain, self.atomics_by_message)?;
@@ -305,7 +306,7 @@ impl Server {
         Ok(connection)
     }
 
-    /// Closes a connection without a key; false when there is none.
+    /// Closes a connection without a key; `false` if there is none.
     fn make_room(&mut self) -> bool {
         let Some((origin, number)) = self.newcomers.first_to_go() else { return false };
         self.complaints.about(Complaint::Crowded, origin, Instant::now());
@@ -314,8 +315,8 @@ impl Server {
         true
     }
 
-    /// A connection has shown its first key, or has nothing attached any more: from now on it is counted
-    /// elsewhere.
+    /// Counts a connection under another account if it has attached its first region, or has none attached
+    /// any more.
     fn settle_account(&mut self, number: u32) {
         let Some(connection) = self.connections.get_mut(&number) else { return };
         if !connection.has_changed_sides() {
@@ -333,8 +334,7 @@ impl Server {
         }
     }
 
-    /// Closes the connection of this account from which longest no message came, but for the one that has
-    /// just come.
+    /// Closes the connection of this account that has been idle longest, except for `newest`.
     fn give_up_one_of(&mut self, account: Account, newest: u32) {
         let of_account = self
             .connections
@@ -359,19 +359,20 @@ impl Server {
         }
     }
 
-    fn keep_house(&mut self) {
+    /// Closes connections that were cut or have long had no region attached, and updates the accounts.
+    fn close_unused(&mut self) {
         self.last_housekeeping = Instant::now();
-        let over = |connection: &Connection| {
+        let is_unused = |connection: &Connection| {
             connection.access.is_cut()
                 || connection.useless_for().is_some_and(|time| time > UNATTACHED_DEADLINE)
         };
-        let over: Vec<u32> = self
+        let unused: Vec<u32> = self
             .connections
             .iter()
-            .filter_map(|(&number, connection)| over(connection).then_some(number))
+            .filter_map(|(&number, connection)| is_unused(connection).then_some(number))
             .collect();
-        over.into_iter().for_each(|number| self.close(number));
-        // Fences take regions away without a message.
+        unused.into_iter().for_each(|number| self.close(number));
+        // Fences end attachments without a message, so the accounts are checked here.
         let numbers: Vec<u32> = self.connections.keys().copied().collect();
         numbers.into_iter().for_each(|number| self.settle_account(number));
         self.lending.forget_replaced();

@@ -1,13 +1,15 @@
-//! What the tests share: where the device of the testbed is.
+//! Shared by the tests: the address of the testbed's device.
 
 use std::net::SocketAddr;
 
 use farpool_fabric::Peer;
 
-/// An address of the RDMA device under test, any port. Without a device the tests fail, they do not skip.
+/// An address of the RDMA device under test, with port zero. Without a device the tests fail, they are not
+/// skipped.
 pub fn device_address() -> SocketAddr {
     let address = std::env::var("FARPOOL_RDMA_ADDRESS").expect(
-        "FARPOOL_RDMA_ADDRESS names no address of an RDMA device: `make test-rdma` runs these tests where there is one",
+        "FARPOOL_RDMA_ADDRESS does not name the address of an RDMA device: `make test-rdma` runs these tests \
+         where there is one",
     );
     SocketAddr::new(address.parse().expect("FARPOOL_RDMA_ADDRESS is an IP address"), 0)
 }

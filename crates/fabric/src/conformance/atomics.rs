@@ -1,4 +1,4 @@
-//! Atomics are atomic, whoever else is at it.
+//! Atomics are atomic, whatever other clients do.
 
 use super::Carrier;
 use super::rig::{DEADLINE, EPOCH, KEY, Rig, at, endpoint, region};

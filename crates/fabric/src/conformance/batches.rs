@@ -1,4 +1,4 @@
-//! Batches: posted together, and each operation as if alone.
+//! Batches: operations are posted together, and each takes effect as if posted alone.
 
 use std::sync::atomic::Ordering;
 
@@ -84,13 +84,13 @@ pub fn what_is_behind_an_operation_refused_as_busy_waits_for_an_attachment(carri
     let batch = block_on(&rig.endpoint, queue.run(batch));
     let results = batch.results();
     if rig.host.moving.swap(0, Ordering::Relaxed) == 1 {
-        assert_eq!(results, [Ok(0), Ok(0)], "the memory is in the client's hands: nobody was asked");
+        assert_eq!(results, [Ok(0), Ok(0)], "the client accesses the memory itself: the host was not asked");
         return;
     }
     assert_eq!(results, [Err(refused(Refusal::Busy)), Err(refused(Refusal::NotAttached))]);
     assert_eq!((rig.far_byte(0), rig.far_byte(8)), (0, 0));
     assert_eq!(rig.write(&queue, 8, &[2; 8]).unwrap_err(), refused(Refusal::NotAttached));
-    block_on(&rig.endpoint, queue.attach(region(0), EPOCH, KEY)).expect("it has come to rest");
+    block_on(&rig.endpoint, queue.attach(region(0), EPOCH, KEY)).expect("the move has ended");
     assert!(rig.write(&queue, 8, &[3; 8]).is_ok());
     assert_eq!(rig.far_byte(8), 3);
 }
@@ -141,7 +141,7 @@ pub fn a_dropped_batch_does_not_free_its_buffer_early(carrier: &dyn Carrier) {
             futures_util::pin_mut!(given_up);
             let _ = futures_util::poll!(given_up.as_mut());
         });
-        // Whatever buffer is taken next must not be written by the late answers.
+        // A late answer must not write into the buffer that is taken next.
         let mut next = rig.endpoint.arena().take(2 * BLOCK).unwrap();
         next.fill(0xEE);
         for _ in 0..20 {
@@ -156,7 +156,7 @@ pub fn a_batch_on_a_closed_queue_is_not_sent(carrier: &dyn Carrier) {
     let mut rig = Rig::new(carrier);
     let queue = rig.attached();
     drop(rig.guard.take());
-    // One that needs the node's answer, so that the loss is noticed on every transport.
+    // A call needs the node's answer, so the loss is noticed on every transport.
     let buffer = rig.buffer(b"echo");
     assert!(block_on(&rig.endpoint, queue.call(buffer, 4)).is_err());
     assert!(!queue.is_open());

@@ -39,7 +39,7 @@ pub fn the_death_of_the_node_ends_every_operation(carrier: &dyn Carrier) {
     assert!(matches!(write, Err(OpError::NotSent { .. })), "{write:?}");
     if queue.reconnect().is_ok() {
         let call = block_on(&rig.endpoint, queue.call(rig.buffer(b"echo x"), 6));
-        assert!(matches!(call, Err(OpError::Unknown { .. } | OpError::NotSent { .. })), "nobody is there");
+        assert!(matches!(call, Err(OpError::Unknown { .. } | OpError::NotSent { .. })), "no node is there");
     }
 }
 
@@ -54,7 +54,7 @@ pub fn a_silent_node_ends_operations_by_their_deadline(carrier: &dyn Carrier) {
     let waited = Duration::from_nanos(rig.endpoint.now_ns() - started_ns);
     assert!(waited >= Duration::from_millis(300));
     assert!(waited < Duration::from_secs(10));
-    // The call's buffer is free again: what is taken now must not be written by the late answer.
+    // The call's buffer is free again: the late answer must not write into the one that is taken now.
     let mine = rig.buffer(&[0x77; 8192]);
     rig.host.stalled.store(false, Ordering::Relaxed);
     queue.reconnect().unwrap();
@@ -96,7 +96,7 @@ fn write_until_the_node_dies(carrier: &dyn Carrier, peer: &Peer, acknowledged: &
             assert!(matches!(error, OpError::Unknown { .. } | OpError::NotSent { .. }), "{error}");
             return;
         }
-        acknowledged.store(round, Ordering::Release); // pairs with the looks of the check
+        acknowledged.store(round, Ordering::Release); // pairs with the loads of the check
     }
 }
 
@@ -104,7 +104,7 @@ pub fn what_was_delayed_past_unknown_takes_no_effect_after_a_new_incarnation(car
     let rig = Rig::with_deadline(carrier, Duration::from_millis(300));
     let queue = rig.attached();
     for round in 0..5 {
-        // Behind a call that the node does not answer, more is written than sockets hold.
+        // Writes more than the sockets hold, behind a call that the node does not answer.
         rig.host.stalled.store(true, Ordering::Relaxed);
         carrier.hold_back(true);
         let call = queue.call(rig.buffer(b"echo x"), 6);
@@ -152,8 +152,8 @@ pub fn a_restarted_node_is_reached_again_and_knows_no_older_grant(carrier: &dyn 
     rig.host.regions.fence(0); // epochs never repeat, so the new process has none of the old one's
     rig.host.regions.open(0, AFTER, key_of(AFTER));
     let ended = rig.write(&queue, 0, &[0xBB; 8192]);
-    // In shared memory it may have gone to the old process's memory, before the end of its connection was
-    // seen.
+    // In shared memory the write may have gone to the old process's memory, before the end of its connection
+    // was noticed.
     assert!(!matches!(ended, Err(OpError::Refused(Refusal::WrongKey))), "{ended:?}");
     wait_until(|| rig.write(&queue, 0, &[0xBB; 8192]).is_err());
     wait_until(|| {

@@ -1,4 +1,4 @@
-//! A lease that ends: what was acknowledged stays, and nothing follows.
+//! A lease that ends: what was acknowledged stays, and nothing takes effect afterwards.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -10,10 +10,10 @@ use crate::{AccessKind, Mapping, OpError, Peer, block_on};
 
 pub fn what_was_acknowledged_before_a_fence_stays_and_nothing_follows_it(carrier: &dyn Carrier) {
     let rig = Rig::new(carrier);
-    let (acknowledged, over) = (AtomicU64::new(0), AtomicBool::new(false));
+    let (acknowledged, stop) = (AtomicU64::new(0), AtomicBool::new(false));
     std::thread::scope(|scope| {
-        let _stops_if_the_check_fails = Raise(&over);
-        let writer = scope.spawn(|| write_counters_until_refused(carrier, &rig.peer, &acknowledged, &over));
+        let _stops_if_the_check_fails = Raise(&stop);
+        let writer = scope.spawn(|| write_counters_until_refused(carrier, &rig.peer, &acknowledged, &stop));
         wait_until(|| acknowledged.load(Ordering::Acquire) > 100);
         let before = acknowledged.load(Ordering::Acquire);
         let mut found = 0;
@@ -22,7 +22,7 @@ pub fn what_was_acknowledged_before_a_fence_stays_and_nothing_follows_it(carrier
         rig.host.regions.fence(0);
         let at_fence = acknowledged.load(Ordering::Acquire);
         assert!(found >= before, "an acknowledged write is gone");
-        // One acknowledgement may have been on its way while the fence was raised; no second one follows.
+        // One acknowledgement may have been on its way when the fence was raised; no second one may follow.
         let is_broken = || acknowledged.load(Ordering::Acquire) > at_fence + 1;
         wait_until(|| writer.is_finished() || is_broken());
         assert!(!is_broken(), "a write was acknowledged after the fence");
@@ -60,13 +60,13 @@ fn write_counters_until_refused(
     carrier: &dyn Carrier,
     peer: &Peer,
     acknowledged: &AtomicU64,
-    over: &AtomicBool,
+    stop: &AtomicBool,
 ) -> Option<OpError> {
     let writer = Member::join(carrier, peer, EPOCH, KEY);
-    (1u64..).take_while(|_| !over.load(Ordering::Relaxed)).find_map(|counter| {
+    (1u64..).take_while(|_| !stop.load(Ordering::Relaxed)).find_map(|counter| {
         let result = writer.write(0, &counter.to_le_bytes());
         if result.is_ok() {
-            acknowledged.store(counter, Ordering::Release); // pairs with the looks of the check
+            acknowledged.store(counter, Ordering::Release); // pairs with the loads of the check
         }
         result.err()
     })

@@ -12,22 +12,22 @@ const DATA_BYTES: usize = 512;
 const DATA_AT: u64 = 8192;
 /// Far from the data: another page, another cache line.
 const FLAG_AT: u64 = 64 << 10;
-/// At least so many rounds are published, and so many looks taken meanwhile: on a fast transport the writer
-/// would be done before the reader has begun.
+/// The writer publishes at least this many rounds, and continues until the reader has looked often enough: on
+/// a fast transport it would finish before the reader has begun.
 const PUBLISHED: u64 = 500;
 const LOOKS: u64 = 200;
 const ROUNDS: u64 = 300;
 
 pub fn whoever_sees_a_later_write_sees_the_earlier_ones(carrier: &dyn Carrier) {
     let rig = Rig::new(carrier);
-    let (over, looks) = (AtomicBool::new(false), AtomicU64::new(0));
+    let (stop, looks) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
         let reader = scope.spawn(|| {
             let reader = Member::join(carrier, &rig.peer, EPOCH, KEY);
             let mut seen = 0;
-            while !over.load(Ordering::Relaxed) {
-                let flag = word(&reader.read(FLAG_AT, 8).expect("nobody fences it"));
-                let data = reader.read(DATA_AT, DATA_BYTES).expect("nobody fences it");
+            while !stop.load(Ordering::Relaxed) {
+                let flag = word(&reader.read(FLAG_AT, 8).expect("the grant is not fenced"));
+                let data = reader.read(DATA_AT, DATA_BYTES).expect("the grant is not fenced");
                 let oldest = data.chunks(8).map(word).min().expect("not empty");
                 assert!(oldest >= flag, "{oldest} was read after {flag} had been announced");
                 assert!(flag >= seen, "{flag} was read after {seen}");
@@ -35,7 +35,7 @@ pub fn whoever_sees_a_later_write_sees_the_earlier_ones(carrier: &dyn Carrier) {
                 looks.fetch_add(1, Ordering::Relaxed); // a count that orders nothing
             }
         });
-        let _stops_if_the_check_fails = Raise(&over);
+        let _stops_if_the_check_fails = Raise(&stop);
         let writer = Member::join(carrier, &rig.peer, EPOCH, KEY);
         let mut batch = Batch::new(writer.endpoint.arena().take(DATA_BYTES + 8).expect("an empty arena"));
         let started = Instant::now();
@@ -55,7 +55,7 @@ pub fn whoever_sees_a_later_write_sees_the_earlier_ones(carrier: &dyn Carrier) {
             batch = block_on(&writer.endpoint, writer.queue.run(batch));
             assert_eq!(batch.results(), [Ok(0), Ok(0)], "round {round}");
         }
-        over.store(true, Ordering::Relaxed); // only a wish to end: pairs with nothing
+        stop.store(true, Ordering::Relaxed); // only asks the reader to end: pairs with nothing
         reader.join().expect("the reader saw order");
     });
 }

@@ -1,4 +1,4 @@
-//! Clients that are processes of their own: they can be stopped between any two instructions.
+//! Clients in processes of their own: they can be stopped between any two instructions.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -13,7 +13,8 @@ use super::Carrier;
 use super::rig::{DEADLINE, EPOCH, KEY, Member, Rig, SuiteHost, at, endpoint, key_of, region, wait_until};
 use crate::{CallAnswer, OpError, Peer, Queue, Uncertain, block_on};
 
-/// Tells a test program that it is a process of a check, and where the node is, or that it is the node.
+/// Environment variable that tells a test program that it is a process of a check: it says where the node is,
+/// or that the process is the node.
 const CHILD: &str = "FARPOOL_SUITE_CHILD";
 const NODE_ROLE: &str = "node";
 /// The test that [`conformance_tests!`](crate::conformance_tests) makes of [`run_as_child`].
@@ -47,7 +48,7 @@ pub fn additions_of_several_processes_are_all_counted(carrier: &dyn Carrier) {
 
 pub fn what_a_client_stopped_in_a_copy_goes_on_to_write_after_its_fence_is_never_seen(carrier: &dyn Carrier) {
     if !carrier.reaches_other_processes() {
-        return; // nobody there to be stopped: the simulator has its own ways
+        return; // there is no process to stop: the simulator pauses its own
     }
     let rig = Rig::new(carrier);
     let owner = Member::join(carrier, &rig.peer, EPOCH, KEY);
@@ -57,7 +58,7 @@ pub fn what_a_client_stopped_in_a_copy_goes_on_to_write_after_its_fence_is_never
         rig.host.regions.open_grant(0, epoch, key_of(epoch), GrantMode::ReadWrite);
         child.say(&format!("flood {}", epoch.0));
         child.expect("flooding");
-        (0..round * 7919 % 5000).for_each(|_| std::hint::spin_loop()); // some moment or other
+        (0..round * 7919 % 5000).for_each(|_| std::hint::spin_loop()); // an arbitrary moment
         child.stop();
         rig.host.regions.fence_grant(0, epoch).expect("memory to move to");
         owner.write_whatever_moves(FLOOD_AT, &[OURS; FLOOD_BYTES]);
@@ -85,12 +86,13 @@ pub fn a_node_process_that_is_killed_wakes_who_waits_for_it(carrier: &dyn Carrie
         may_kill.recv().expect("the check goes on");
         drop(node);
     });
-    asked.send(()).expect("it waits for this"); // the caller is awake, about to sleep or asleep by then
+    // When the node is killed, this thread is awake, falling asleep or asleep.
+    asked.send(()).expect("the killer waits for this");
     let started = Instant::now();
     let ended = call(&queue, b"echo asleep");
     assert!(matches!(ended, Err(OpError::Unknown { cause: Uncertain::ConnectionLost, .. })), "{ended:?}");
     assert!(started.elapsed() < DEADLINE, "the node's end was not noticed");
-    killer.join().expect("it only drops");
+    killer.join().expect("the killer only drops the node");
 }
 
 pub fn a_node_process_that_is_stopped_is_waited_for_until_the_deadline(carrier: &dyn Carrier) {
@@ -125,7 +127,7 @@ fn call(queue: &Queue, request: &[u8]) -> Result<CallAnswer, OpError> {
     block_on(endpoint, queue.call(buffer, request.len()))
 }
 
-/// What a test program does when a check has started it as a process; nothing otherwise.
+/// The part of a test program that a check has started as a process; does nothing otherwise.
 pub fn run_as_child(carrier: &dyn Carrier) {
     let Ok(peer) = std::env::var(CHILD) else { return };
     if peer == NODE_ROLE {
@@ -167,7 +169,7 @@ fn answer(text: &str) {
 fn add(member: &Member) {
     for _ in 0..ADDITIONS {
         let addition = member.queue.fetch_and_add(at(COUNTER_AT), EPOCH, 1);
-        block_on(&member.endpoint, addition).expect("nobody fences it");
+        block_on(&member.endpoint, addition).expect("the grant is not fenced");
     }
 }
 
@@ -233,7 +235,7 @@ impl ChildClient {
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()
-            .expect("a process more");
+            .expect("another process can be started");
         let tasks = process.stdin.take().expect("asked for");
         let output = BufReader::new(process.stderr.take().expect("asked for"));
         let (sender, answers) = channel();
@@ -281,7 +283,7 @@ impl ChildClient {
 
 impl Drop for ChildClient {
     fn drop(&mut self) {
-        // Failing means that it has ended.
+        // This fails if the process has ended.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }

@@ -1,4 +1,4 @@
-//! What is refused changes nothing, and is told apart from what is unknown.
+//! A refused operation changes nothing, and is distinguished from one whose outcome is unknown.
 
 use farpool_wire::{AccessKey, Epoch, Refusal};
 
@@ -17,7 +17,7 @@ pub fn out_of_bounds_is_refused_and_changes_nothing(carrier: &dyn Carrier) {
     let swap = queue.compare_and_swap(at(REGION_BYTES), EPOCH, 0, 1);
     assert_eq!(block_on(&rig.endpoint, swap).unwrap_err(), refused(Refusal::OutOfBounds));
     let changed = (REGION_BYTES - 8192..REGION_BYTES).find(|&offset| rig.far_byte(offset) != 0);
-    assert_eq!(changed, None, "a part of what was refused has happened");
+    assert_eq!(changed, None, "a part of a refused operation took effect");
     assert!(rig.write(&queue, REGION_BYTES - 8192, &data).is_ok(), "the queue goes on");
 }
 

@@ -1,4 +1,4 @@
-//! The suite's node and its client: what every check starts from.
+//! The suite's node and its client, with which every check starts.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -19,7 +19,8 @@ pub(super) const REGIONS: u32 = 2;
 pub(super) const REGION_BYTES: u64 = 4 << 20;
 pub(super) const EPOCH: Epoch = Epoch(1);
 pub(super) const DEADLINE: Duration = Duration::from_secs(20);
-/// How long a check waits for something that takes several operations, each of which may take its deadline.
+/// How long a check waits for something that takes several operations, each of which may take until its
+/// deadline.
 const PATIENCE: Duration = Duration::from_secs(5 * DEADLINE.as_secs());
 pub(super) const ECHO: &[u8] = b"echo ";
 /// Like [`ECHO`], with an answer of twice the length.
@@ -28,9 +29,9 @@ pub(super) const TWICE: &[u8] = b"twice ";
 /// The node of the suite: two regions, of which the first is lent, and a call that echoes.
 pub struct SuiteHost {
     pub(crate) regions: RegionSet,
-    /// While set, calls wait: stands for a node that has stopped.
+    /// While set, calls wait, which stands for a node that has stopped.
     pub(super) stalled: AtomicBool,
-    /// So many accesses are refused as if their memory was being moved.
+    /// This many accesses are refused as if their memory was being moved.
     pub(super) moving: AtomicU32,
     rejected: AtomicU64,
 }
@@ -48,7 +49,7 @@ impl SuiteHost {
 
     /// Whether calls wait for now.
     pub fn is_stalled(&self) -> bool {
-        self.stalled.load(Ordering::Relaxed) // a flag of the test, ordered by what it does otherwise
+        self.stalled.load(Ordering::Relaxed) // a flag of the test, which its other actions order
     }
 
     /// How many connections were cut off for malformed input.
@@ -73,7 +74,7 @@ impl Host for SuiteHost {
         kind: AccessKind,
         access: &mut dyn FnMut(&Mapping) -> Result<(), AccessError>,
     ) -> Result<(), Refusal> {
-        // Relaxed: a count of the test, ordered by what it does otherwise.
+        // Relaxed: a count of the test, which its other actions order.
         let one_less = |moving: u32| moving.checked_sub(1);
         if self.moving.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less).is_ok() {
             return Err(Refusal::Busy);
@@ -132,7 +133,7 @@ impl Rig {
         Rig { host, peer, guard: Some(guard), endpoint: endpoint(carrier, deadline) }
     }
 
-    /// The node dies, and another process takes its place at the same addresses, with memory of its own.
+    /// Ends the node and starts another process at the same addresses, with memory of its own.
     pub(super) fn restart(&mut self, carrier: &dyn Carrier) {
         self.guard = None;
         self.host = SuiteHost::new();
@@ -176,7 +177,7 @@ impl Rig {
     }
 }
 
-/// A client of its own: it acts under one grant of region 0, on a queue and an endpoint of its own.
+/// A separate client: it acts under one grant of region 0, on a queue and an endpoint of its own.
 pub(super) struct Member {
     pub(super) endpoint: Endpoint,
     pub(super) queue: Queue,
@@ -193,12 +194,12 @@ impl Member {
         member
     }
 
-    /// What the contract tells a client to do after a failure that may have been a move: reconnect if the
-    /// queue is closed, and attach until the node says yes or no.
+    /// Does what the contract tells a client to do after a failure that may have been caused by a move:
+    /// reconnects if the queue is closed, and attaches until the node accepts or refuses.
     pub(super) fn attach_again(&self) -> Result<(), OpError> {
         let started = Instant::now();
         loop {
-            assert!(started.elapsed() < DEADLINE, "neither yes nor no");
+            assert!(started.elapsed() < DEADLINE, "the node neither accepts nor refuses");
             if !self.queue.is_open() {
                 self.queue.reconnect().expect("the node listens");
             }
@@ -221,7 +222,7 @@ impl Member {
         result.map(|()| buffer.to_vec())
     }
 
-    /// Writes until it is acknowledged, for a grant that nobody fences.
+    /// Writes until the write is acknowledged, for a grant that is not fenced.
     pub(super) fn write_whatever_moves(&self, offset: u64, data: &[u8]) {
         while self.write(offset, data).is_err() {
             self.attach_again().expect("the grant is in force");
@@ -234,7 +235,7 @@ pub(super) struct Raise<'a>(pub(super) &'a AtomicBool);
 
 impl Drop for Raise<'_> {
     fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed); // only a wish to end: pairs with nothing
+        self.0.store(true, Ordering::Relaxed); // only asks threads to end: pairs with nothing
     }
 }
 

@@ -11,11 +11,11 @@ use super::rig::{
 };
 use crate::{AccessKind, Mapping, OpError, Peer, block_on};
 
-/// Words that a sharer writes at once, so that some are in flight whenever another is fenced.
+/// Words that a sharer writes at once, so that some writes are in flight whenever another sharer is fenced.
 const WORDS: u64 = 8;
 const SHARERS: u64 = 3;
 const FENCED: u64 = 1;
-/// Clients that come and are fenced before: each time the memory may move under the operations of all others.
+/// Clients that join and are fenced before: each time the memory may move under the operations of all others.
 const VISITORS: u64 = 8;
 
 pub fn each_grant_is_opened_by_its_own_key_only(carrier: &dyn Carrier) {
@@ -77,7 +77,7 @@ pub fn fencing_one_of_three_sharers_ends_its_access_and_costs_the_others_nothing
                 rig.host.regions.open_grant(0, epoch, key_of(epoch), GrantMode::ReadWrite);
                 let visitor = Member::join(carrier, &rig.peer, epoch, key_of(epoch));
                 rig.host.regions.fence_grant(0, epoch).expect("memory to move to");
-                visitor.write(REGION_BYTES - 8, &[1; 8]).expect_err("its grant is over");
+                visitor.write(REGION_BYTES - 8, &[1; 8]).expect_err("its grant has ended");
             }
             let acknowledged_before = counter(FENCED);
             rig.host.regions.fence_grant(0, epoch_of(FENCED)).expect("memory to move to");
@@ -89,7 +89,7 @@ pub fn fencing_one_of_three_sharers_ends_its_access_and_costs_the_others_nothing
             let goal = [counter(0) + 50, 0, counter(2) + 50];
             wait_until(|| counter(0) > goal[0] && counter(2) > goal[2]);
             wait_until(|| running[FENCED as usize].is_finished());
-            stop.store(true, Ordering::Relaxed); // only a wish to end: pairs with nothing
+            stop.store(true, Ordering::Relaxed); // only asks the sharers to end: pairs with nothing
             for (sharer, thread) in running.into_iter().enumerate() {
                 let ended = thread.join().expect("a sharer ends");
                 let wanted = if sharer as u64 == FENCED { Err(refused(Refusal::StaleEpoch)) } else { Ok(()) };
@@ -124,7 +124,7 @@ fn words_of(rig: &Rig, sharer: u64) -> Vec<u64> {
     words
 }
 
-/// Writes 1, 2, 3 … to all of the sharer's words at once, until told to stop or its grant is over. What was
+/// Writes 1, 2, 3 … to all of the sharer's words at once, until told to stop or its grant ends. What was
 /// acknowledged must be there after every interruption.
 fn count_up(
     carrier: &dyn Carrier,

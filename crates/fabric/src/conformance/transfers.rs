@@ -1,4 +1,4 @@
-//! What is written is read back, at every size, in any number, by everyone.
+//! Data that was written is read back, at every size, in any number, by every client.
 
 use std::time::{Duration, Instant};
 
@@ -69,7 +69,7 @@ pub fn a_dropped_operation_does_not_free_its_buffer_early(carrier: &dyn Carrier)
     let queue = rig.attached();
     rig.write(&queue, 0, &pattern(8192, 9)).unwrap();
     for _ in 0..50 {
-        // Posted, then given up; whatever buffer is taken next must not be written by the late answer.
+        // Posted, then dropped: the late answer must not write into the buffer that is taken next.
         let buffer = rig.endpoint.arena().take(8192).unwrap();
         block_on(&rig.endpoint, async {
             let given_up = queue.read(at(0), EPOCH, buffer);
@@ -114,7 +114,8 @@ pub fn calls_are_answered_at_every_pace(carrier: &dyn Carrier) {
     let queue = rig.attached();
     let mut buffer = Some(rig.endpoint.arena().take(64).unwrap());
     for number in 0..CALLS {
-        // From at once to long after a server has gone to sleep, so that some come just as it does.
+        // The pauses range from none to long after a server has gone to sleep, so that some calls come just
+        // as it does.
         let pause = Duration::from_nanos(number * 7919 % 200_000);
         let started = Instant::now();
         while started.elapsed() < pause {
@@ -152,8 +153,8 @@ pub fn calls_are_answered_and_unknown_calls_refused(carrier: &dyn Carrier) {
     assert_eq!(call(b"echo ").unwrap().bytes, 0);
 }
 
-/// Sizes of messages that meet every way to carry one: empty but for the word, within a line, across lines,
-/// pages, and the longest.
+/// Sizes of messages that take every way of carrying one: only the first word, within a line, across lines,
+/// across pages, and the longest.
 const MESSAGES: [usize; 8] = [0, 1, 59, 64, 1000, 4096, 20_000, MAX_CALL_BYTES - ECHO.len()];
 
 pub fn more_calls_than_the_node_takes_at_once_each_get_their_own_answer(carrier: &dyn Carrier) {

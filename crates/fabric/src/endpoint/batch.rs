@@ -16,9 +16,9 @@ use crate::seam::{LocalSlice, Op, Outcome, Posted};
 
 /// Operations to be posted together on one queue, and the buffer in which their bytes lie.
 ///
-/// Made once and used again and again: [`Batch::clear`] keeps the buffer and the room for operations, so that
-/// the steady state allocates nothing. Parts of the buffer that several operations touch end up with either's
-/// bytes.
+/// A batch can be used again and again: [`Batch::clear`] keeps the buffer and the room for operations, so
+/// that the steady state allocates nothing. A part of the buffer that several operations fill ends up with
+/// bytes of any of them.
 #[derive(Debug)]
 pub struct Batch {
     buffer: ArenaBuf,
@@ -120,10 +120,11 @@ impl Batch {
         self.results[place as usize] = to_result(node, outcome);
     }
 
-    /// Makes room for the results, and collects what is to be posted; `places` tells where each belongs.
+    /// Makes room for the results, and collects the operations to post; `posting_places` holds the place of
+    /// each in the batch.
     fn plan(&mut self, node: NodeId, table: &mut Table) {
         self.results.clear();
-        // Replaced by what becomes of them; stays only for what was never handed over.
+        // Replaced by the outcomes; stays only for operations that were never handed over.
         self.results.resize(self.operations.len(), Err(OpError::NotSent { node }));
         table.posting.clear();
         table.posting_places.clear();
@@ -163,7 +164,8 @@ impl Queue {
     }
 }
 
-/// A batch from before it is posted, when it is first polled, until all of it has ended.
+/// The future of a batch: it posts the batch when first polled, and ends when all operations of it have
+/// ended.
 #[must_use = "nothing is posted before it is polled"]
 pub struct Running<'a> {
     queue: &'a Queue,
@@ -171,10 +173,10 @@ pub struct Running<'a> {
 }
 
 enum Stage {
-    /// With the ticket of who waits for places.
+    /// The ticket is that of a batch that waits for places.
     Unposted(Option<Batch>, Option<u64>),
     Posted(u32),
-    Over,
+    Finished,
 }
 
 impl Future for Running<'_> {
@@ -204,11 +206,11 @@ impl Future for Running<'_> {
                 }
             }
             Stage::Posted(index) => table.take_finished_batch(*index, context.waker()),
-            Stage::Over => panic!("polled after its outcome"),
+            Stage::Finished => panic!("polled after its outcome"),
         };
         match finished {
             Some(batch) => {
-                this.stage = Stage::Over;
+                this.stage = Stage::Finished;
                 Poll::Ready(batch)
             }
             None => Poll::Pending,
@@ -216,7 +218,8 @@ impl Future for Running<'_> {
     }
 }
 
-/// Hands a batch to its link: the batch if all of it is done at once, else where the table keeps it.
+/// Hands a batch to its link. Returns the batch if all operations completed at once, else the index under
+/// which the table keeps it.
 fn post(
     queue: &Queue,
     shared: &Shared,
@@ -240,7 +243,8 @@ fn post(
     let mut kept: Option<(u32, u64)> = None;
     let mut batch = Some(batch);
     for (posted, &place) in posting.iter().zip(&places) {
-        // Completions come in the order of the batch, so each is next in turn or not there yet.
+        // Completions come in the order of the batch, so the next one is this operation's, or this operation
+        // has not completed.
         if let Some(done) = at_once.next_if(|done| done.slot == posted.slot) {
             table.return_place(posted.slot);
             match (&mut batch, kept) {
@@ -269,7 +273,7 @@ impl Drop for Running<'_> {
         match self.stage {
             Stage::Unposted(_, Some(ticket)) => self.queue.endpoint.shared.table.borrow_mut().leave(ticket),
             Stage::Posted(index) => self.queue.endpoint.shared.table.borrow_mut().abandon_batch(index),
-            Stage::Unposted(_, None) | Stage::Over => {}
+            Stage::Unposted(_, None) | Stage::Finished => {}
         }
     }
 }

@@ -39,10 +39,10 @@ pub(super) struct Operating<'a> {
 }
 
 enum Stage {
-    /// With the ticket of who waits for a place.
+    /// The ticket is that of an operation that waits for a place.
     Unposted(Option<ArenaBuf>, Option<u64>),
     Posted(u32),
-    Over,
+    Finished,
 }
 
 impl<'a> Operating<'a> {
@@ -54,7 +54,8 @@ impl<'a> Operating<'a> {
         buffer: Option<ArenaBuf>,
         fence: bool,
     ) -> Self {
-        // Also in production: another node may have lent a region of the same number under the same epoch.
+        // Checked in release builds, too: another node may have lent a region of the same number under the
+        // same epoch.
         assert_eq!(target.region.node, queue.node, "an address of another node");
         Operating { queue, op, target, fence, stage: Stage::Unposted(buffer, None) }
     }
@@ -76,10 +77,10 @@ impl Future for Operating<'_> {
                 };
                 Poll::Ready((buffer, to_result(this.queue.node, outcome)))
             }
-            Stage::Over => panic!("polled after its outcome"),
+            Stage::Finished => panic!("polled after its outcome"),
         };
         if result.is_ready() {
-            this.stage = Stage::Over;
+            this.stage = Stage::Finished;
         }
         result
     }
@@ -123,7 +124,7 @@ impl Operating<'_> {
                 Poll::Ready((buffer, to_result(node, outcome)))
             }
             None => {
-                // Moving the handle does not move the bytes that the link was told of.
+                // Moving the handle does not move the bytes whose address the link knows.
                 table.launch(slot, index, shared.deadline_from_now(), context.waker().clone(), buffer);
                 self.stage = Stage::Posted(slot);
                 Poll::Pending
@@ -137,7 +138,7 @@ impl Drop for Operating<'_> {
         match self.stage {
             Stage::Unposted(_, Some(ticket)) => self.queue.endpoint.shared.table.borrow_mut().leave(ticket),
             Stage::Posted(slot) => self.queue.endpoint.shared.table.borrow_mut().abandon(slot),
-            Stage::Unposted(_, None) | Stage::Over => {}
+            Stage::Unposted(_, None) | Stage::Finished => {}
         }
     }
 }
@@ -214,7 +215,7 @@ mod tests {
         }
     }
 
-    /// Moves on by a millisecond at each look.
+    /// Advances by a millisecond each time it is read.
     struct Ticking(Cell<u64>);
 
     impl Clock for Ticking {

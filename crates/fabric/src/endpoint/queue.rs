@@ -1,4 +1,4 @@
-//! Queues: what a thread asks of one node.
+//! Queues: a thread's operations on one node.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -35,7 +35,8 @@ impl Queue {
         &self.endpoint
     }
 
-    /// False once an answer failed to come; [`Queue::reconnect`] then opens a new incarnation.
+    /// Whether the queue is open. It is closed when an answer fails to come or the connection ends;
+    /// [`Queue::reconnect`] then opens a new incarnation.
     pub fn is_open(&self) -> bool {
         self.endpoint.shared.table.borrow().queues[self.index].link.is_some()
     }
@@ -59,13 +60,13 @@ impl Queue {
         table.queues[self.index].connect(&*self.endpoint.shared.transport)
     }
 
-    /// Opens a leased region for this queue. One-sided operations on it are refused before.
+    /// Opens a leased region for this queue. Until then one-sided operations on it are refused.
     pub async fn attach(&self, region: RegionId, epoch: Epoch, key: AccessKey) -> Result<(), OpError> {
         let target = Target { region, epoch, offset: 0 };
         self.post(Op::Attach(key), target, None, false).await.1.map(drop)
     }
 
-    /// Lets go of a region.
+    /// Closes a region for this queue.
     pub async fn detach(&self, region: RegionId, epoch: Epoch) -> Result<(), OpError> {
         self.post(Op::Detach, Target { region, epoch, offset: 0 }, None, false).await.1.map(drop)
     }
@@ -73,7 +74,7 @@ impl Queue {
     /// Fills `buffer` from far memory; it comes back either way, its contents undefined after an error.
     ///
     /// # Panics
-    /// When the address is another node's, as every operation does: a bug of the caller.
+    /// When the address is another node's: a bug of the caller. Every operation panics then.
     #[inline]
     pub fn read(&self, from: RemoteAddr, epoch: Epoch, buffer: ArenaBuf) -> Transferring<'_> {
         Transferring(self.post(Op::Read, Target::of(from, epoch), Some(buffer), false))

@@ -1,12 +1,12 @@
 //! The operations in flight on an endpoint: their places, buffers, deadlines and waiters.
 //!
-//! T1. A place is free, in flight or finished; whoever holds its number (a future, a batch, a link) gives it
+//! T1. A place is free, in flight or finished; the holder of its number (a future, a batch, a link) gives it
 //!     back exactly once.
-//! T2. All operations have the same time, so they come due in the order posted: the list in flight is in that
-//!     order, and only its head is looked at.
-//! T3. Places are given to those who wait for them in the order in which they came, so that a batch, which
-//!     needs many, is not passed for ever by single operations.
-//! No allocation in the steady state: every vector keeps the capacity that it once had.
+//! T2. All operations have the same timeout, so their deadlines pass in the order posted. The list of
+//!     operations in flight has that order, and only its head is checked.
+//! T3. Operations and batches that wait for places get them in the order in which they asked, so that single
+//!     operations do not overtake a batch, which needs many places, for ever.
+//! No allocation in the steady state: every vector keeps its capacity.
 
 use std::collections::VecDeque;
 use std::task::Waker;
@@ -19,13 +19,14 @@ use crate::arena::ArenaBuf;
 use crate::op::Uncertain;
 use crate::seam::{Done, Link, Outcome, Peer, Posted, Transport};
 
-/// Operations completed at once until those in flight are polled: some ten microseconds of small ones.
+/// How many operations may complete at once before those in flight are polled: some ten microseconds of small
+/// ones.
 const AT_ONCE_PER_POLL: u32 = 32;
 
 /// No neighbour.
 const NONE: u32 = u32::MAX;
 
-/// All that an endpoint has under way.
+/// Everything that an endpoint has in flight.
 pub(super) struct Table {
     pub(super) session_ids: Box<dyn FnMut() -> SessionId>,
     pub(super) queues: Vec<QueueState>,
@@ -33,7 +34,7 @@ pub(super) struct Table {
     busy: Vec<u32>,
     operations: Vec<Operation>,
     free: Vec<u32>,
-    /// Longest in flight and shortest.
+    /// The operations that have been in flight for the longest and the shortest time.
     oldest: u32,
     newest: u32,
     batches: Vec<BatchState>,
@@ -58,7 +59,7 @@ pub(super) struct QueueState {
     /// The node has answered something on this incarnation.
     pub(super) answered: bool,
     in_flight: usize,
-    /// A handle exists; otherwise the place is reused.
+    /// A handle exists; otherwise the place may be reused.
     pub(super) open: bool,
 }
 
@@ -76,7 +77,7 @@ enum State {
         waker: Waker,
         buffer: Option<ArenaBuf>,
     },
-    /// In flight, but nobody wants the outcome; the buffer stays until the link has done with it.
+    /// In flight, but its future was dropped; the buffer stays until the link is done with it.
     Abandoned {
         _buffer: Option<ArenaBuf>,
     },
@@ -91,11 +92,11 @@ enum State {
     },
 }
 
-/// A batch of which something is in flight.
+/// A batch with operations in flight.
 struct BatchState {
     batch: Option<Batch>,
     unfinished: u32,
-    /// `None`: nobody wants the outcome.
+    /// `None`: its future was dropped.
     waker: Option<Waker>,
 }
 
@@ -135,8 +136,8 @@ impl Table {
         }
     }
 
-    /// Counts an operation that was completed at once. Says whether there were so many that those in flight
-    /// have to be polled: a task that posts one after the other never comes back to the executor.
+    /// Counts an operation that completed at once. Returns whether so many did that those in flight have to
+    /// be polled: a task that posts one after the other never returns to the executor.
     pub(super) fn note_completed_at_once(&mut self) -> bool {
         if self.busy.is_empty() {
             return false;
@@ -149,7 +150,8 @@ impl Table {
         true
     }
 
-    /// Sends and collects on every busy queue, wakes sleepers, ends what is overdue; says how much ended.
+    /// Sends and collects on every busy queue, wakes sleepers, ends overdue operations; returns how many
+    /// operations ended.
     pub(super) fn poll(&mut self, now_ns: u64) -> usize {
         let mut ended = 0;
         let mut done = std::mem::take(&mut self.done);
@@ -195,7 +197,7 @@ impl Table {
         self.sleeping.iter().map(|sleeper| sleeper.until_ns).chain(oldest).min()
     }
 
-    /// Wakes who holds `ticket` once the time has come.
+    /// Wakes the holder of `ticket` at that time. A sleeper without a ticket gets one.
     pub(super) fn sleep_until(&mut self, until_ns: u64, ticket: &mut Option<u64>, waker: &Waker) {
         let known = ticket.and_then(|ticket| self.sleeping.iter_mut().find(|known| known.ticket == ticket));
         match known {
@@ -208,7 +210,7 @@ impl Table {
         }
     }
 
-    /// Who held `ticket` sleeps no longer.
+    /// Forgets the sleeper that held `ticket`.
     pub(super) fn stop_sleeping(&mut self, ticket: u64) {
         self.sleeping.retain(|sleeper| sleeper.ticket != ticket);
     }
@@ -227,7 +229,8 @@ impl Table {
         self.busy.iter().map(|&index| &self.queues[index as usize])
     }
 
-    /// Drops the link, so that it touches no buffer any more, then ends all that was in flight on it.
+    /// Drops the link, so that it touches no buffer any more, then ends all operations in flight on it;
+    /// returns how many.
     pub(super) fn close(&mut self, index: usize, cause: Uncertain) -> usize {
         self.queues[index].link = None;
         let mut ended = 0;
@@ -258,8 +261,8 @@ impl Table {
         }
     }
 
-    /// Whether `wanted` places may be taken by who holds `ticket`; if not, who asked is woken when it is
-    /// worth asking again.
+    /// Whether the holder of `ticket` may take `wanted` places. If not, it gets a ticket and is woken when it
+    /// is worth asking again.
     #[inline]
     pub(super) fn admit(&mut self, wanted: usize, ticket: &mut Option<u64>, waker: &Waker) -> bool {
         let first = self.waiting.front().map(|waiter| waiter.ticket);
@@ -282,7 +285,7 @@ impl Table {
         false
     }
 
-    /// Who held `ticket` waits no longer.
+    /// Forgets the waiter that held `ticket`.
     pub(super) fn leave(&mut self, ticket: u64) {
         self.waiting.retain(|waiter| waiter.ticket != ticket);
         self.wake_first();
@@ -325,7 +328,7 @@ impl Table {
         self.wake_first();
     }
 
-    /// A single operation is on its way; its buffer belongs to the table from now on.
+    /// Enters a single operation in flight; its buffer belongs to the table from now on.
     pub(super) fn launch(
         &mut self,
         slot: u32,
@@ -337,7 +340,7 @@ impl Table {
         self.enlist(slot, queue, deadline_ns, State::InFlight { waker, buffer });
     }
 
-    /// A part of a batch is on its way.
+    /// Enters an operation of a batch in flight.
     pub(super) fn launch_member(
         &mut self,
         slot: u32,
@@ -383,7 +386,7 @@ impl Table {
         }
     }
 
-    /// An operation has ended. A second end of the same one changes nothing.
+    /// Ends an operation. Ending it again changes nothing.
     fn finish(&mut self, slot: u32, outcome: Outcome) {
         let Some(operation) = self.operations.get_mut(slot as usize) else { return };
         match std::mem::replace(&mut operation.state, State::Free) {
@@ -437,7 +440,7 @@ impl Table {
         }
     }
 
-    /// Nobody wants the outcome of a launched operation any more.
+    /// Notes that the future of a launched operation was dropped.
     pub(super) fn abandon(&mut self, slot: u32) {
         let state = &mut self.operations[slot as usize].state;
         match std::mem::replace(state, State::Free) {
@@ -446,7 +449,7 @@ impl Table {
         }
     }
 
-    /// A part of a kept batch ended without having been in flight.
+    /// Enters the outcome of an operation of a kept batch that was never in flight.
     pub(super) fn settle_member(&mut self, index: u32, place: u32, node: NodeId, outcome: Outcome) {
         if let Some(batch) = &mut self.batches[index as usize].batch {
             batch.settle(place, node, outcome);
@@ -479,7 +482,7 @@ impl Table {
         }
     }
 
-    /// The batch, if nothing of it is in flight any more.
+    /// The batch, if none of its operations is in flight any more.
     pub(super) fn take_finished_batch(&mut self, index: u32, waker: &Waker) -> Option<Batch> {
         let state = &mut self.batches[index as usize];
         if state.unfinished > 0 {
@@ -497,7 +500,8 @@ impl Table {
         self.batches[index as usize].batch.take()
     }
 
-    /// Nobody wants the batch any more; its buffer stays until nothing of it is in flight.
+    /// Notes that the future of the batch was dropped; its buffer stays until none of its operations is in
+    /// flight.
     pub(super) fn abandon_batch(&mut self, index: u32) {
         let state = &mut self.batches[index as usize];
         state.waker = None;

@@ -1,9 +1,9 @@
 //! The incoming stream: responses in the order of their requests, bodies received straight into their
 //! buffers.
 //!
-//! Two ways in. When a large body comes next, one call receives headers and bodies each into its own place,
-//! as the requests foretell them (*scattered*). Else, or after a response that was not as foretold (a
-//! refusal), bytes go through a buffer (*linear*).
+//! There are two ways to receive. When a large body comes next, one call receives headers and bodies each
+//! into its own place, as predicted from the requests (*scattered*). Otherwise, and after a response that
+//! differs from the prediction (a refusal), bytes go through a buffer (*linear*).
 
 use std::collections::VecDeque;
 use std::io::IoSliceMut;
@@ -18,12 +18,12 @@ use super::FrameDone;
 use crate::op::Uncertain;
 use crate::seam::{LinkClosed, LocalSlice, Outcome};
 
-/// Received bytes not yet looked at: some hundred small responses.
+/// Room for received bytes that are not parsed yet: some hundred small responses.
 const LINEAR_BYTES: usize = 32 << 10;
 /// Bodies of at least this length are received straight into their buffer; shorter ones are cheaper to copy.
 const DIRECT_BYTES: usize = 1 << 10;
-/// Responses foretold to one receiving call: two pieces each, and the linear buffer behind them.
-const FORETOLD: usize = 16;
+/// Most responses predicted for one receiving call: two pieces each, and the linear buffer behind them.
+const PREDICTED: usize = 16;
 /// Most descriptors that come with one message.
 const DESCRIPTORS: usize = 2;
 
@@ -47,18 +47,18 @@ pub(super) struct Awaiting {
     pub(super) slot: u32,
     pub(super) kind: Answer,
     pub(super) local: LocalSlice,
-    /// Where the request ends in the outgoing stream: no answer can come before it was all sent.
+    /// Where the request ends in the outgoing stream: no answer may come before all of it was sent.
     pub(super) ends_at: u64,
 }
 
 impl Awaiting {
-    /// Length of the body that comes straight into the buffer if all goes well.
+    /// Length of the body that is received straight into the buffer if the operation succeeds.
     fn body_bytes(&self) -> usize {
         if self.kind == Answer::Fill { self.local.bytes } else { 0 }
     }
 }
 
-/// A response whose payload has not all come.
+/// A response whose payload has not wholly arrived.
 struct Partial {
     header: ResponseHeader,
     awaiting: Awaiting,
@@ -71,7 +71,7 @@ pub(super) struct Incoming {
     /// In the order posted, which is the order of the answers.
     awaiting: VecDeque<Awaiting>,
     linear: Box<[u8]>,
-    /// `linear[consumed..filled]` has come and was not yet looked at.
+    /// `linear[consumed..filled]` was received and is not parsed yet.
     consumed: usize,
     filled: usize,
     partial: Option<Partial>,
@@ -79,7 +79,7 @@ pub(super) struct Incoming {
     descriptors: VecDeque<OwnedFd>,
 }
 
-/// What one receiving call came to.
+/// The outcome of one receiving call.
 pub(super) enum Received {
     /// Nothing more for now.
     Drained,
@@ -108,7 +108,7 @@ impl Incoming {
         !self.awaiting.is_empty() || self.partial.is_some()
     }
 
-    /// What has come and was not looked at: the node's greeting, at first.
+    /// Bytes received and not parsed yet: at first the node's greeting.
     pub(super) fn unread(&self) -> &[u8] {
         &self.linear[self.consumed..self.filled]
     }
@@ -117,7 +117,7 @@ impl Incoming {
         self.consumed += bytes;
     }
 
-    /// The first descriptor that came and was not taken.
+    /// The first descriptor that was received and not taken yet.
     pub(super) fn take_descriptor(&mut self) -> Option<OwnedFd> {
         self.descriptors.pop_front()
     }
@@ -151,7 +151,8 @@ impl Incoming {
         Ok(if bytes == room_bytes { Received::More } else { Received::Drained })
     }
 
-    /// Receives what has come and moves finished operations to `done`. `sent_bytes`: of the outgoing stream.
+    /// Receives what has arrived and moves finished operations to `done`. `sent_bytes` says how much of the
+    /// outgoing stream was sent.
     pub(super) fn receive(
         &mut self,
         stream: impl AsFd,
@@ -171,7 +172,7 @@ impl Incoming {
         Ok(received)
     }
 
-    /// Looks at what has come into the linear buffer.
+    /// Parses what is in the linear buffer.
     pub(super) fn digest(&mut self, sent_bytes: u64, done: &mut Vec<FrameDone>) -> Result<(), LinkClosed> {
         let linear = std::mem::take(&mut self.linear);
         let result = self.digest_bytes(&linear[self.consumed..self.filled], sent_bytes, done);
@@ -180,7 +181,7 @@ impl Incoming {
         Ok(())
     }
 
-    /// Looks at bytes that came in order; returns how many were of use. What is left is less than a header.
+    /// Parses bytes in the order received; returns how many it consumed. What is left is less than a header.
     fn digest_bytes(
         &mut self,
         bytes: &[u8],
@@ -195,7 +196,7 @@ impl Incoming {
                     let Some(header) = decode(&bytes[used..])? else { return Ok(used) };
                     used += RESPONSE_HEADER_BYTES;
                     if header == ResponseHeader::WAKE && self.passes_descriptors {
-                        continue; // it has done its work: we are awake
+                        continue; // no answer: it has only woken this side
                     }
                     self.begin(header, sent_bytes)?
                 }
@@ -208,10 +209,11 @@ impl Incoming {
         }
     }
 
-    /// A header has come: checks it against the request that it must answer, the oldest.
+    /// Checks a header against the oldest request, which it must answer.
     fn begin(&mut self, header: ResponseHeader, sent_bytes: u64) -> Result<&mut Partial, LinkClosed> {
         let awaiting = self.awaiting.pop_front().ok_or(BROKEN)?;
-        // An answer to what has not all been sent would end an operation whose buffer is still being read.
+        // An answer to a request that is not wholly sent would end an operation whose buffer is still being
+        // read.
         if header.token != u64::from(awaiting.slot) || awaiting.ends_at > sent_bytes {
             return Err(BROKEN);
         }
@@ -231,7 +233,7 @@ impl Incoming {
         Ok(self.partial.insert(Partial { header, awaiting, got: 0, attachment }))
     }
 
-    /// The partial response is whole.
+    /// Completes the partial response, which is whole.
     fn finish(&mut self) -> Result<FrameDone, LinkClosed> {
         let Partial { header, awaiting, attachment, .. } = self.partial.take().ok_or(BROKEN)?;
         let slot = awaiting.slot;
@@ -251,7 +253,7 @@ impl Incoming {
         Ok(FrameDone { slot, outcome: Outcome::Done(value), shared })
     }
 
-    /// Receives headers and bodies each into its place, then looks at them in order.
+    /// Receives headers and bodies each into its place, then parses them in order.
     fn receive_scattered(
         &mut self,
         stream: impl AsFd,
@@ -260,11 +262,11 @@ impl Incoming {
     ) -> Result<Received, LinkClosed> {
         debug_assert_eq!(self.consumed, self.filled, "bytes that came earlier would be overtaken");
         (self.consumed, self.filled) = (0, 0);
-        let mut headers = [[0; RESPONSE_HEADER_BYTES]; FORETOLD];
-        let foretold: usize;
+        let mut headers = [[0; RESPONSE_HEADER_BYTES]; PREDICTED];
+        let predicted: usize;
         let room_bytes: usize;
         let bytes = {
-            let mut pieces: [IoSliceMut<'_>; 2 * FORETOLD + 2] =
+            let mut pieces: [IoSliceMut<'_>; 2 * PREDICTED + 2] =
                 std::array::from_fn(|_| IoSliceMut::new(&mut []));
             let mut count = 0;
             let mut add = |piece| {
@@ -285,7 +287,7 @@ impl Incoming {
                 }
             }
             add(IoSliceMut::new(&mut self.linear));
-            foretold = known;
+            predicted = known;
             let pieces = &mut pieces[..count];
             room_bytes = pieces.iter().map(|piece| piece.len()).sum();
             let none = &mut RecvAncillaryBuffer::default();
@@ -293,11 +295,11 @@ impl Incoming {
                 rustix::net::recvmsg(&stream, pieces, none, RecvFlags::DONTWAIT).map(|message| message.bytes),
             )?
         };
-        self.digest_scattered(bytes, &headers[..foretold], sent_bytes, done)?;
+        self.digest_scattered(bytes, &headers[..predicted], sent_bytes, done)?;
         Ok(if bytes == room_bytes { Received::More } else { Received::Drained })
     }
 
-    /// Looks at `left` bytes that were received as foretold.
+    /// Parses `left` bytes that were received into the predicted places.
     fn digest_scattered(
         &mut self,
         mut left: usize,
@@ -316,14 +318,15 @@ impl Incoming {
             }
             left -= RESPONSE_HEADER_BYTES;
             let decoded = decode(header)?.expect("a whole header has come");
-            let foretold_body = self.awaiting.front().map_or(0, Awaiting::body_bytes);
+            let predicted_body = self.awaiting.front().map_or(0, Awaiting::body_bytes);
             let body = self.awaiting.front().map_or(LocalSlice::NONE, |awaiting| awaiting.local);
             self.begin(decoded, sent_bytes)?;
-            if decoded.payload as usize != foretold_body {
-                // A refusal, or a message whose length was not foretold: what came lies in the wrong places.
-                let unforetold = self.gather(foretold_body, body, &headers[place + 1..], left);
-                let used = self.digest_bytes(&unforetold, sent_bytes, done)?;
-                let rest = &unforetold[used..];
+            if decoded.payload as usize != predicted_body {
+                // A refusal, or a message of unpredicted length: the bytes behind its header lie in the wrong
+                // places.
+                let unpredicted = self.gather(predicted_body, body, &headers[place + 1..], left);
+                let used = self.digest_bytes(&unpredicted, sent_bytes, done)?;
+                let rest = &unpredicted[used..];
                 self.linear[..rest.len()].copy_from_slice(rest);
                 self.filled = rest.len();
                 return Ok(());
@@ -336,7 +339,7 @@ impl Incoming {
         self.digest(sent_bytes, done)
     }
 
-    /// Counts bytes of the partial response that came straight into place; true if it is whole.
+    /// Counts the bytes of the partial response that were received straight into place; true if it is whole.
     fn came(&mut self, left: &mut usize, done: &mut Vec<FrameDone>) -> Result<bool, LinkClosed> {
         let partial = self.partial.as_mut().expect("the caller looked");
         let here = partial.direct_rest().min(*left);
@@ -349,7 +352,7 @@ impl Incoming {
         Ok(whole)
     }
 
-    /// Copies out, in order, `left` bytes that came behind a header that was not as foretold.
+    /// Copies out, in order, the `left` bytes behind a header that differs from the prediction.
     #[cold]
     fn gather(
         &self,
@@ -376,7 +379,7 @@ impl Incoming {
 }
 
 /// # Safety
-/// `local` holds at least `bytes` initialised bytes that nobody writes while the slice is used.
+/// `local` holds at least `bytes` initialised bytes, which nothing writes while the slice is used.
 unsafe fn body_slice<'a>(local: LocalSlice, bytes: usize) -> &'a [u8] {
     if bytes == 0 {
         return &[];
@@ -418,7 +421,8 @@ impl Partial {
         self.got == self.header.payload as usize
     }
 
-    /// Bytes of the payload that still have to come, where they may go straight to the buffer.
+    /// How many bytes of the payload are missing, if they may be received straight into the buffer; else
+    /// zero.
     fn direct_rest(&self) -> usize {
         match self.awaiting.kind {
             Answer::Fill | Answer::Message => self.header.payload as usize - self.got,
@@ -426,7 +430,7 @@ impl Partial {
         }
     }
 
-    /// Where they go.
+    /// Where these bytes go.
     fn rest(&mut self) -> &mut [u8] {
         let (got, rest) = (self.got, self.direct_rest());
         // In bounds: the payload was checked to fit the buffer when its header came.

@@ -1,4 +1,4 @@
-//! The outgoing stream: headers gathered in one place, payloads where the callers have them.
+//! The outgoing stream: headers gathered in one buffer, payloads in the buffers of the callers.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -26,7 +26,7 @@ pub(super) struct Outgoing {
     pieces: VecDeque<Piece>,
     /// Bytes of the first piece that have been sent.
     front_sent: usize,
-    /// Of the whole stream.
+    /// Counted since the stream began.
     queued_bytes: u64,
     sent_bytes: u64,
 }
@@ -78,7 +78,7 @@ impl Outgoing {
     pub(super) fn push_payload(&mut self, payload: LocalSlice) {
         if payload.bytes <= COPIED_PAYLOAD_BYTES {
             if payload.bytes > 0 {
-                // SAFETY: in bounds, initialised and alive: the operation's own part of the arena. Nobody
+                // SAFETY: in bounds, initialised and alive: the operation's own part of the arena. Nothing
                 // writes it while the operation is in flight.
                 self.push(unsafe { std::slice::from_raw_parts(payload.start, payload.bytes) });
             }
@@ -116,8 +116,8 @@ impl Outgoing {
                 }
                 Piece::Payload(LocalSlice { start, bytes }) => {
                     // SAFETY: in bounds: `skip` is less than the piece. Exclusive: the operation in flight
-                    // owns the buffer and nobody writes it meanwhile. Alive: until the operation completes or
-                    // this connection is dropped.
+                    // owns the buffer and nothing writes it meanwhile. Alive: until the operation completes
+                    // or this connection is dropped.
                     unsafe { std::slice::from_raw_parts(start.add(skip), bytes - skip) }
                 }
             };
@@ -149,10 +149,10 @@ impl Outgoing {
             Piece::Inline { start, .. } => Some((start - self.inline_base) as usize),
             Piece::Payload(_) => None,
         });
-        let over = next.unwrap_or(self.inline.len());
-        if over == self.inline.len() || over >= COMPACT_BYTES {
-            self.inline.drain(..over);
-            self.inline_base += over as u64;
+        let sent = next.unwrap_or(self.inline.len());
+        if sent == self.inline.len() || sent >= COMPACT_BYTES {
+            self.inline.drain(..sent);
+            self.inline_base += sent as u64;
         }
     }
 }

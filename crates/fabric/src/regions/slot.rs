@@ -1,4 +1,4 @@
-//! One region: its memory, its open grants, and who has the memory.
+//! One region: its memory, its open grants, and the processes and transports that have the memory.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -20,7 +20,7 @@ pub(super) struct OpenGrant {
     pub(super) epoch: Epoch,
     pub(super) key: AccessKey,
     pub(super) mode: GrantMode,
-    /// Which of the region's words is its.
+    /// The index of its word among the region's words.
     pub(super) place: usize,
     /// What the word holds.
     pub(super) stamp: u64,
@@ -35,14 +35,14 @@ struct Lent {
     holder: Weak<Holder>,
 }
 
-/// How far a move of the memory is.
+/// The state of a move of the memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Move {
     /// There is none.
     None,
-    /// The memory is about to be replaced: nobody new is given it.
+    /// The memory is about to be replaced: it is not handed out or lent any more.
     Announced,
-    /// It is being copied: no access is let through.
+    /// It is being copied: all accesses are refused.
     Copying,
 }
 
@@ -50,7 +50,7 @@ pub(super) struct Slot {
     /// Absent only when replacing it failed, and while it is being scrubbed.
     pub(super) memory: Option<SharedMemory>,
     pub(super) grants: Vec<OpenGrant>,
-    /// The present memory was handed to a process that nobody can keep from storing there.
+    /// The present memory was handed to a process, which cannot be kept from storing there.
     pub(super) handed_out: bool,
     /// Such a process was fenced: unless the memory moves, it may still store where others read.
     pub(super) exposed: bool,
@@ -75,7 +75,8 @@ impl Slot {
         self.memory.is_some() && self.grants.is_empty() && !self.handed_out && !self.is_held()
     }
 
-    /// Somebody has the memory who must let go of it before the region is lent again.
+    /// Whether the memory is lent to a transport or being moved, so that the region may not be lent again
+    /// yet.
     pub(super) fn is_held(&self) -> bool {
         self.moving != Move::None || self.lent.iter().any(|lent| lent.holder.strong_count() > 0)
     }
@@ -95,7 +96,7 @@ impl Slot {
         self.grants.push(OpenGrant { epoch, key, mode, place, stamp, shared: false });
     }
 
-    /// Ends one grant; the caller passes the barrier.
+    /// Ends one grant; the caller has to pass the barrier.
     pub(super) fn end(&mut self, epoch: Epoch, region: u32, words: &Words) {
         if let Some(at) = self.grants.iter().position(|grant| grant.epoch == epoch) {
             let grant = self.grants.swap_remove(at);
@@ -143,7 +144,7 @@ impl Slot {
         Ok(fd)
     }
 
-    /// Notes memory lent to a transport; `None` when `limit` accesses are in force.
+    /// Notes a loan of the memory to a transport; `None` when there are `limit` loans.
     pub(super) fn lend(&mut self, epoch: Epoch, cut: Arc<dyn CutOff>, limit: usize) -> Option<Arc<Holder>> {
         self.lent.retain(|lent| lent.holder.strong_count() > 0);
         if self.lent.len() >= limit {
@@ -154,15 +155,16 @@ impl Slot {
         Some(holder)
     }
 
-    /// How to cut the accesses of one grant, or of all. They stay listed until their holders have let go:
-    /// another fence that comes meanwhile has to wait for the same cuts.
+    /// The cuts of one grant's loans, or of all. Loans stay listed until their holders are gone: another
+    /// fence that comes meanwhile has to wait for the same cuts.
     pub(super) fn cuts(&self, of: Option<Epoch>) -> Vec<Arc<dyn CutOff>> {
         let wanted = self.lent.iter().filter(|lent| of.is_none_or(|epoch| lent.epoch == epoch));
         wanted.map(|lent| lent.cut.clone()).collect()
     }
 
-    /// From now on nobody gets at the memory, and whoever was handed it finds out. Returns it, to be copied;
-    /// `None` when the lease has ended: then nobody reads it any more, and nothing moves.
+    /// Refuses all accesses from now on, and changes the words, so that processes which were handed the
+    /// memory notice it. Returns the memory, to be copied; `None` when the lease has ended: then nothing
+    /// reads it any more, and nothing moves.
     pub(super) fn begin_copy(&mut self, region: u32, words: &Words) -> Option<Arc<Mapping>> {
         let memory = self.memory.as_ref().filter(|_| !self.grants.is_empty());
         let Some(memory) = memory.map(|memory| memory.mapping().clone()) else {
@@ -178,7 +180,7 @@ impl Slot {
         Some(memory)
     }
 
-    /// Puts the copy in the memory's place; returns that.
+    /// Replaces the memory by the copy; returns the old memory.
     pub(super) fn end_copy(&mut self, copy: SharedMemory) -> Option<SharedMemory> {
         self.moving = Move::None;
         self.handed_out = false;

@@ -39,7 +39,7 @@ fn a_fenced_epoch_is_refused() {
 }
 
 #[test]
-fn memory_handed_out_is_given_back_and_replaced_whoever_keeps_it() {
+fn memory_handed_out_is_given_back_and_replaced_even_if_a_process_maps_it() {
     let set = set();
     set.open(0, Epoch(1), KEY);
     let shared = set.share(0, Epoch(1), &KEY).unwrap();
@@ -76,7 +76,7 @@ fn shared_set(mode: GrantMode) -> RegionSet {
     set
 }
 
-/// What a process makes of a region that was handed to it.
+/// The view of a process to which a region was handed.
 struct View {
     memory: Mapping,
     words: Mapping,
@@ -127,7 +127,7 @@ fn each_grant_has_its_own_key_and_end() {
 }
 
 #[test]
-fn a_fenced_sharer_stores_where_nobody_reads_and_what_was_stored_before_stays() {
+fn a_fenced_sharer_stores_where_nothing_reads_and_what_was_stored_before_stays() {
     let set = shared_set(GrantMode::ReadWrite);
     let owner = View::of(&set, Epoch(1), &KEY);
     let fenced = View::of(&set, OTHER, &OTHER_KEY);
@@ -135,7 +135,7 @@ fn a_fenced_sharer_stores_where_nobody_reads_and_what_was_stored_before_stays() 
     owner.memory.write(REGION_BYTES - 1, &[4]).unwrap();
     set.fence_grant(0, OTHER).unwrap();
     assert!(!fenced.is_valid());
-    assert!(!owner.is_valid(), "it has to ask for the memory anew");
+    assert!(!owner.is_valid(), "it has to attach again");
     fenced.memory.write(0, &[9; 8]).unwrap();
     assert_eq!(first_byte(&set, Epoch(1)), 3);
     let again = View::of(&set, Epoch(1), &KEY);
@@ -147,7 +147,7 @@ fn a_fenced_sharer_stores_where_nobody_reads_and_what_was_stored_before_stays() 
 }
 
 #[test]
-fn who_fences_with_a_spare_at_hand_asks_the_system_for_nothing() {
+fn a_fence_with_a_spare_at_hand_allocates_nothing() {
     let mut set = shared_set(GrantMode::ReadWrite);
     set.keep_spare().unwrap();
     let spare = |set: &RegionSet| set.spare.lock().as_ref().map(|memory| Arc::as_ptr(memory.mapping()));
@@ -213,7 +213,7 @@ fn a_place_that_is_used_again_shows_another_stamp() {
     }
 }
 
-/// Counts how often it was cut, and asks the regions for something meanwhile, as a thread that waits might.
+/// Counts how often it was cut, and accesses the regions meanwhile, as a thread that the cut waits for might.
 struct Counted {
     set: std::sync::Weak<RegionSet>,
     cuts: std::sync::atomic::AtomicU32,
@@ -243,7 +243,7 @@ impl CutOff for Counted {
 }
 
 #[test]
-fn lent_access_is_cut_with_its_own_grant_only_and_the_memory_scrubbed_when_it_is_over() {
+fn lent_access_is_cut_with_its_own_grant_only_and_the_memory_scrubbed_when_it_has_ended() {
     let set = Arc::new(shared_set(GrantMode::ReadOnly));
     let (owner, other) = (Counted::new(&set), Counted::new(&set));
     let lent = set.lend(0, Epoch(1), &KEY, owner.clone()).unwrap();
@@ -284,7 +284,7 @@ fn memory_lent_to_cards_only_is_scrubbed_in_place() {
 }
 
 #[test]
-fn a_move_cuts_all_lent_access_and_gives_the_memory_to_nobody_meanwhile() {
+fn a_move_cuts_all_lent_access_and_does_not_lend_the_memory_meanwhile() {
     let set = Arc::new(shared_set(GrantMode::ReadWrite));
     let owner = Counted::new(&set);
     let lent = set.lend(0, Epoch(1), &KEY, owner.clone()).unwrap();

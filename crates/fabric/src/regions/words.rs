@@ -1,8 +1,9 @@
-//! The words by which processes that map a region find out that their grant is over, or the memory another.
+//! The words by which processes that map a region learn that their grant has ended or that the memory has
+//! moved.
 //!
 //! One word per region and place of a grant. It holds a *stamp* while the grant may use the memory it was
-//! handed, and anything else afterwards. Stamps never repeat, so that a client which slept through several
-//! grants cannot take a later one's for its own.
+//! handed, and anything else afterwards. Stamps never repeat, so that a client which missed several grants
+//! cannot take a later one's stamp for its own.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -13,7 +14,7 @@ use farpool_wire::MAX_GRANTS_PER_REGION;
 use crate::memory::{MappedWord, SharedMemory, reopen_read_only};
 use crate::stamp;
 
-/// What a word holds that belongs to no grant; no stamp.
+/// The value of a word that belongs to no grant; never a stamp.
 const CLOSED: u64 = 0;
 
 #[derive(Debug)]
@@ -37,9 +38,9 @@ impl Words {
         (region as u64 * MAX_GRANTS_PER_REGION as u64 + place as u64) * 8
     }
 
-    /// Puts a new stamp into a word: whoever knows an older one is told that it is over.
+    /// Puts a new stamp into a word: accesses under an older stamp no longer count.
     pub(super) fn stamp(&self, region: u32, place: usize) -> u64 {
-        // Relaxed: only uniqueness is asked of it, and 2^64 stamps do not run out.
+        // Relaxed: it only has to be unique, and 2^64 stamps do not run out.
         let stamp = self.last_stamp.fetch_add(1, Ordering::Relaxed) + 1;
         self.set(region, place, stamp);
         stamp
@@ -49,9 +50,9 @@ impl Words {
         self.set(region, place, CLOSED);
     }
 
-    /// After words were changed and before the memory is looked at or another told. Pairs with the barrier of
-    /// a shared-memory client between its access and its look at the word: either the client sees the change,
-    /// or all of its access is seen here.
+    /// To be passed after words were changed, and before the memory is read or anyone is told. Pairs with the
+    /// barrier of a shared-memory client between its access and its check of the word: either the client sees
+    /// the change, or all of its access is seen here.
     pub(super) fn barrier() {
         stamp::barrier::<MappedWord<'_>>();
     }

@@ -13,13 +13,14 @@ use crate::memory::{Mapping, Protection, create_sealed, is_sealed_against_shrink
 /// A mapping as long as a ring.
 pub(crate) struct RingMemory {
     mapping: Mapping,
-    /// At the side that made it.
+    /// The descriptor, at the side that made the memory.
     made: Option<OwnedFd>,
 }
 
 impl Drop for RingMemory {
-    /// Gives the pages back, whoever keeps the memory: else a peer that comes again and again, and lets go of
-    /// nothing, would fill the memory of whoever made the rings. What it touches later counts as its own.
+    /// Gives the pages back even if the peer still maps the memory. Otherwise a peer that connects again and
+    /// again, and unmaps nothing, would fill the memory of the side that makes the rings. Pages that it
+    /// touches later are charged to it.
     fn drop(&mut self) {
         if let Some(fd) = &self.made {
             let all = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
@@ -50,8 +51,8 @@ impl RingMemory {
 }
 
 impl RingMemory {
-    /// Where `bytes` bytes lie. Callers pass places of the ring's layout, so that the compiler can often
-    /// tell.
+    /// The address of `bytes` bytes at `at`. Callers pass constants of the ring's layout, so that the
+    /// compiler can often drop the check.
     #[inline]
     fn place(&self, at: usize, bytes: usize) -> *mut u8 {
         assert!(at <= RING_BYTES && bytes <= RING_BYTES - at, "no place of a ring");
@@ -114,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_ring_that_is_over_keeps_no_memory_whoever_maps_it() {
+    fn a_dropped_ring_keeps_no_memory_even_if_the_peer_maps_it() {
         let (ring, fd) = RingMemory::create().unwrap();
         let kept = RingMemory::map(fd.as_fd()).unwrap();
         ring.copy_in(4096, &[1; 8192]);

@@ -2,8 +2,8 @@
 //! the memory model allows a load to find (by `loom`). A client and a node make two calls through a ring of
 //! one slot each way, so that slots are filled again, and sleep whenever they find nothing.
 //!
-//! A model holds if every call is answered once, with its own bytes, and nobody sleeps for ever, which `loom`
-//! reports as a deadlock. Each fault below breaks the protocol on purpose, and must be caught.
+//! A model holds if every call is answered once, with its own bytes, and no side sleeps for ever, which
+//! `loom` reports as a deadlock. Each fault below breaks the protocol on purpose, and must be caught.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -18,7 +18,8 @@ use super::*;
 
 /// Calls in one model: the second meets whatever the first left behind.
 const CALLS: u64 = 2;
-/// Switches away from a thread that could go on, in one history. Known faults of such protocols need two.
+/// Preemptions in one history: switches away from a thread that could go on. Known faults of such protocols
+/// need two.
 const PREEMPTIONS: usize = 3;
 /// Words of a message: two, so that it can tear.
 const MESSAGE_WORDS: usize = 2;
@@ -26,17 +27,17 @@ const MESSAGE_WORDS: usize = 2;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Fault {
     None,
-    /// Who goes to sleep, and who has filled a slot, pass no barrier.
+    /// No barrier when going to sleep, and none after filling a slot.
     NoBarrier,
-    /// Who goes to sleep does not look once more.
+    /// No second check when going to sleep.
     NoSecondLook,
     /// A slot's word may be seen before its bytes.
     WordBeforeBytes,
-    /// The bytes may be looked at before the slot's word.
+    /// The bytes may be read before the slot's word.
     BytesBeforeWord,
-    /// Who has filled a slot takes the other for awake.
-    NobodyIsWoken,
-    /// Who has copied a message does not look whether it is still there.
+    /// The side that has filled a slot assumes that the other is awake.
+    NeverWoken,
+    /// No check after copying a message that it is still there.
     NoLookAfterCopy,
 }
 
@@ -61,11 +62,11 @@ impl Memory {
 /// One side's view.
 struct View {
     memory: Arc<Memory>,
-    /// Has just said that it sleeps.
+    /// Has just announced that it sleeps.
     about_to_sleep: Cell<bool>,
     /// Has just copied a message.
     has_copied: Cell<bool>,
-    /// What the slot's word was when it was last looked at: each side reads one slot.
+    /// The slot's word when it was last loaded: each side reads one slot.
     seen: Cell<u64>,
 }
 
@@ -89,7 +90,7 @@ impl Words for View {
             Fault::NoSecondLook if is_slot && self.about_to_sleep.take() => self.seen.get(),
             Fault::NoLookAfterCopy if is_slot && self.has_copied.take() => self.seen.get(),
             Fault::BytesBeforeWord if is_slot => self.memory.word(at).load(Ordering::Relaxed),
-            Fault::NobodyIsWoken if !is_slot => 0,
+            Fault::NeverWoken if !is_slot => 0,
             _ => self.memory.word(at).load(order),
         };
         if is_slot {
@@ -133,7 +134,8 @@ impl Words for View {
     }
 }
 
-/// The socket, as far as it wakes: whoever waits goes on once it was told to, then or before.
+/// The socket, reduced to waking: a side that waits goes on once it is woken, even if the wake came before
+/// the wait.
 struct Socket(Notify);
 
 impl Socket {
@@ -161,7 +163,7 @@ fn message(seed: u64) -> [u8; 8 * MESSAGE_WORDS] {
 fn serve(end: &mut NodeEnd<View>, to_node: &Socket, to_client: &Socket) {
     for number in 0..CALLS {
         let request = loop {
-            match end.request().expect("nobody scribbles") {
+            match end.request().expect("the ring is intact") {
                 Some(request) => break request,
                 None if end.fall_asleep() => {
                     to_node.sleep();
@@ -182,7 +184,7 @@ fn call(end: &mut ClientEnd<View>, to_node: &Socket, to_client: &Socket) {
     for number in 0..CALLS {
         to_node.wake(end.post(&message(100 + number)));
         let answer = loop {
-            match end.answer().expect("nobody scribbles") {
+            match end.answer().expect("the ring is intact") {
                 Some(answer) => break answer,
                 None if end.fall_asleep() => {
                     to_client.sleep();
@@ -192,7 +194,7 @@ fn call(end: &mut ClientEnd<View>, to_node: &Socket, to_client: &Socket) {
             }
         };
         let mut bytes = [0; 8 * MESSAGE_WORDS];
-        // SAFETY: as long as every answer of the model, and nobody else has it.
+        // SAFETY: the array is as long as every answer of the model, and not shared.
         let taken = unsafe { end.take(answer, bytes.as_mut_ptr()) };
         assert_eq!(taken, Ok(true));
         assert_eq!(
@@ -221,8 +223,8 @@ fn explore(fault: Fault) {
     });
 }
 
-/// One call, whose answer the node takes back at any moment after it was given, as the end of a connection
-/// does.
+/// One call, whose answer the node takes back at any moment after it was given, as happens when a connection
+/// ends.
 fn explore_end(fault: Fault) {
     let mut model = Builder::new();
     model.preemption_bound = Some(PREEMPTIONS);
@@ -231,18 +233,18 @@ fn explore_end(fault: Fault) {
         let (mut node, mut client) = (NodeEnd::new(View::of(&memory)), ClientEnd::new(View::of(&memory)));
         let _awake = client.post(&message(100));
         let node_thread = thread::spawn(move || {
-            assert!(node.request().expect("nobody scribbles").is_some(), "it was posted before");
+            assert!(node.request().expect("the ring is intact").is_some(), "it was posted before");
             let _awake = node.answer(Ok(&message(200)));
-            // Nobody sees an empty page before all others are gone as well.
+            // No side sees an empty page before all other pages are gone as well.
             memory.word(ANSWERS).store(0, Ordering::Relaxed);
             fence(Ordering::Release);
             for place in 1..=MESSAGE_WORDS {
                 memory.word(ANSWERS + 8 * place).store(0, Ordering::Relaxed);
             }
         });
-        if let Some(answer) = client.answer().expect("nobody scribbles") {
+        if let Some(answer) = client.answer().expect("the ring is intact") {
             let mut bytes = [0; 8 * MESSAGE_WORDS];
-            // SAFETY: as long as every answer of the model, and nobody else has it.
+            // SAFETY: the array is as long as every answer of the model, and not shared.
             if unsafe { client.take(answer, bytes.as_mut_ptr()) } == Ok(true) {
                 assert_eq!(
                     (answer.bytes, bytes),
@@ -255,7 +257,7 @@ fn explore_end(fault: Fault) {
     });
 }
 
-/// What `loom` says when everybody sleeps.
+/// The message of `loom` when all threads sleep.
 const DEADLOCK: &str = "deadlock";
 const TORN: &str = "or a torn one";
 
@@ -267,7 +269,7 @@ fn is_caught(fault: Fault, as_what: &str) {
 }
 
 #[test]
-fn every_call_is_answered_once_with_its_own_bytes_and_nobody_sleeps_over_one() {
+fn every_call_is_answered_once_with_its_own_bytes_and_no_side_sleeps_through_one() {
     explore(Fault::None);
 }
 
@@ -290,8 +292,8 @@ fn a_sleeper_that_does_not_look_once_more_is_caught() {
 }
 
 #[test]
-fn a_sleeper_whom_nobody_wakes_is_caught() {
-    is_caught(Fault::NobodyIsWoken, DEADLOCK);
+fn a_sleeper_that_is_never_woken_is_caught() {
+    is_caught(Fault::NeverWoken, DEADLOCK);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! The ring over real memory: layout, room, and what a scribbler can do.
+//! The ring over real memory: its layout, its room, and the effect of a peer that writes at random.
 
 use std::os::fd::AsFd;
 
@@ -21,7 +21,7 @@ fn taken(node: &NodeEnd<RingMemory>) -> Vec<u8> {
 fn answered(client: &mut ClientEnd<RingMemory>) -> Result<Vec<u8>, Refusal> {
     let answer = client.answer().unwrap().expect("an answer is there");
     let mut bytes = vec![0; answer.bytes];
-    // SAFETY: as long as the answer, and nobody else has it.
+    // SAFETY: the vector is as long as the answer, and not shared.
     let taken = unsafe { client.take(answer, bytes.as_mut_ptr()) };
     assert_eq!(taken, Ok(true));
     answer.outcome.map(|()| bytes)
@@ -112,7 +112,7 @@ fn whatever_is_scribbled_is_either_no_message_or_breaks_the_ring() {
     for header in [&lengths[..], &laps, &statuses].concat() {
         write(REQUESTS, header);
         assert_eq!(node.request(), Err(Broken));
-        assert!(!node.fall_asleep(), "nobody sleeps over a broken ring");
+        assert!(!node.fall_asleep(), "a broken ring does not let its node sleep");
     }
     let _ = client.post(b"x");
     write(ANSWERS, 1 | 0xFF_FFFF << 32);

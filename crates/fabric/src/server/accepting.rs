@@ -16,9 +16,9 @@ use super::{Server, TCP_TOKEN, UNIX_TOKEN};
 use crate::host::AccessKind;
 use crate::tcp::calm_loopback;
 
-/// What the kernel holds of a Unix socket's answers: some attachments' with their descriptors.
+/// Send buffer of a Unix socket: the answers to a few attachments, with their descriptors.
 const UNIX_SEND_BYTES: usize = 4 << 10;
-/// Connections accepted in one turn, so that earlier ones have theirs in between.
+/// Connections accepted in one turn, before earlier ones have theirs.
 const ACCEPTS_PER_TURN: usize = 64;
 
 impl Server {
@@ -46,7 +46,8 @@ impl Server {
             let Some((listener, _)) = &self.listeners.unix else { return };
             match rustix::net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
                 Ok(stream) => {
-                    // Only answers to attachments go there: their descriptors, too, would wait in the socket.
+                    // Most answers sent here are those to attachments. In a larger buffer more of their
+                    // descriptors would wait.
                     let _ = sockopt::set_socket_send_buffer_size(&stream, UNIX_SEND_BYTES);
                     let user = sockopt::socket_peercred(&stream).map(|peer| Origin::User(peer.uid.as_raw()));
                     self.adopt(stream, user.unwrap_or(Origin::Unknown), true);
@@ -57,13 +58,13 @@ impl Server {
         }
     }
 
-    /// Whether what kept a connection out was the lack of a descriptor, and somebody has made room.
+    /// Whether accepting failed for lack of a descriptor, and a connection was closed to make room.
     fn finds_room_after(&mut self, error: Errno) -> bool {
         matches!(error, Errno::MFILE | Errno::NFILE) && self.make_room()
     }
 
-    /// Out of descriptors or memory: what caused it does not pass by trying at once, so the listeners have a
-    /// rest.
+    /// Handles a failed accept. If connections are left, the server is out of descriptors or memory, and
+    /// trying again at once would not help: it listens again only at its next housekeeping.
     fn accept_failed(&mut self, error: Errno) {
         if error != Errno::AGAIN {
             self.complaints.not_accepted(&error.into(), self.now);
@@ -83,7 +84,7 @@ impl Server {
 
     fn adopt(&mut self, stream: OwnedFd, origin: Origin, passes_descriptors: bool) {
         if self.connections.len() >= self.most_connections && !self.make_room() {
-            return; // not before there are more with a key than places for them, which never is
+            return; // never happens: the places for connections with a key are fewer than all places
         }
         let token = self.next_token;
         self.next_token += 1;
@@ -95,8 +96,9 @@ impl Server {
         self.connections.insert(token, Connection::new(stream, origin, passes_descriptors, self.now));
     }
 
-    /// Closes a connection without a key; false when there is none. Each has a turn first, since its key may
-    /// have come: of many clients that connect at once, each is answered before it makes room for others.
+    /// Closes a connection without a key; false when there is none. A candidate is served once more first,
+    /// since its key may have arrived: of many clients that connect at once, each gets an answer before it
+    /// makes room for others.
     fn make_room(&mut self) -> bool {
         while let Some((origin, token)) = self.newcomers.first_to_go() {
             let before = self.connections.len();
@@ -114,7 +116,7 @@ impl Server {
         false
     }
 
-    /// Moves a connection that has shown its first key, or detached its last region, to another account.
+    /// Moves a connection that has presented its first key, or detached its last region, to another account.
     pub(super) fn settle_account(&mut self, token: u64) {
         let Some(connection) = self.connections.get_mut(&token) else { return };
         let (before, now) = connection.change_sides(self.now);
@@ -141,7 +143,8 @@ impl Server {
         self.close(token);
     }
 
-    /// Whether the grants of all attachments have ended, as far as they are looked at.
+    /// Whether the grants of all attachments have ended. False if there are more than [`LOOKED_AT`]
+    /// attachments.
     pub(super) fn has_only_ended_grants(&self, connection: &Connection) -> bool {
         let is_over = |(region, epoch)| {
             let looked = self.host.with_region(region, epoch, AccessKind::Read, &mut |_| Ok(()));

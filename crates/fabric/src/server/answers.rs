@@ -14,27 +14,27 @@ use super::connection::SEND_AT_BYTES;
 /// Most descriptors that go with one byte.
 const MAX_DESCRIPTORS: usize = 2;
 
-/// Requests are not looked at while so many descriptors wait. Room for those of a few attachments: they are
-/// open in this process until they are sent.
+/// While this many descriptors wait, no further request is served: they stay open in this process until they
+/// are sent. Enough for those of a few attachments.
 const MAX_WAITING_DESCRIPTORS: usize = 8;
 
 /// What waits to be sent.
 #[derive(Default)]
 pub(super) struct Answers {
-    /// Answers are appended here; `bytes[..sent]` has gone.
+    /// Answers are appended here; `bytes[..sent]` has been sent.
     pub(super) bytes: Vec<u8>,
     sent: usize,
-    /// Descriptors to go out with the byte at this place of `bytes`.
+    /// Descriptors to send with the byte at this place of `bytes`.
     descriptors: VecDeque<(usize, Vec<OwnedFd>)>,
 }
 
 impl Answers {
-    /// How much waits.
+    /// How many bytes wait.
     pub(super) fn waiting_bytes(&self) -> usize {
         self.bytes.len() - self.sent
     }
 
-    /// Descriptors go out with the last byte appended.
+    /// Sends descriptors along with the byte appended last.
     pub(super) fn attach_descriptors(&mut self, descriptors: Vec<OwnedFd>) {
         debug_assert!(descriptors.len() <= MAX_DESCRIPTORS);
         self.descriptors.push_back((self.bytes.len() - 1, descriptors));
@@ -47,12 +47,12 @@ impl Answers {
             && (self.descriptors.is_empty() || self.waiting_descriptors() < MAX_WAITING_DESCRIPTORS)
     }
 
-    /// Descriptors that wait.
+    /// How many descriptors wait.
     pub(super) fn waiting_descriptors(&self) -> usize {
         self.descriptors.iter().map(|(_, descriptors)| descriptors.len()).sum()
     }
 
-    /// Sends what can be sent; false when the peer is gone.
+    /// Sends as much as the socket takes; false when the peer is gone.
     pub(super) fn send(&mut self, stream: impl AsFd) -> bool {
         while self.waiting_bytes() > 0 {
             let stop = self.descriptors.front().map_or(self.bytes.len(), |&(place, _)| place);
@@ -74,7 +74,7 @@ impl Answers {
         true
     }
 
-    /// Sends the one byte that the next descriptors go with.
+    /// Sends the byte that carries the next descriptors.
     fn send_with_descriptors(&mut self, stream: impl AsFd) -> Result<usize, Errno> {
         let (place, descriptors) = self.descriptors.front().expect("the caller looked");
         let descriptors: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
@@ -88,12 +88,12 @@ impl Answers {
         Ok(sent)
     }
 
-    /// For a turn, in which there must be room without asking.
+    /// Moves the answers to a large buffer for a turn, in which there must always be room.
     pub(super) fn widen(&mut self, spare: &mut SpareBuffers) {
         spare.widen(&mut self.bytes);
     }
 
-    /// After a turn: keeps a buffer of the size of what waits, unless that is much.
+    /// After a turn, moves unsent answers to a buffer of just their size, unless they are large.
     pub(super) fn narrow(&mut self, spare: &mut SpareBuffers) {
         let sent = spare.narrow(&mut self.bytes, self.sent);
         for (place, _) in &mut self.descriptors {

@@ -5,20 +5,21 @@ use farpool_wire::{Epoch, Refusal};
 use crate::copy;
 use crate::memory::Mapping;
 
-/// Translations are looked up, and the processor fetches ahead by itself, page by page.
+/// Addresses are translated, and the processor prefetches by itself, page by page.
 const PAGE_BYTES: u64 = 4 << 10;
-/// Of longer places nothing is fetched: the first lines of many requests together would drive each other out.
+/// Longest range that is prefetched: the first lines of many longer requests would evict each other from the
+/// cache.
 const PREFETCHED_BYTES: usize = 64 << 10;
 
-/// Regions of a page of the table: large enough that the row of pages is short, small enough for a single
-/// attachment.
+/// Regions in one page of the table: enough that the list of pages is short, few enough that a page for a
+/// single attachment costs little.
 const PAGE_REGIONS: usize = 64;
 
-/// Found by number, since every request looks its region up. Takes a word for every 64 regions up to the
-/// highest, and 2 KiB for those 64 regions of which any are open.
+/// The regions opened on a connection, indexed by number, since every request looks its region up. Takes a
+/// word for every 64 regions up to the highest, and 2 KiB for each 64 regions of which any are open.
 #[derive(Default)]
 pub(super) struct Attached {
-    /// By region. The host has so many: it let them be opened.
+    /// Indexed by page. The host bounds how many there are: it let their regions be opened.
     pages: Vec<Option<Box<Page>>>,
     count: usize,
 }
@@ -30,16 +31,16 @@ struct Page {
 
 pub(super) struct Attachment {
     epoch: Epoch,
-    /// An access was refused since the memory was being moved: none is carried out until the client attaches
+    /// An access was refused because the memory was being moved: all are refused until the client attaches
     /// again.
     is_shut: bool,
-    /// Where the memory lay when it was last accessed. Only ever prefetched from, which touches nothing: the
+    /// Where the memory lay when it was last accessed. Used only to prefetch, which accesses nothing: the
     /// memory may have moved since.
     hint: *const u8,
     hint_bytes: u64,
 }
 
-// SAFETY: the pointer, all that is not `Send` of itself, is never dereferenced.
+// SAFETY: the pointer, the only field that is not `Send` by itself, is never dereferenced.
 unsafe impl Send for Attachment {}
 
 impl Attachment {
@@ -57,7 +58,7 @@ impl Attached {
         self.count
     }
 
-    /// Regions and epochs of all that is open.
+    /// Regions and epochs of all attachments.
     pub(super) fn grants(&self) -> impl Iterator<Item = (u32, Epoch)> {
         let pages = (0..).step_by(PAGE_REGIONS).zip(&self.pages);
         let pages = pages.filter_map(|(first, page)| Some((first, page.as_ref()?)));
@@ -80,8 +81,8 @@ impl Attached {
         }
     }
 
-    /// Refuses everything of the region until it is opened again. It still counts: the client will come back
-    /// for it.
+    /// Refuses every access to the region until it is opened again. It still counts as attached: the client
+    /// will attach it again.
     pub(super) fn shut(&mut self, region: u32) {
         let (page, place) = split(region);
         if let Some(Some(page)) = self.pages.get_mut(page)
@@ -102,7 +103,7 @@ impl Attached {
         }
     }
 
-    /// Starts to fetch the beginning of each page of a place into the cache, if it is known where it lies.
+    /// Prefetches the beginning of each page of a range into the cache, if the memory's address is known.
     #[inline]
     pub(super) fn prefetch(&self, region: u32, offset: u64, length: usize) {
         let Some(attached) = self.get(region) else { return };
@@ -202,7 +203,7 @@ mod tests {
     fn fetching_ahead_from_memory_that_has_gone_is_harmless() {
         let mut attached = Attached::default();
         attached.insert(0, Attachment::new(Epoch(1)));
-        attached.prefetch(0, 0, 64); // nobody knows yet where it lies
+        attached.prefetch(0, 0, 64); // its address is not known yet
         let memory = SharedMemory::create("test", 16 << 10).unwrap();
         attached.remember(0, memory.mapping());
         drop(memory);

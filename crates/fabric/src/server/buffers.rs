@@ -1,24 +1,25 @@
-//! Large buffers, lent to connections for a turn: one that keeps nothing between its turns holds no memory.
+//! Large buffers, lent to connections for a turn. A connection that keeps nothing between its turns holds no
+//! buffer.
 
 use farpool_wire::{MAX_TRANSFER_BYTES, RESPONSE_HEADER_BYTES};
 
 use super::connection::{SEND_AT_BYTES, SMALL_BYTES};
 
-/// Length of a large buffer: for answers up to where they are sent and the one that passes that, and for what
-/// is received, which is less.
+/// Length of a large buffer. It holds answers up to the length at which they are sent, plus the answer that
+/// exceeds it. Received bytes need less.
 pub(super) const BUFFER_BYTES: usize = SEND_AT_BYTES + RESPONSE_HEADER_BYTES + MAX_TRANSFER_BYTES;
-/// Large buffers that nobody uses and that are not given back to the system: those of one turn, and as many
-/// again for connections that end their turn with something left.
+/// Unused large buffers that are kept for reuse: those of one turn, and as many again for connections that
+/// end their turn with something left.
 pub(super) const SPARE_BUFFERS: usize = 4;
 
-/// Large buffers that nobody uses. The one used last, which is in the cache, is used next.
+/// Unused large buffers. The most recently used one, which is still in the cache, is used next.
 #[derive(Default)]
 pub(super) struct SpareBuffers {
     buffers: Vec<Vec<u8>>,
 }
 
 impl SpareBuffers {
-    /// Moves what a buffer holds to a large one.
+    /// Moves a buffer's contents to a large buffer.
     pub(super) fn widen(&mut self, buffer: &mut Vec<u8>) {
         if buffer.capacity() < BUFFER_BYTES {
             let mut large = self.buffers.pop().unwrap_or_else(|| Vec::with_capacity(BUFFER_BYTES));
@@ -27,8 +28,8 @@ impl SpareBuffers {
         }
     }
 
-    /// Moves what a buffer holds from `start` on to one of its size, unless it is much. Returns where it
-    /// starts now.
+    /// Moves a buffer's contents from `start` on to a buffer of just their size, unless they exceed
+    /// [`SMALL_BYTES`]. Returns where they start now.
     pub(super) fn narrow(&mut self, buffer: &mut Vec<u8>, start: usize) -> usize {
         if buffer.len() - start > SMALL_BYTES {
             return start;
@@ -37,7 +38,8 @@ impl SpareBuffers {
         if start < large.len() {
             *buffer = large[start..].to_vec();
         }
-        // One that grew was too short for an answer that its caller had no room for: not worth keeping.
+        // A buffer that grew held an answer longer than its client had room for; its size is not worth
+        // keeping.
         if large.capacity() == BUFFER_BYTES && self.buffers.len() < SPARE_BUFFERS {
             large.clear();
             self.buffers.push(large);
@@ -63,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_much_is_not_copied() {
+    fn large_contents_are_not_copied() {
         let mut spare = SpareBuffers::default();
         let mut buffer = Vec::new();
         spare.widen(&mut buffer);

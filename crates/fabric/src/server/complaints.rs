@@ -1,6 +1,6 @@
-//! What the operator is told about connections that are refused or closed: a line a period for each kind,
-//! with the number of those left out, so that a flood is seen and does not fill the log. At level debug each
-//! has a line.
+//! Log messages about connections that are refused or closed: one line a period for each kind, with the
+//! number of lines left out, so that a flood is noticed but does not fill the log. At level debug each
+//! connection has a line.
 
 use std::io;
 use std::time::Instant;
@@ -12,13 +12,13 @@ use super::origin::Origin;
 /// Why a connection was refused or closed.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Complaint {
-    /// All places are taken, and it had shown no key.
+    /// All places are taken, and it had presented no key.
     Crowded,
-    /// All places of connections with a key are taken, and its owner has its share.
+    /// All places for connections with a key are taken, and its owner has its share.
     Shared,
     /// It sent something malformed.
     Malformed,
-    /// It asked on and on without a key.
+    /// It sent too many requests without a key.
     Useless,
 }
 
@@ -27,10 +27,10 @@ impl Complaint {
         match self {
             Complaint::Crowded => "all connections are in use; the oldest without a key was closed",
             Complaint::Shared => {
-                "all connections are in use; an owner with its share was refused another or gave one up"
+                "all connections are in use; an owner that has its share was refused another, or gave one up"
             }
             Complaint::Malformed => "malformed input; the connection was closed",
-            Complaint::Useless => "a connection that asked for much without a key was closed",
+            Complaint::Useless => "a connection that sent too many requests without a key was closed",
         }
     }
 }
@@ -47,7 +47,7 @@ enum Kind {
 pub struct Complaints(Throttles<Kind>);
 
 impl Complaints {
-    /// About a connection from there.
+    /// Reports a connection from `origin`.
     pub fn about(&self, complaint: Complaint, origin: Origin, now: Instant) {
         match self.0.occurs(Kind::Of(complaint), now) {
             Some(left_out) => tracing::warn!(%origin, left_out, "{}", complaint.text()),
@@ -72,7 +72,7 @@ impl Complaints {
         }
     }
 
-    /// Called regularly, so that the end of a flood is told, too.
+    /// Reports what was left out of a flood that has ended. Called regularly.
     pub fn tell_overdue(&self, now: Instant) {
         let left_out = self.0.overdue(now);
         if left_out > 0 {

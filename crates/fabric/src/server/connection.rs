@@ -23,30 +23,30 @@ use super::rings::Ring;
 use super::room::{Account, Places};
 use crate::host::{Host, HostIdentity};
 
-/// Answers are sent once there is this much of them, and requests are not looked at while it waits: a system
-/// call costs as much as copying some KiB, but the answers should still be in the cache when the kernel
-/// copies them, and a client that does not read cannot fill us up.
+/// Answers are sent once they reach this length, and no request is served while they wait. A system call
+/// costs as much as copying some KiB, but the answers should still be in the cache when the kernel copies
+/// them, and a client that does not read must not fill the server's memory.
 pub(super) const SEND_AT_BYTES: usize = 256 << 10;
 /// Longest run of bytes kept unparsed: one request.
 const MAX_RECEIVED_BYTES: usize = REQUEST_HEADER_BYTES + MAX_PAYLOAD_BYTES;
-/// Received in one call at the least.
+/// Room that a receiving call offers, unless the request at the front needs more.
 const RECEIVE_BYTES: usize = 64 << 10;
-/// How long descriptors may wait to be fetched: they are scarce.
+/// How long descriptors may wait until the client receives them: they are scarce.
 pub(super) const DESCRIPTORS_DEADLINE: Duration = Duration::from_secs(5);
-/// Receives in one turn: then others have theirs, and what is left raises another event.
+/// Receiving calls in one turn, before other connections have theirs. What is left raises another event.
 const RECEIVES_PER_TURN: usize = 16;
-/// How many requests of a connection without a key are refused before it is closed: it may try keys of leases
-/// that have ended, and then one that has not.
+/// How many requests of a connection without a key are refused before it is closed: a client may try keys of
+/// leases that have ended before a valid one.
 pub(super) const REFUSALS_WITHOUT_KEY: u32 = 64;
-/// Fillings of the buffer of answers in one turn, of 256 KiB and more each: who drains them as fast as they
-/// come would keep the others waiting for all that it has asked for.
+/// How often one turn may fill the buffer of answers, with 256 KiB or more each time. Otherwise a client that
+/// reads its answers as fast as they come would make others wait for all that it has asked for.
 pub(super) const FILLINGS_PER_TURN: usize = 4;
-/// Received in one call at the least when no more may be kept than a little.
+/// The same as [`RECEIVE_BYTES`] under [`Allowance::Small`].
 const SMALL_RECEIVE_BYTES: usize = 4 << 10;
-/// Longest request or answer that every connection may be in the middle of: a call and its header, the longer
-/// of the two.
+/// Longest request or answer of which every connection may keep a part: a call with its header. A request's
+/// header is the longer one.
 const SMALL_FRAME_BYTES: usize = REQUEST_HEADER_BYTES + MAX_CALL_BYTES;
-/// What every connection may keep between its turns: such a frame, and the beginnings of others behind it.
+/// What every connection may keep between its turns: such a frame, and the beginnings of the next ones.
 pub(super) const SMALL_BYTES: usize = SMALL_FRAME_BYTES + 2 * SMALL_RECEIVE_BYTES;
 /// Regions attached on one connection: 4 Ki regions of 64 MiB are 256 GiB.
 const MAX_ATTACHED: usize = 4 << 10;
@@ -56,7 +56,7 @@ const _: () = assert!(MAX_RECEIVED_BYTES + RECEIVE_BYTES <= BUFFER_BYTES, "recei
 pub(super) enum Verdict {
     /// It goes on.
     Keep,
-    /// Its greeting has come and awaits an answer.
+    /// Its greeting has arrived and awaits an answer.
     Greeted(Hello),
     /// The peer is gone.
     Close,
@@ -74,16 +74,16 @@ pub(super) struct Terms<'a> {
     pub(super) now: Instant,
 }
 
-/// What a connection may keep when its turn is over.
+/// What a connection may keep when its turn ends.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Allowance {
-    /// [`SMALL_BYTES`], and what the request needs that it is in the middle of.
+    /// [`SMALL_BYTES`], and the rest of a large request that was begun.
     Small,
     /// Two large buffers.
     Large,
 }
 
-/// A WRITE that is refused, while its payload comes and is thrown away.
+/// A refused WRITE whose payload is being received and discarded.
 struct Discarding {
     token: u64,
     refusal: Refusal,
@@ -92,12 +92,12 @@ struct Discarding {
 
 /// Whether a connection is in use, and since when.
 pub(super) enum Standing {
-    /// It has not greeted, for so long.
+    /// It has sent no greeting for this long.
     Ungreeted(Duration),
-    /// It has greeted, and nothing is attached, for so long.
+    /// It has greeted, and has had nothing attached for this long.
     Unattached(Duration),
-    /// It has something attached, and nothing came from it for so long. (Loads and stores of shared memory
-    /// are not seen here.)
+    /// It has something attached, and has sent nothing for this long. (Loads and stores of shared memory are
+    /// not seen here.)
     Attached(Duration),
 }
 
@@ -107,7 +107,7 @@ pub(super) struct Connection {
     origin: Origin,
     passes_descriptors: bool,
     last_active: Instant,
-    /// When it came, or changed between having something attached and not.
+    /// When it was accepted, or last changed between having something attached and having nothing.
     without_key_since: Instant,
     /// Requests refused since then.
     refused_without_key: u32,
@@ -119,21 +119,21 @@ pub(super) struct Connection {
     received: Vec<u8>,
     /// How much of `received` has been served.
     served: usize,
-    /// Up to where the places that requests name are being fetched into the cache.
+    /// Up to where requests were scanned to prefetch the memory that they name.
     fetched: usize,
     discarding: Option<Discarding>,
-    /// The request in front is a large one and has come in part: it may all come.
+    /// The request at the front is a large one of which a part has arrived: the rest may be received.
     begun: bool,
     front: Awaits,
     answers: Answers,
     /// What the server's poll waits for.
     pub(super) watched: EventFlags,
     attached: Attached,
-    /// Something came in the last turn.
+    /// Something has arrived since this was last taken.
     active: bool,
-    /// For calls, while nobody looks at it.
+    /// The ring for calls, while it is not polled.
     ring: Option<Ring>,
-    /// The client asks for somebody to look.
+    /// The client has asked the server to poll the ring.
     kicked: bool,
 }
 
@@ -142,18 +142,19 @@ enum Stage {
     Silent,
     Greeted,
     Open,
-    /// An old incarnation: it gets its answer and nothing else.
-    Buried,
+    /// The greeting named another node or an incarnation that is not in force: it gets its answer and nothing
+    /// else.
+    Declined,
 }
 
-/// What the request in front waits for.
+/// What the request at the front waits for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Awaits {
-    /// It has not come, or not all of it, and the rest may come.
+    /// Its own arrival: it is not here, or not all of it, and the rest may be received.
     Bytes,
-    /// Answers of those before it have to go first.
+    /// Answers to earlier requests have to be sent first.
     Sending,
-    /// A larger allowance. No more of it may come before.
+    /// A larger allowance. No more of it may be received before.
     Share,
     /// The next turn.
     Turn,
@@ -207,13 +208,14 @@ impl Connection {
         self.account
     }
 
-    /// Whether it has shown its first key, or detached its last region, without the server having noted that.
+    /// Whether it has presented its first key, or detached its last region, and the server has not noted that
+    /// yet.
     #[inline]
     pub(super) fn has_changed_sides(&self) -> bool {
         self.account.is_some() == self.attached.is_empty()
     }
 
-    /// Notes that; returns the accounts of before and of now.
+    /// Notes such a change; returns the accounts before and after it.
     pub(super) fn change_sides(&mut self, now: Instant) -> (Option<Account>, Option<Account>) {
         let next = if self.attached.is_empty() { None } else { self.next_account };
         self.without_key_since = now;
@@ -221,7 +223,7 @@ impl Connection {
         (std::mem::replace(&mut self.account, next), next)
     }
 
-    /// What the connection is good for: nothing to anybody until it greets, and while nothing is attached on
+    /// Whether the connection is in use. It is of no use before its greeting, or while nothing is attached on
     /// it.
     pub(super) fn standing(&self, now: Instant) -> Standing {
         let age = now.saturating_duration_since(self.without_key_since);
@@ -239,17 +241,17 @@ impl Connection {
         self.attached.grants()
     }
 
-    /// Whether something has come since this was last called.
+    /// Whether something has arrived since this was last called.
     pub(super) fn take_activity(&mut self) -> bool {
         std::mem::take(&mut self.active)
     }
 
-    /// Answers wait for the peer to read.
+    /// Whether answers wait for the peer to read.
     pub(super) fn is_blocked(&self) -> bool {
         self.answers.waiting_bytes() > 0
     }
 
-    /// What can make it worth another turn.
+    /// The events after which the connection is worth serving again.
     pub(super) fn interest(&self) -> EventFlags {
         match () {
             () if self.is_blocked() || self.front == Awaits::Turn => EventFlags::OUT,
@@ -258,17 +260,17 @@ impl Connection {
         }
     }
 
-    /// The request in front waits for a larger allowance.
+    /// Whether the request at the front waits for a larger allowance.
     pub(super) fn is_starved(&self) -> bool {
         self.front == Awaits::Share
     }
 
-    /// Whether some region is attached: who has no key is never allowed more than a little.
+    /// Whether any region is attached. A connection without a key never gets more than the small allowance.
     pub(super) fn has_attached(&self) -> bool {
         !self.attached.is_empty()
     }
 
-    /// Whether more than a little is kept, or will be.
+    /// Whether more than [`SMALL_BYTES`] is kept, or will be.
     pub(super) fn keeps_much(&self) -> bool {
         self.begun || self.kept_bytes() > SMALL_BYTES
     }
@@ -279,7 +281,7 @@ impl Connection {
         self.received.capacity() + self.answers.bytes.capacity()
     }
 
-    /// What has come and was not served.
+    /// Bytes received and not served yet.
     #[cfg(test)]
     pub(super) fn unserved_bytes(&self) -> usize {
         self.received.len() - self.served
@@ -290,8 +292,8 @@ impl Connection {
         self.answers.waiting_descriptors()
     }
 
-    /// Whether the peer leaves descriptors with the node instead of reading the answers that they belong to.
-    /// Nothing of it is received meanwhile.
+    /// Whether the peer has left descriptors waiting for too long instead of reading the answers that carry
+    /// them. Nothing is received from it meanwhile, so `last_active` stands still.
     pub(super) fn withholds_descriptors(&self, now: Instant) -> bool {
         self.waiting_descriptors() > 0
             && now.saturating_duration_since(self.last_active) > DESCRIPTORS_DEADLINE
@@ -301,12 +303,12 @@ impl Connection {
         self.received.len() - self.served + self.answers.waiting_bytes()
     }
 
-    /// The ring, to be looked at, if the client has asked for that.
+    /// The ring, to be polled, if the client has asked for that.
     pub(super) fn take_kicked_ring(&mut self) -> Option<Ring> {
         self.ring.take_if(|_| std::mem::take(&mut self.kicked))
     }
 
-    /// Nobody looks at the ring for now.
+    /// Takes the ring back: it is not polled for now.
     pub(super) fn keep_ring(&mut self, ring: Ring, now: Instant) {
         self.last_active = now;
         self.ring = Some(ring);
@@ -315,7 +317,7 @@ impl Connection {
     /// Tells a sleeping client that there is something in the ring; false when the peer is gone.
     pub(super) fn wake_peer(&mut self) -> bool {
         if self.is_blocked() {
-            return true; // what it has not read yet wakes it as well
+            return true; // the answers that it has not read yet wake it as well
         }
         self.answers.bytes.extend_from_slice(&ResponseHeader::WAKE.encode());
         self.answers.send(&self.stream)
@@ -344,7 +346,7 @@ impl Connection {
             {
                 Stage::Open
             }
-            _ => Stage::Buried,
+            _ => Stage::Declined,
         };
         self.served += HELLO_BYTES;
         self.answers.bytes.extend_from_slice(&reply.encode());
@@ -356,7 +358,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Serves what has come, as far as answers can be sent and the allowance goes.
+    /// Serves received requests, as far as answers can be sent and the allowance permits.
     pub(super) fn serve(
         &mut self,
         terms: &Terms<'_>,
@@ -378,7 +380,7 @@ impl Connection {
         let mut fillings = 0;
         let mut drained = false;
         self.front = Awaits::Sending;
-        // First what was left: the buffers hold one turn's answers.
+        // Unsent answers first: the buffer has room for one turn's answers.
         if !self.answers.send(&self.stream) {
             return Verdict::Close;
         }
@@ -397,7 +399,7 @@ impl Connection {
             if self.is_blocked() {
                 return Verdict::Keep;
             }
-            if self.stage == Stage::Buried {
+            if self.stage == Stage::Declined {
                 return Verdict::Close;
             }
             if self.asks_in_vain() {
@@ -405,7 +407,7 @@ impl Connection {
             }
             match self.front {
                 Awaits::Bytes => {}
-                // That is done, and nothing else would call us for what comes next.
+                // The answers have been sent, and no event would come for the requests behind them.
                 Awaits::Sending => {
                     fillings += 1;
                     if fillings < FILLINGS_PER_TURN {
@@ -427,7 +429,7 @@ impl Connection {
                     if self.stage != Stage::Silent {
                         self.last_active = terms.now;
                     }
-                    // Less than there was room for: asking again would only say that there is no more.
+                    // Less arrived than there was room for: another call would find nothing more.
                     drained = room == Room::Left;
                 }
                 Err(Errno::AGAIN | Errno::INTR) => return Verdict::Keep,
@@ -457,7 +459,7 @@ impl Connection {
         Ok(None)
     }
 
-    /// Whether too many requests were refused while it has shown no key.
+    /// Whether too many requests were refused while the connection had no key.
     fn asks_in_vain(&self) -> bool {
         self.refused_without_key > REFUSALS_WITHOUT_KEY && self.attached.is_empty()
     }
@@ -484,7 +486,7 @@ impl Connection {
             let frame_bytes = REQUEST_HEADER_BYTES + header.payload as usize;
             let is_whole = self.received.len() - self.served >= frame_bytes;
             if allowance == Allowance::Small && !self.fits_small(&header, is_whole) {
-                // Once its own answers are gone it may fit.
+                // Once the connection's own answers are sent, the request may fit.
                 return Ok(if self.is_blocked() { Awaits::Sending } else { Awaits::Share });
             }
             if !is_whole {
@@ -494,7 +496,7 @@ impl Connection {
             self.begun = false;
             if header.opcode == Opcode::Look {
                 if !self.passes_descriptors || self.attached.is_empty() {
-                    return Err(FrameError::Malformed); // there is no ring, or it is not looked at
+                    return Err(FrameError::Malformed); // there is no ring, or it is not polled
                 }
                 self.kicked = true;
                 self.served += frame_bytes;
@@ -510,8 +512,8 @@ impl Connection {
         Ok(Awaits::Bytes)
     }
 
-    /// Throws away what has come of a refused WRITE's payload; true when that was all of it, and it is
-    /// answered.
+    /// Discards what was received of a refused WRITE's payload; true once that was all of it, and the WRITE
+    /// is answered.
     fn discard(&mut self) -> bool {
         let Some(discarding) = &mut self.discarding else { return true };
         let come = discarding.left.min(self.received.len() - self.served);
@@ -528,8 +530,8 @@ impl Connection {
         true
     }
 
-    /// Starts to fetch what requests behind the next one ask for: serving takes locks, which wait for all
-    /// loads before them, so that misses of different requests would not overlap by themselves.
+    /// Prefetches the memory that requests behind the next one name. Serving takes locks, which wait for all
+    /// earlier loads, so that cache misses of different requests would not overlap by themselves.
     fn fetch_ahead(&mut self) {
         if self.stage != Stage::Open {
             return;
@@ -558,7 +560,7 @@ impl Connection {
         }
     }
 
-    /// How many bytes came, and whether there was room for more.
+    /// Receives once; returns how many bytes arrived, and whether there was room for more.
     fn receive(&mut self, allowance: Allowance) -> Result<(usize, Room), Errno> {
         self.received.drain(..self.served);
         self.fetched = self.fetched.saturating_sub(self.served);
@@ -578,7 +580,7 @@ impl Connection {
         Ok((bytes, if bytes < wanted { Room::Left } else { Room::Full }))
     }
 
-    /// How much of the request at the front has not come yet.
+    /// How much of the request at the front has not arrived yet.
     fn missing_bytes(&self) -> usize {
         if let Some(discarding) = &self.discarding {
             return discarding.left.min(RECEIVE_BYTES);

@@ -1,10 +1,10 @@
-//! Newcomers: connections that have shown no key, by their origin.
+//! Newcomers: connections that have not presented a key, by their origin.
 //!
-//! N1. Newcomers have the places that connections with a key leave, and never displace one of those.
+//! N1. Newcomers use the places that connections with a key leave free, and never displace such a connection.
 //! N2. When all places are taken, a new connection takes the place of the oldest newcomer of the origin that
-//!     has most of them. That one has a turn first, and stays if its key has come. What else it sends does not
-//!     matter, so none stays by sending a little.
-//! Not here: when they end by themselves (`server.rs`), and what they may ask for (`connection/requests.rs`).
+//!     has the most newcomers. That newcomer is served once more first, and stays if its key has arrived.
+//!     Nothing else that it sends matters, so none stays by sending a little.
+//! Not here: their timeouts (`server.rs`), and what they may ask for (`connection/requests.rs`).
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -17,12 +17,12 @@ pub struct Newcomers {
 }
 
 impl Newcomers {
-    /// One has come.
+    /// Adds a new connection.
     pub fn insert(&mut self, origin: Origin, token: u64) {
         self.by_origin.entry(origin).or_default().insert(token);
     }
 
-    /// One has shown a key, or has ended.
+    /// Removes a connection that has presented a key, or has ended.
     pub fn remove(&mut self, origin: Origin, token: u64) {
         if let Some(tokens) = self.by_origin.get_mut(&origin) {
             tokens.remove(&token);
@@ -32,7 +32,7 @@ impl Newcomers {
         }
     }
 
-    /// The connection that gives its place to the next one, and where it comes from (N2).
+    /// The newcomer that is to make room for the next connection, and its origin (N2).
     pub fn first_to_go(&self) -> Option<(Origin, u64)> {
         let origins = self.by_origin.iter();
         let oldest = origins.filter_map(|(&origin, tokens)| Some((tokens.len(), origin, *tokens.first()?)));

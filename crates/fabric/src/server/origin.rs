@@ -8,14 +8,14 @@ use std::net::{IpAddr, SocketAddr};
 pub enum Origin {
     /// A user of this host.
     User(u32),
-    /// A host; of IPv6 the network, in which a host takes addresses as it likes.
+    /// A host. For IPv6 its /64 network, in which a host can take any address.
     Address(IpAddr),
     /// The kernel does not say.
     Unknown,
 }
 
 impl Origin {
-    /// That of a TCP connection.
+    /// The origin of a TCP connection.
     pub fn of_address(peer: SocketAddr) -> Self {
         Origin::Address(match peer.ip().to_canonical() {
             IpAddr::V6(address) => IpAddr::V6((address.to_bits() >> 64 << 64).into()),

@@ -1,7 +1,7 @@
-//! The node's side of calls by ring: the rings that are looked at, and how long.
+//! The node's side of calls through rings: which rings are polled, and for how long.
 //!
-//! A ring is awake from its client's kick until it was quiet for some turns, or the server sleeps. Awake
-//! rings lie here, apart from their connections, so that looking at one is one load.
+//! A ring is awake from its client's kick until it has been quiet for some turns, or the server sleeps. Awake
+//! rings are kept here, apart from their connections, so that polling one takes a single load.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -12,11 +12,11 @@ use crate::host::Host;
 use crate::ring::{Broken, NodeEnd, Peer, RingMemory};
 use crate::spin::may_spin;
 
-/// Calls answered in one turn: then others have theirs.
+/// Calls answered in one turn, before other connections have theirs.
 const CALLS_PER_TURN: u32 = 16;
-/// Looks at all awake rings in one turn, while there is nothing: some microseconds.
+/// How often one turn polls all awake rings while they are empty: some microseconds.
 const LOOKS_PER_TURN: u32 = 256;
-/// Turns without a call after which a ring is left alone, while others are busy.
+/// Turns without a call after which a ring is put to sleep, even while others are busy.
 const QUIET_TURNS: u32 = 256;
 
 /// The node's end of one connection's ring.
@@ -37,13 +37,13 @@ impl Ring {
 pub(super) enum RingEvent {
     /// The ring sleeps again.
     Quiet(u64, Ring),
-    /// An answer is there, and its client sleeps.
+    /// An answer is ready, and the client sleeps: wake it.
     Wake(u64),
-    /// The client broke the rules.
+    /// The client broke the rules of the ring.
     Broken(u64),
 }
 
-/// The rings that are looked at, with their connections' tokens.
+/// The rings that are polled, with their connections' tokens.
 pub(super) struct AwakeRings {
     rings: Vec<(u64, Ring)>,
     events: Vec<RingEvent>,
@@ -68,31 +68,31 @@ impl AwakeRings {
         self.rings.is_empty()
     }
 
-    /// A client has kicked: its ring is looked at from now on.
+    /// Polls a ring from now on: its client has kicked.
     pub(super) fn add(&mut self, token: u64, mut ring: Ring) {
         ring.end.wake_up();
         ring.quiet_turns = 0;
         self.rings.push((token, ring));
     }
 
-    /// A connection has ended.
+    /// Forgets the ring of a connection that has ended.
     pub(super) fn remove(&mut self, token: u64) {
         self.rings.retain(|&(known, _)| known != token);
     }
 
-    /// What the last turn left to do.
+    /// The next event that the last turn left to handle.
     pub(super) fn next_event(&mut self) -> Option<RingEvent> {
         self.events.pop()
     }
 
-    /// Lets a ring fall asleep; `None` when none is left that can.
+    /// Puts a ring to sleep and returns it; `None` when each ring left holds a request.
     pub(super) fn next_asleep(&mut self) -> Option<(u64, Ring)> {
         let place = self.rings.iter().position(|(_, ring)| ring.end.fall_asleep())?;
         Some(self.rings.swap_remove(place))
     }
 
-    /// Answers what has come and, unless others wait for their turn, looks a little longer for more; true if
-    /// something had come.
+    /// Answers pending calls and, unless others wait for their turn, polls a little longer for more; true if
+    /// it answered any.
     pub(super) fn turn(&mut self, host: &dyn Host, others_wait: bool) -> bool {
         let most_looks = if others_wait { 1 } else { self.looks_per_turn };
         let mut calls = 0;
@@ -113,7 +113,7 @@ impl AwakeRings {
         calls > 0
     }
 
-    /// Answers one call of one ring, if one has come.
+    /// Answers one call of one ring, if one is pending.
     #[inline]
     fn serve(&mut self, place: usize, host: &dyn Host) -> bool {
         let (token, Ring { end, quiet_turns }) = &mut self.rings[place];

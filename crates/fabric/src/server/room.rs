@@ -1,16 +1,17 @@
-//! Places of connections with a key, and which owner gives one up for another.
+//! Places for connections with a key, and which owner gives one up for another.
 //!
-//! R1. Some places are reserved for newcomers, so that a client with a key can always come and show it.
-//! R2. While there are places, every connection with a key gets one. Then places are shared among origins
-//!     (users of this host, other hosts), and the places of an origin among its owners: an origin gets a
-//!     place only if another origin has more than it would have, or else an owner gets one only if another
-//!     owner of its origin has more. The owner that has most there gives up the connection that has been idle
-//!     longest. So all come to have equal shares, keep them whoever comes, and do not displace each other in
-//!     turn.
+//! R1. Some places are reserved for newcomers, so that a client with a key can always connect and present it.
+//! R2. While places are free, every connection with a key gets one. When none is free, origins (users of this
+//!     host, other hosts) share the places, and the owners of an origin share its places. An origin gets a
+//!     place only if another origin has more than it would then have. Otherwise an owner gets one only if
+//!     another owner of its origin has more than it would then have. The owner with the most places there
+//!     gives up the connection that has been idle longest. So shares become equal and stay equal, and owners
+//!     do not displace each other in turn.
 //! R3. An owner that is refused has its share already, unless there are more origins than places, or its
 //!     origin has more owners than places.
-//! R4. An owner belongs to the origin of its first connection, for as long as it has any. So a user or host
-//!     gets no more places by having many owners, nor does an owner by connecting from many places.
+//! R4. An owner belongs to the origin of its first connection, for as long as it has any connection. So a
+//!     user or host gets no more places by having many owners, and an owner gets no more by connecting from
+//!     many origins.
 //! Not here: connections without a key (`newcomers.rs`), and which grants have ended.
 
 use std::collections::HashMap;
@@ -24,8 +25,8 @@ const NEWCOMERS_PART: usize = 8;
 /// The fewest places reserved for newcomers.
 const LEAST_NEWCOMERS: usize = 4;
 
-/// How many attachments of a connection are checked for ended grants, the first by region: many connections
-/// must not make the server check millions.
+/// How many attachments of a connection are checked for ended grants, in the order of regions: many
+/// connections must not make the server check millions.
 pub(super) const LOOKED_AT: usize = 16;
 
 /// The account to which a connection's place is charged.
@@ -54,13 +55,13 @@ struct Held {
 }
 
 impl Places {
-    /// The places for connections with a key, of so many in all (R1).
+    /// Of `all` places, those for connections with a key (R1).
     pub fn of(all: usize) -> Self {
         let most = all - (all / NEWCOMERS_PART).max(LEAST_NEWCOMERS);
         Places { most, taken: 0, accounts: HashMap::new(), origins: HashMap::new() }
     }
 
-    /// How many there are.
+    /// How many places there are.
     #[cfg(test)]
     pub(super) fn most(&self) -> usize {
         self.most
@@ -71,7 +72,7 @@ impl Places {
         self.has_room() || self.giver(account, origin).is_some()
     }
 
-    /// Whether nobody has to give up a place for the next.
+    /// Whether a place is free, so that no account has to give one up for the next connection.
     pub fn has_room(&self) -> bool {
         self.taken < self.most
     }
@@ -87,7 +88,7 @@ impl Places {
         giver
     }
 
-    /// A connection of this account has ended, or has let go of its last region.
+    /// A connection of this account has ended, or has detached its last region.
     pub fn leave(&mut self, account: Account) {
         let Some(held) = self.accounts.get_mut(&account) else { return };
         let origin = held.origin;
@@ -163,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn owners_of_one_origin_come_to_have_the_same_share_and_nobody_drives_out_others_after() {
+    fn owners_of_one_origin_reach_equal_shares_and_then_displace_each_other_no_more() {
         let mut places = Places::of(PLACES);
         for _ in 0..PLACES {
             places.comes(0, user(1));
@@ -200,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn an_owner_that_comes_from_many_places_has_the_share_of_one() {
+    fn an_owner_that_connects_from_many_origins_has_the_share_of_one() {
         let mut places = Places::of(PLACES);
         (0..PLACES).for_each(|number| _ = places.comes(1, user(number as u32)));
         assert_eq!(places.origins.len(), 1);
@@ -210,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn places_that_were_left_are_counted_no_more() {
+    fn places_that_were_left_are_not_counted() {
         let mut places = Places::of(PLACES);
         (0..PLACES).for_each(|number| _ = places.comes(number as u64 % 7, user(number as u32 % 3)));
         for owner in 0..7 {
@@ -221,17 +222,17 @@ mod tests {
     }
 
     #[test]
-    fn whatever_comes_and_goes_an_entry_makes_shares_more_equal_and_nobody_is_driven_out_in_turn() {
+    fn every_entry_makes_shares_more_equal_and_owners_do_not_displace_each_other_in_turn() {
         let mut places = Places::of(PLACES);
-        // Five origins; owner numbers tell where they are at home. Everybody always wants more.
-        let everybody = || (0..25u64).map(|owner| (owner, user((owner % 5) as u32)));
+        // Five origins; an owner's number determines its origin. Every owner always wants more places.
+        let all_owners = || (0..25u64).map(|owner| (owner, user((owner % 5) as u32)));
         let mut moved = (0..PLACES).filter(|_| places.comes(0, user(0))).count();
         for _ in 0..PLACES {
-            moved += everybody().filter(|&(owner, origin)| places.comes(owner, origin)).count();
+            moved += all_owners().filter(|&(owner, origin)| places.comes(owner, origin)).count();
         }
         assert!(moved < 4 * PLACES, "{moved} entries");
         assert!((0..5).all(|origin| places.count_of(user(origin)) == places.most() / 5));
-        assert!(everybody().all(|(owner, origin)| !places.comes(owner, origin)), "all have their share");
+        assert!(all_owners().all(|(owner, origin)| !places.comes(owner, origin)), "all have their share");
         assert!((0..25).all(|owner| (1..=2).contains(&places.count(owner))));
     }
 }

@@ -4,11 +4,12 @@ use std::collections::{HashMap, VecDeque};
 
 use farpool_wire::{Hello, Incarnation, SessionId};
 
-/// Sessions without a connection that are remembered, so that a late greeting of an old incarnation is still
-/// known for one. A connection delayed past this many others would be taken for a new session's first.
+/// Sessions without a connection that are remembered, so that a late greeting of an old incarnation is
+/// recognised as old. A greeting that is delayed until this many other sessions have ended is taken for the
+/// first of a new session.
 const REMEMBERED: usize = 16 << 10;
 
-/// The table of sessions of one server, whatever carries its connections; these are numbered by the server.
+/// The table of sessions of one server, for any transport. The server numbers the connections.
 pub struct Sessions {
     sessions: HashMap<SessionId, Session>,
     /// The session of each connection, so that a flood of short connections costs no search each.
@@ -34,7 +35,8 @@ impl Sessions {
         Sessions { sessions: HashMap::new(), by_connection: HashMap::new(), ended: VecDeque::new() }
     }
 
-    /// Enters a greeting. Returns the incarnation now in force, and an older connection to close first.
+    /// Enters a greeting. Returns the incarnation now in force, and the superseded connection, if there is
+    /// one, to close first.
     pub fn greet(&mut self, hello: Hello, connection: u64) -> (Incarnation, Option<u64>) {
         let fresh = Session { incarnation: hello.incarnation, connection: Some(connection) };
         match self.sessions.get_mut(&hello.session) {
@@ -53,7 +55,7 @@ impl Sessions {
         }
     }
 
-    /// A connection has ended.
+    /// Notes that a connection has ended.
     pub fn closed(&mut self, connection: u64) {
         let Some(id) = self.by_connection.remove(&connection) else { return };
         let Some(session) = self.sessions.get_mut(&id) else { return };
@@ -69,8 +71,8 @@ impl Sessions {
 }
 
 impl Session {
-    /// For a client that greets with an incarnation already used: one it does not expect, so that it hangs
-    /// up.
+    /// The answer to a client that greets with an incarnation already used: one that the client does not
+    /// expect, so that it closes the connection.
     fn incarnation_in_force(&self) -> Incarnation {
         Incarnation(self.incarnation.0 + 1)
     }
@@ -86,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn a_newer_incarnation_buries_the_older_connection() {
+    fn a_newer_incarnation_supersedes_the_older_connection() {
         let mut sessions = Sessions::new();
         assert_eq!(sessions.greet(hello(1, 1), 10), (Incarnation(1), None));
         assert_eq!(sessions.greet(hello(1, 2), 11), (Incarnation(2), Some(10)));
@@ -97,9 +99,9 @@ mod tests {
         let mut sessions = Sessions::new();
         sessions.greet(hello(1, 2), 11);
         sessions.closed(11);
-        let (in_force, buried) = sessions.greet(hello(1, 1), 12);
+        let (in_force, superseded) = sessions.greet(hello(1, 1), 12);
         assert_ne!(in_force, Incarnation(1));
-        assert_eq!(buried, None);
+        assert_eq!(superseded, None);
         assert_ne!(sessions.greet(hello(1, 2), 13).0, Incarnation(2));
     }
 

@@ -1,11 +1,13 @@
-//! Who may keep more between its turns than the little that each connection may.
+//! Shares of the memory: which connections may keep more between their turns than the small amount that every
+//! connection may.
 //!
-//! S1. At most [`SHARES`] connections do. One that wants to begin a request that needs it, while all shares
-//!     are taken, waits for its turn with nothing but that little. A free share goes to the grant that has
-//!     fewest, and of its connections to the one that has waited longest: a crowd of one grant does not make
-//!     others wait for all of it.
-//! S2. Whoever has a share while others wait finishes what it is in the middle of and lets go. What takes
-//!     longer than [`SHARE_DEADLINE`] ends: nobody waits for ever.
+//! S1. At most [`SHARES`] connections hold a share. While all shares are taken, a connection that needs one
+//!     to begin a request waits for its turn and keeps only the small amount. A free share goes to the grant
+//!     that holds the fewest, and among its connections to the one that has waited longest: a crowd of one
+//!     grant does not make other grants wait for all of it.
+//! S2. A connection that holds a share while others wait finishes its current request or answer and then
+//!     gives the share up. If that takes longer than [`SHARE_DEADLINE`], the connection is closed: none waits
+//!     for ever.
 //! Not here: the clock (callers pass `now`), and what connections keep.
 
 use std::collections::VecDeque;
@@ -14,27 +16,27 @@ use std::time::{Duration, Instant};
 /// Connections that may be in the middle of a large request or answer at once. One thread serves them all, so
 /// more would not be faster.
 pub(super) const SHARES: usize = 12;
-/// How long a share may be held while others wait: a megabyte comes through the slowest network by then.
+/// How long a share may be held while others wait: enough for a megabyte over the slowest network.
 pub(super) const SHARE_DEADLINE: Duration = Duration::from_secs(5);
 
 /// Holders and waiting connections, by their tokens.
 #[derive(Default)]
 pub(super) struct Shares {
-    /// Since when each has its share.
+    /// The holders, and since when each has its share.
     holders: Vec<(u64, Instant)>,
     waiting: VecDeque<u64>,
-    /// Since when somebody waits.
+    /// Since when any connection waits.
     waiting_since: Option<Instant>,
 }
 
 impl Shares {
-    /// Whether this connection may begin large requests: nobody waits, and it has a share or there is one.
+    /// Whether this connection may begin large requests: none waits, and it holds a share or one is free.
     #[inline]
     pub(super) fn is_open_to(&self, token: u64) -> bool {
         self.waiting.is_empty() && (self.holders.len() < SHARES || self.holds(token))
     }
 
-    /// Whether anybody has one.
+    /// Whether any share is held.
     #[inline]
     pub(super) fn are_held(&self) -> bool {
         !self.holders.is_empty()
@@ -48,7 +50,8 @@ impl Shares {
         self.waiting.contains(&token)
     }
 
-    /// A connection's turn is over, and it keeps more than a little, or not.
+    /// Notes, after a connection's turn, whether it keeps more than the small amount: if so, it holds a
+    /// share.
     #[inline]
     pub(super) fn settle(&mut self, token: u64, keeps_much: bool, now: Instant) {
         if !keeps_much {
@@ -59,25 +62,26 @@ impl Shares {
         }
     }
 
-    /// A connection waits for a share.
+    /// Queues a connection for a share.
     pub(super) fn wait(&mut self, token: u64, now: Instant) {
         self.waiting.push_back(token);
         self.waiting_since.get_or_insert(now);
     }
 
-    /// Whether somebody waits, and there is a share for it.
+    /// Whether a connection waits and a share is free for it.
     #[inline]
     pub(super) fn can_go_on(&self) -> bool {
         !self.waiting.is_empty() && self.holders.len() < SHARES
     }
 
-    /// How many wait.
+    /// How many connections wait.
     #[cfg(test)]
     pub(super) fn waiting(&self) -> usize {
         self.waiting.len()
     }
 
-    /// Whose turn it is to get a share, if there is one; `grant_of` says on whose behalf a connection acts.
+    /// Takes the next connection from the queue, if a share is free; `grant_of` names the grant under which a
+    /// connection acts.
     pub(super) fn next<G: PartialEq>(&mut self, grant_of: impl Fn(u64) -> G) -> Option<u64> {
         if !self.can_go_on() {
             return None;
@@ -97,7 +101,7 @@ impl Shares {
         next
     }
 
-    /// A connection has ended.
+    /// Forgets a connection that has ended.
     pub(super) fn closed(&mut self, token: u64) {
         self.holders.retain(|&(holder, _)| holder != token);
         self.waiting.retain(|&waiting| waiting != token);
@@ -106,11 +110,11 @@ impl Shares {
         }
     }
 
-    /// Those that others have waited for too long.
+    /// The holders that have kept others waiting too long.
     pub(super) fn overdue(&self, now: Instant) -> Vec<u64> {
         let Some(waiting_since) = self.waiting_since else { return Vec::new() };
-        let is_over = |since: Instant| now.duration_since(since.max(waiting_since)) >= SHARE_DEADLINE;
-        self.holders.iter().filter(|(_, since)| is_over(*since)).map(|&(token, _)| token).collect()
+        let is_overdue = |since: Instant| now.duration_since(since.max(waiting_since)) >= SHARE_DEADLINE;
+        self.holders.iter().filter(|(_, since)| is_overdue(*since)).map(|&(token, _)| token).collect()
     }
 }
 
@@ -135,10 +139,10 @@ mod tests {
         assert!(shares.is_open_to(3) && !shares.is_open_to(100));
         shares.wait(100, now);
         shares.wait(101, now);
-        assert!(!shares.is_open_to(3), "who has a share lets go of it when others wait");
+        assert!(!shares.is_open_to(3), "a holder gives its share up when others wait");
         assert_eq!(shares.next(|_| 0), None);
         shares.settle(3, false, now);
-        assert!(!shares.is_open_to(102), "nobody overtakes those that wait");
+        assert!(!shares.is_open_to(102), "waiting connections are not overtaken");
         assert_eq!(shares.next(|_| 0), Some(100));
         shares.settle(100, true, now);
         assert_eq!(shares.next(|_| 0), None);
@@ -160,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_share_may_be_held_as_long_as_nobody_waits_and_for_the_deadline_then() {
+    fn a_share_may_be_held_until_others_have_waited_for_the_deadline() {
         let start = Instant::now();
         let mut shares = all_taken(start);
         let later = start + 100 * SHARE_DEADLINE;

@@ -63,12 +63,12 @@ impl Bench {
         let unix = Some((UnixListener::bind(&path).unwrap(), path));
         let host = SuiteHost::new();
         let mut server = Server::new(host.clone(), Listeners { tcp: Some(listener), unix }).unwrap();
-        // Tests keep house when they mean to, however slow they are.
+        // Tests call the housekeeping themselves, however slowly they run.
         server.last_housekeeping = Instant::now() + NEVER;
         Bench { host, server, address, clients: Vec::new(), directory }
     }
 
-    /// A client that greets so.
+    /// A client that greets with these numbers.
     fn greet(&mut self, session: u64, incarnation: u64, node: NodeId) -> usize {
         let stream = TcpStream::connect(self.address).unwrap();
         stream.set_nonblocking(true).unwrap();
@@ -129,7 +129,7 @@ impl Bench {
         self.clients[place].outgoing.extend_from_slice(bytes);
     }
 
-    /// One turn of everybody; whether anything happened. The memory kept is checked.
+    /// One turn of all clients and the server; true if anything happened. Checks the bound on kept memory.
     fn turn(&mut self) -> bool {
         let mut events = Vec::with_capacity(EVENTS);
         let moved: usize = self.clients.iter_mut().map(Client::pump).sum();
@@ -139,7 +139,7 @@ impl Bench {
         moved > 0 || !events.is_empty()
     }
 
-    /// Goes on until it is so.
+    /// Takes turns until `is_so` holds.
     fn until(&mut self, is_so: impl Fn(&Bench) -> bool) {
         let started = Instant::now();
         while !is_so(self) {
@@ -148,7 +148,7 @@ impl Bench {
         }
     }
 
-    /// Goes on until nobody seems to have anything to do.
+    /// Takes turns until nothing has happened in several of them.
     fn settle(&mut self) {
         let mut quiet = 0;
         while quiet < 5 {
@@ -156,7 +156,7 @@ impl Bench {
         }
     }
 
-    /// Goes on until each of these has so many answers; whether all say that it was done.
+    /// Takes turns until each client of `crowd` has `answers` answers; true if none of them is a refusal.
     fn all_done(&mut self, crowd: &[usize], answers: usize) -> bool {
         self.until(|bench| crowd.iter().all(|&place| bench.clients[place].outcomes.len() == answers));
         crowd.iter().all(|&place| self.clients[place].outcomes.iter().all(Result::is_ok))
@@ -168,14 +168,14 @@ impl Bench {
         (0..self.clients.len()).filter(|&place| self.clients[place].closed).collect()
     }
 
-    /// What the server keeps for its connections.
+    /// Memory that the server keeps for its connections.
     fn kept_bytes(&self) -> usize {
         self.server.connections.values().map(Connection::allocated_bytes).sum()
     }
 }
 
 impl Client {
-    /// Sends and receives what goes; how much that was.
+    /// Sends and receives what the socket allows; returns how many bytes.
     fn pump(&mut self) -> usize {
         let mut moved = 0;
         while self.sent < self.outgoing.len() {
@@ -274,7 +274,7 @@ fn a_crowd_in_the_middle_of_large_writes_is_kept_within_bounds_and_all_are_serve
         bench.send(place, &request(Opcode::Write, 0, MIB).encode());
         bench.send(place, &vec![1; MIB - 1]);
     }
-    bench.until(|bench| bench.kept_bytes() >= SHARES * MIB); // so many may be in the middle of one
+    bench.until(|bench| bench.kept_bytes() >= SHARES * MIB); // as many as may be in the middle of one
     bench.settle();
     for &place in &crowd {
         bench.send(place, &[1]);
@@ -329,7 +329,7 @@ fn a_crowd_that_keeps_several_reads_and_large_writes_under_way_each_is_served_to
 
 #[test]
 fn a_crowd_that_does_not_read_its_answers_is_kept_within_bounds_and_all_are_answered() {
-    /// More than sockets hold.
+    /// More than the sockets' buffers hold.
     const READS: usize = 12;
     let mut bench = Bench::start();
     let crowd: Vec<_> = (0..CROWD).map(|_| bench.join_attached()).collect();
@@ -343,7 +343,7 @@ fn a_crowd_that_does_not_read_its_answers_is_kept_within_bounds_and_all_are_answ
 }
 
 #[test]
-fn who_holds_up_others_in_the_middle_of_a_request_is_closed_and_small_requests_never_wait() {
+fn a_connection_that_holds_a_share_too_long_is_closed_and_small_requests_never_wait() {
     let mut bench = Bench::start();
     let crowd: Vec<_> = (0..SHARES).map(|_| bench.join_attached()).collect();
     for &place in &crowd {
@@ -394,7 +394,7 @@ fn the_queue_for_shares_is_served_a_few_at_a_time_and_without_sleeping() {
 }
 
 #[test]
-fn who_drains_all_answers_at_once_leaves_others_their_turns() {
+fn a_client_that_drains_its_answers_as_they_come_leaves_others_their_turns() {
     const READS: usize = 200;
     let mut bench = Bench::start();
     let stream = TcpStream::connect(bench.address).unwrap();
@@ -510,7 +510,7 @@ fn attaching_without_reading_the_answers_makes_few_descriptors_wait() {
 }
 
 #[test]
-fn who_leaves_descriptors_with_the_node_is_closed_and_who_fetches_them_is_not() {
+fn a_client_that_leaves_descriptors_unread_is_closed_and_one_that_reads_them_is_not() {
     let mut bench = Bench::start();
     let attach = [&request(Opcode::Attach, 0, KEY.len()).encode()[..], &KEY].concat();
     let (greedy, idle) = (bench.join_unix(), bench.join_unix());
@@ -526,12 +526,12 @@ fn who_leaves_descriptors_with_the_node_is_closed_and_who_fetches_them_is_not() 
 }
 
 #[test]
-fn connections_are_fewer_where_descriptors_are() {
+fn few_descriptors_allow_few_connections() {
     assert!((LEAST_CONNECTIONS..=MAX_CONNECTIONS).contains(&most_connections(16)));
     assert_eq!(most_connections(u32::MAX), LEAST_CONNECTIONS);
 }
 
-/// A server with so many places, and a second grant.
+/// A server with `places` places, and a second grant.
 fn bench_of(places: usize) -> Bench {
     let mut bench = Bench::start();
     bench.server.most_connections = places;
@@ -561,7 +561,7 @@ impl Bench {
 }
 
 #[test]
-fn connections_without_a_key_make_room_for_each_other_by_age_whatever_they_send_and_never_drive_out_a_key() {
+fn connections_without_a_key_make_room_for_each_other_by_age_whatever_they_send_and_never_displace_a_key() {
     let mut bench = bench_of(PLACES);
     let keyed = [bench.join_attached(), bench.join_attached()];
     let dribbling: Vec<_> = (0..PLACES - keyed.len()).map(|_| bench.join()).collect();
@@ -594,7 +594,7 @@ fn a_client_with_a_key_finds_a_place_in_a_flood_and_owners_share_the_places() {
         let given_up: Vec<_> = greedy.iter().copied().filter(|place| closed.contains(place)).collect();
         assert_eq!(given_up, greedy[1..=count], "the one that has been idle longest");
     }
-    // Now both have the same share: nobody gives up anything, and who comes is told so.
+    // Now both owners have equal shares: none gives up a place, and a new connection is refused.
     for _ in 0..3 {
         let (place, region, epoch) = (bench.join(), 1, OTHERS);
         let header = RequestHeader { region, epoch, ..request(Opcode::Attach, 0, KEY.len()) };
@@ -614,11 +614,11 @@ fn clients_that_send_their_keys_all_at_once_are_all_answered_though_there_are_fe
     for &place in &crowd {
         bench.send(place, &[&header.encode()[..], &KEY].concat());
     }
-    // All has come before the server looks at the first connection.
+    // All requests have arrived before the server serves the first connection.
     crowd.iter().for_each(|&place| _ = bench.clients[place].pump());
     bench.settle();
     let given = crowd.iter().filter(|&&place| bench.clients[place].outcomes == [Ok(())]).count();
-    assert_eq!(given, most / 2, "the half of all places");
+    assert_eq!(given, most / 2, "half of all places");
     assert!(crowd.iter().all(|&place| bench.clients[place].outcomes.len() == 1));
 }
 
@@ -628,7 +628,7 @@ fn a_host_with_a_key_for_every_place_leaves_a_user_with_one_key_the_same_share()
     let most = bench.server.places.most();
     let crowd: Vec<_> = (0..most as u64)
         .map(|number| {
-            // This host knows no owners, so that each grant is one.
+            // This host knows no owners, so each grant counts as one.
             let epoch = Epoch(100 + number);
             bench.host.regions.open_grant(0, epoch, AccessKey::from_bytes(KEY), GrantMode::ReadWrite);
             let place = bench.join();
@@ -650,7 +650,7 @@ fn a_host_with_a_key_for_every_place_leaves_a_user_with_one_key_the_same_share()
 }
 
 #[test]
-fn a_connection_that_lets_go_of_its_last_region_is_one_without_a_key_again() {
+fn a_connection_that_detaches_its_last_region_counts_as_one_without_a_key_again() {
     let mut bench = bench_of(PLACES);
     let most = bench.server.places.most();
     let first: Vec<_> = (0..most).map(|_| bench.join_attached()).collect();
@@ -667,7 +667,7 @@ fn a_connection_that_lets_go_of_its_last_region_is_one_without_a_key_again() {
 }
 
 #[test]
-fn attachments_of_ended_grants_keep_nobody_out() {
+fn connections_whose_grants_have_all_ended_make_room() {
     let mut bench = bench_of(PLACES);
     let most = bench.server.places.most();
     let dead: Vec<_> = (0..most - 1).map(|_| bench.join_attached()).collect();
@@ -679,11 +679,11 @@ fn attachments_of_ended_grants_keep_nobody_out() {
 }
 
 #[test]
-fn a_long_row_of_attachments_is_not_looked_through_for_ended_grants() {
+fn a_connection_whose_only_grant_has_ended_is_found() {
     let mut bench = bench_of(PLACES);
     let place = bench.join_attached();
     bench.host.regions.fence(0);
     let connection = bench.server.connections.values().next().unwrap();
-    assert!(bench.server.has_only_ended_grants(connection), "one, and it is over");
+    assert!(bench.server.has_only_ended_grants(connection), "it has one grant, which has ended");
     assert_eq!(bench.clients[place].outcomes, []);
 }

@@ -1,4 +1,4 @@
-//! A region's memory and the word that says whether it is still the grant's.
+//! A mapped region, and the word that says whether its memory is still the grant's.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -54,7 +54,7 @@ impl Attached {
         MappedWord { words: &self.words, offset: self.word_offset }
     }
 
-    /// Starts to fetch what an operation will touch.
+    /// Prefetches what an operation will access.
     pub(super) fn prefetch(&self, posted: &Posted) {
         self.memory.prefetch(posted.offset, posted.local.bytes);
     }

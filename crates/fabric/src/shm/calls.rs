@@ -1,5 +1,5 @@
-//! The client's side of calls by ring: posted, awaited for as long as a copy takes, then by polling, then
-//! asleep.
+//! The client's side of calls through the ring. It waits for an answer first by spinning, for as long as a
+//! copy takes, then by polling, then asleep.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -12,12 +12,13 @@ use crate::ring::{Broken, ClientEnd, Peer, RingMemory};
 use crate::seam::{Done, LinkClosed, LocalSlice, Outcome};
 use crate::spin::may_spin;
 
-/// Looks for an answer right after posting, each some nanoseconds to some tens: as long as a large transfer
-/// takes.
+/// Most checks for an answer right after posting, of some to some tens of nanoseconds each: together as long
+/// as a large transfer takes.
 const MOST_LOOKS: u32 = 512;
-/// What is kept if it never pays off: still longer than an answer takes when both sides are awake.
+/// Fewest such checks, if they never pay off: still longer than an answer takes when both sides are awake.
 const FEWEST_LOOKS: u32 = 128;
-/// Polls in which nothing came after which the socket is asked whether the node lives: for who never sleeps.
+/// Polls without an answer after which the socket is checked for the node's end, in a thread that never
+/// sleeps.
 const POLLS_WITHOUT_SOCKET: u32 = 1024;
 
 const BROKEN: LinkClosed = LinkClosed { cause: Uncertain::Protocol };
@@ -65,23 +66,24 @@ impl Calls {
         self.ring.as_ref().is_some_and(ClientEnd::has_room)
     }
 
-    /// Whether the node sleeps over what was posted.
+    /// Whether the node has to be woken for what was posted. Asking resets it.
     pub(super) fn must_kick(&mut self) -> bool {
         std::mem::take(&mut self.must_kick)
     }
 
-    /// Posts a call, for which there is room, and waits for its answer a little if it may come at once.
+    /// Posts a call, for which there must be room, and waits a little for its answer if it may come at once.
     pub(super) fn post(&mut self, slot: u32, local: LocalSlice, request: usize) -> Option<Outcome> {
         debug_assert!(request <= local.bytes);
         let ring = self.ring.as_mut().expect("there is room");
-        // SAFETY: in bounds, initialised and alive: the operation's own buffer. Nobody writes it meanwhile.
+        // SAFETY: in bounds, initialised and alive: the operation's own buffer, which nothing writes
+        // meanwhile.
         let request = unsafe { std::slice::from_raw_parts(local.start, request) };
         let peer = ring.post(request);
         if peer == Peer::Asleep {
             self.must_kick = true;
         } else if self.waiting.is_empty() && may_spin() {
             for _ in 0..self.looks {
-                // What is wrong with the ring, the next poll says.
+                // If the ring is broken, the next poll reports it.
                 if let Ok(Some(outcome)) = take_answer(ring, local) {
                     self.looks = MOST_LOOKS;
                     return Some(outcome);
@@ -113,7 +115,8 @@ impl Calls {
         Ok(())
     }
 
-    /// Before this side waits for the socket: from then on an answer makes it ready. False when one is there.
+    /// Announces that this side will wait for the socket: from then on an answer makes it ready. False when
+    /// an answer is there.
     pub(super) fn fall_asleep(&self) -> bool {
         if self.is_idle() {
             return true;
@@ -123,7 +126,7 @@ impl Calls {
         asleep
     }
 
-    /// Takes note of a poll. Says whether to look at the socket, though no frame is awaited: something has
+    /// Notes a poll. Returns whether to receive from the socket although no frame is awaited: something has
     /// woken this side, or the node may have ended.
     pub(super) fn take_due_look(&mut self) -> bool {
         if self.asleep.take() {
@@ -140,7 +143,7 @@ impl Calls {
     }
 }
 
-/// Takes the next answer, which belongs into `local`, if it has come.
+/// Takes the next answer into `local`, if it is there.
 #[inline]
 fn take_answer(ring: &mut ClientEnd<RingMemory>, local: LocalSlice) -> Result<Option<Outcome>, LinkClosed> {
     let answer = match ring.answer() {
@@ -155,7 +158,7 @@ fn take_answer(ring: &mut ClientEnd<RingMemory>, local: LocalSlice) -> Result<Op
     // SAFETY: in bounds: just checked. Exclusive and alive: the operation in flight owns its buffer.
     let taken = unsafe { ring.take(answer, local.start) };
     if !taken.map_err(|Broken| BROKEN)? {
-        return Ok(None); // the socket says why
+        return Ok(None); // the socket will tell why
     }
     Ok(Some(match answer.outcome {
         Ok(()) => Outcome::Done(answer.bytes as u64),

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::Clock;
 
-/// Parts in a million: a clock of this rate is right.
+/// The rate, in parts in a million, of a clock that is right.
 pub(super) const TRUE_RATE_PPM: u64 = 1_000_000;
 
 /// What a clock of rate `ppm` shows at a true time.
@@ -28,7 +28,7 @@ pub struct SimClock {
 
 impl Clock for SimClock {
     fn now_ns(&self) -> u64 {
-        // Relaxed: time changes under the world's lock, and whoever asks runs in the world.
+        // Relaxed: time changes under the world's lock, and all readers run in the world.
         shown(self.time.load(Ordering::Relaxed), self.rate_ppm)
     }
 }

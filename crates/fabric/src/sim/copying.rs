@@ -1,8 +1,9 @@
 //! Shared memory: a client's own processor copies, part by part, and may stop anywhere in between.
 //!
 //! C1. Operations are carried out one after the other, in the order posted.
-//! C2. Nobody refuses a store. The grant's word is looked at before the first part and after the last; if it
-//!     has changed in between, the outcome is *unknown*, and either way the memory is let go of.
+//! C2. A store cannot be refused. The grant's word is checked before the first part and after the last. If it
+//!     has changed before the first, the operation is refused; if in between, the outcome is *unknown*.
+//!     Either way the memory is unmapped.
 //! C3. A copy goes on in the memory in which it began, even if its link attaches the region anew meanwhile.
 //! C4. A paused process copies nothing until it runs again, and then goes on in the middle.
 
@@ -51,17 +52,17 @@ struct Copying {
 enum Progress {
     Goes(u64),
     Ends(Outcome),
-    /// The memory is of no use any more.
+    /// The memory is no longer the grant's.
     Moved(Outcome),
 }
 
 impl Copier {
-    /// Whether operations on a region can be carried out or have to wait for others that will tell.
+    /// Whether operations on a region can be carried out, or wait for earlier ones that decide it.
     pub(super) fn can_try(&self, region: u32) -> bool {
         self.attached.contains_key(&region) || !self.queue.is_empty()
     }
 
-    /// Whether a detach is queued here, of which the node has not heard yet.
+    /// Whether a detach is queued here that was not sent to the node yet.
     pub(super) fn lets_go(&self) -> bool {
         self.queue.iter().any(|copying| matches!(copying.order.op, Op::Detach))
     }

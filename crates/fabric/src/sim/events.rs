@@ -1,4 +1,4 @@
-//! What is going to happen, in order of time, and of posting where times are equal.
+//! Future events, in order of time, and in the order scheduled where times are equal.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -22,9 +22,9 @@ pub(super) enum Event {
     Copy { connection: u64, operation: u64 },
     /// A control message reaches a process.
     Mail { to: ProcessId, letter: Letter },
-    /// Somebody's sleep is over.
+    /// A sleep ends.
     Wake(Waker),
-    /// A process runs again.
+    /// A paused process runs again.
     Resume,
 }
 

@@ -1,9 +1,9 @@
-//! Runs the tasks of all processes on one thread, in an order of the seed.
+//! Runs the tasks of all processes on one thread, in an order that the seed determines.
 //!
-//! X1. Of several ready tasks one is chosen by the seed; a task of a paused process waits, one of a dead
-//!     process is dropped with all others of that process at once.
+//! X1. The seed chooses one of several ready tasks. A task of a paused process waits; when a process dies,
+//!     all its tasks are dropped at once.
 //! X2. Endpoints are polled when something has arrived for their process or a deadline of theirs is due.
-//! X3. Only then does time pass.
+//! X3. Time passes only when no task can run and nothing has arrived for an endpoint.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -19,7 +19,7 @@ use crate::Endpoint;
 use crate::sim::clock::true_time_of;
 use crate::sim::{ProcessId, Random, World};
 
-/// Polls of tasks without time passing, at most: beyond it they only wake each other.
+/// Most polls of tasks without time passing: with more, tasks only wake each other.
 const MAX_POLLS_PER_INSTANT: u32 = 100_000;
 
 /// Why a run ended.
@@ -29,7 +29,7 @@ pub enum RunEnd {
     Finished,
     /// Tasks are left, but nothing will ever wake them.
     Stuck,
-    /// The time that was given is over.
+    /// The given time has been reached.
     OutOfTime,
 }
 
@@ -73,7 +73,7 @@ impl Tasks {
         self.wanted.borrow_mut().push(Wanted::Endpoint(process, endpoint));
     }
 
-    /// Ends a process where it stands: none of its tasks runs again, its connections end.
+    /// Ends a process at once: none of its tasks runs again, and its connections end.
     pub fn kill(&self, process: ProcessId) {
         self.wanted.borrow_mut().push(Wanted::Kill(process));
     }
@@ -106,7 +106,7 @@ impl Executor {
         Executor { tasks, random, running: BTreeMap::new(), last_task: 0, endpoints: Vec::new() }
     }
 
-    /// What tasks use to start others.
+    /// The handle by which tasks start others.
     pub fn tasks(&self) -> Tasks {
         self.tasks.clone()
     }
@@ -167,7 +167,7 @@ impl Executor {
         state.note("process {} is killed", &[process.0 as u64]);
         state.processes[process.0].alive = false;
         drop(state);
-        // Dropping tasks drops links, which look whether their process is alive.
+        // Dropping tasks drops links, which check whether their process is alive.
         self.running.retain(|_, task| task.process != process);
         self.endpoints.retain(|(of, _)| *of != process);
     }
@@ -221,7 +221,7 @@ impl Executor {
         true
     }
 
-    /// Goes on to the next event or the next deadline of an endpoint, whichever is first.
+    /// Advances to the next event or the next deadline of an endpoint, whichever is first.
     fn let_time_pass(&mut self, until_ns: u64) -> Option<RunEnd> {
         let mut due: Option<(u64, usize)> = None;
         for (place, (process, endpoint)) in self.endpoints.iter().enumerate() {
@@ -254,7 +254,7 @@ impl Executor {
 
 impl Drop for Executor {
     fn drop(&mut self) {
-        // Futures may hold handles of this executor: without this they would keep each other alive.
+        // Futures may hold handles of this executor: without this, both would keep each other alive.
         self.running.clear();
         self.endpoints.clear();
         self.tasks.wanted.borrow_mut().clear();

@@ -11,10 +11,10 @@ use crate::sim::order::{Order, Reply, Request};
 use crate::sim::state::{LinkState, ProcessId, State};
 use crate::sim::trace::digest;
 
-/// How much time passes per poll in a self-driven world in which nothing is due.
+/// Time that passes per poll in a self-driven world in which nothing is due.
 const IDLE_STEP_NS: u64 = 100_000;
 
-/// How long a link that is dropped in a self-driven world lets time go on for its node to hear of it.
+/// How far a link that is dropped in a self-driven world lets time advance, so that its node learns of it.
 const FAREWELL_NS: u64 = 10_000_000;
 
 /// How a client reaches nodes.
@@ -22,7 +22,7 @@ const FAREWELL_NS: u64 = 10_000_000;
 pub enum Path {
     /// By packets; the node checks each operation and may refuse it.
     Checked,
-    /// By the node's memory, handed to processes of its host; nobody refuses a store.
+    /// By the node's memory, handed to processes of its host; a store cannot be refused.
     Shared,
 }
 
@@ -129,15 +129,15 @@ impl Link for SimLink {
 }
 
 impl SimLink {
-    /// Moves what a READ or a call brought to its caller. What nobody waits for is dropped.
+    /// Moves the data of a READ or a call to its caller. An outcome that no operation waits for is dropped.
     fn finish(&mut self, slot: u32, outcome: Outcome, data: &[u8]) -> Option<Done> {
         let local = self.waiting.get_mut(slot as usize)?.take()?;
-        // More comes only if a world is broken on purpose: then to another operation than the one that asked
-        // for it.
+        // More data arrives only if a world is broken on purpose: then it goes to another operation than the
+        // one that asked for it.
         let bytes = data.len().min(local.bytes);
         if bytes > 0 && matches!(outcome, Outcome::Done(_)) {
             // SAFETY: in bounds by `min`; the buffer belongs to the operation that completes only now, so
-            // nobody else touches it, and the endpoint keeps it until then.
+            // nothing else accesses it, and the endpoint keeps it until then.
             unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), local.start, bytes) };
         }
         Some(Done { slot, outcome })
@@ -149,7 +149,8 @@ impl Drop for SimLink {
         let mut state = self.world.lock();
         let link = &state.links[&self.connection];
         let (node, process) = (link.node, link.process);
-        // The kernel says it for a process that was killed; a host that lost power says nothing.
+        // For a process that was killed, its kernel closes the connection; a host that lost power sends
+        // nothing.
         let silent = state.config.faults.silent_permille;
         let shared = self.path == Path::Shared;
         let alive = state.processes[process.0].alive;
@@ -158,8 +159,8 @@ impl Drop for SimLink {
         }
         state.links.remove(&self.connection);
         if state.config.self_driven {
-            // Nobody may ever poll again, yet the node is to hear of it, unless it is busy with what was sent
-            // before.
+            // This thread may never poll again, yet the node has to learn of the end, unless it is busy with
+            // what was sent before.
             let until_ns = state.now_ns + FAREWELL_NS;
             while state.nodes.get(&node).is_some_and(|node| node.serves(self.connection))
                 && state.events.next_at().is_some_and(|at_ns| at_ns <= until_ns)

@@ -10,13 +10,13 @@ use crate::sim::ProcessId;
 /// A control message as it arrives.
 #[derive(Clone)]
 pub struct Letter {
-    /// Who sent it.
+    /// The sender.
     pub from: ProcessId,
     /// What it says; a doubled message is the same one again.
     pub content: Arc<dyn Any + Send + Sync>,
 }
 
-/// A process's messages that nobody has taken yet.
+/// A process's messages that were not received yet.
 #[derive(Default)]
 pub(super) struct Mailbox {
     pub(super) letters: VecDeque<Letter>,

@@ -1,6 +1,6 @@
 //! Wires: latency, bandwidth, queues at each NIC, packets held back, hosts cut off from each other.
 //!
-//! A connection's packets arrive in the order sent, each way, whatever happens to them on the way.
+//! In each direction, a connection's packets arrive in the order sent, whatever happens to them on the way.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -27,7 +27,7 @@ pub(super) struct Packet {
     pub(super) to: HostId,
     /// Payload only.
     pub(super) bytes: usize,
-    /// Not before the packet sent before it on the same connection.
+    /// Arrival of the previous packet on the same connection: this one arrives no earlier.
     pub(super) after_ns: u64,
     pub(super) event: Event,
 }
@@ -38,7 +38,7 @@ pub(super) struct Wires {
     cuts: BTreeSet<(HostId, HostId)>,
     /// Packets that wait for a cut to heal, in the order sent.
     held: Vec<Packet>,
-    /// What was held goes first, then what was sent after it.
+    /// What was held back goes first, then what was sent after it.
     not_before: BTreeMap<(HostId, HostId), u64>,
 }
 
@@ -65,7 +65,7 @@ impl Wires {
         self.cuts.insert(pair(one, other));
     }
 
-    /// The pair hears each other again; returns what was held, to be sent anew.
+    /// Connects the pair again; returns what was held back, to be sent anew.
     pub(super) fn heal(&mut self, one: HostId, other: HostId) -> Vec<Packet> {
         self.cuts.remove(&pair(one, other));
         let healed = |packet: &mut Packet| pair(packet.from, packet.to) == pair(one, other);

@@ -2,13 +2,13 @@
 //! the memory of a real host.
 //!
 //! N1. A connection's operations start in the order posted; one that follows READs and atomics only may start
-//!     before they are over, unless it is fenced.
-//! N2. A greeting of a newer incarnation ends the older connection, and all it has under way, before it is
-//!     answered.
-//! N3. Each part is carried out inside [`Host::with_region`], so that a fence falls between parts. If it
-//!     does, the connection ends and the operation is unknown; if it falls before the first, nothing has
-//!     happened.
-//! N4. Behind an access that was refused since the memory was being moved, all of its region are refused
+//!     before they have finished, unless it is fenced.
+//! N2. A greeting of a newer incarnation ends the older connection, and all its operations in flight, before
+//!     it is answered.
+//! N3. Each part is carried out inside [`Host::with_region`], so that a fence falls between parts. If one
+//!     falls between two parts of an operation, the connection ends and the operation is unknown; if it falls
+//!     before the first, nothing has happened.
+//! N4. After an access was refused because the memory was being moved, all accesses to its region are refused
 //!     until it is attached again.
 
 use std::collections::BTreeMap;
@@ -28,11 +28,11 @@ use crate::sim::order::{Handed, Order, Reply, Request};
 use crate::sim::settings::{Mutation, Service};
 use crate::sim::state::State;
 
-/// How often a node looks whether its host answers calls again.
+/// How often a node checks whether its host answers calls again.
 const STALLED_RETRY_NS: u64 = 1_000_000;
-/// A completion that comes twice comes again after up to this long.
+/// The longest time after which a duplicated completion comes a second time.
 const DUPLICATE_AFTER_NS: u64 = 20_000;
-/// How often it does, in thousandths.
+/// How often a completion is duplicated, in thousandths.
 const DUPLICATE_PERMILLE: u32 = 100;
 
 /// Tells whether a host would answer a call.
@@ -52,11 +52,11 @@ pub(super) struct NodeState {
 struct Served {
     attached: BTreeMap<u32, Epoch>,
     pipeline: Vec<Running>,
-    /// The client has hung up; what it had sent before is still carried out.
+    /// The client has closed the connection; what it had sent before is still carried out.
     ending: bool,
 }
 
-/// An operation that was posted and is not over.
+/// An operation that was posted and has not finished.
 struct Running {
     id: u64,
     order: Order,
@@ -105,7 +105,7 @@ impl State {
         }
     }
 
-    /// Ends a connection whose client has hung up and whose operations are over.
+    /// Ends a connection that its client has closed and whose operations have finished.
     fn end_if_idle(&mut self, id: NodeId, connection: u64) {
         let Some(node) = self.nodes.get_mut(&id) else { return };
         let idle = |served: &Served| served.ending && served.pipeline.is_empty();
@@ -172,7 +172,7 @@ impl State {
                 running.started = true;
                 starting.push(running.id);
             }
-            // What waits for all holds back what comes after it, too.
+            // An operation that waits for all earlier ones holds back those behind it, too.
             only_passable &= running.order.may_be_passed() && (may || !waits_for_all);
         }
         for operation in starting {
@@ -345,7 +345,8 @@ impl Running {
 }
 
 impl Order {
-    /// All of the operation lies in the region, so that none of it happens when some of it could not.
+    /// Checks that all of the operation lies in the region, so that no part of it takes effect when another
+    /// could not.
     pub(super) fn check_bounds(&self, memory: &Mapping) -> Result<(), AccessError> {
         let end = self.offset.checked_add(self.length as u64).ok_or(AccessError::OutOfBounds)?;
         if end > memory.len() { Err(AccessError::OutOfBounds) } else { Ok(()) }

@@ -1,4 +1,4 @@
-//! Packets between clients and nodes, and how a transfer falls into parts.
+//! Packets between clients and nodes, and the division of a transfer into parts.
 
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -38,7 +38,7 @@ pub(super) struct Handed {
     pub(super) layout: ShmAttached,
 }
 
-/// An operation away from its caller's memory.
+/// An operation, detached from its caller's memory.
 pub(super) struct Order {
     pub(super) slot: u32,
     pub(super) op: Op,
@@ -74,7 +74,7 @@ impl Order {
         Order { slot, op, region, epoch, offset, length, data, fence }
     }
 
-    /// What follows it may pass it (contract, ordering).
+    /// Whether later operations may pass it (contract, ordering).
     pub(super) fn may_be_passed(&self) -> bool {
         matches!(self.op, Op::Read | Op::CompareAndSwap { .. } | Op::FetchAndAdd { .. })
     }
@@ -84,14 +84,14 @@ impl Order {
         if let Op::Read = self.op { AccessKind::Read } else { AccessKind::Write }
     }
 
-    /// It waits for all that was posted before.
+    /// Whether it waits for everything posted before it.
     pub(super) fn waits_for_all(&self, mutation: Option<Mutation>) -> bool {
         let is_fenced = self.fence && mutation != Some(Mutation::FenceFlagIgnored);
         is_fenced || matches!(self.op, Op::Attach(_) | Op::Detach)
     }
 
-    /// Cuts the transfer into at most `most` parts at aligned far words, in an order of the seed; the first
-    /// to be carried out is last. What is not a transfer is one part.
+    /// Cuts the transfer into at most `most` parts at aligned far words, in an order that the seed
+    /// determines. The first part to be carried out comes last. An operation that is no transfer is one part.
     pub(super) fn parts(&self, most: usize, random: &mut Random) -> Vec<Range<usize>> {
         if !matches!(self.op, Op::Read | Op::Write) || most <= 1 {
             return std::iter::once(0..self.length).collect();

@@ -1,4 +1,4 @@
-//! Randomness of a seed: the same on every platform and with every version of this program.
+//! Random numbers from a seed: the same on every platform and with every version of this program.
 
 use rand_core::{Rng, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
@@ -58,7 +58,7 @@ mod tests {
         assert_eq!(drawn, GOLDEN);
     }
 
-    /// Written down once: a change here would make every published seed another history.
+    /// Recorded once: a change here would turn every published seed into another history.
     const GOLDEN: [u64; 4] = [534, 508, 80, 960];
 
     #[test]

@@ -1,8 +1,8 @@
-//! What kind of world it is: how fast, how faulty, and broken in which way.
+//! The settings of a world: how fast it is, how faulty, and what is broken on purpose.
 
 use crate::sim::Random;
 
-/// A span of time from which one is drawn.
+/// A range of durations from which one is drawn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Span {
     /// The shortest, in nanoseconds.
@@ -17,7 +17,7 @@ impl Span {
         Span { least_ns, most_ns }
     }
 
-    /// Draws one: mostly near the least, with a long tail, as latencies are.
+    /// Draws a duration: mostly near the least, with a long tail, as latencies are.
     pub fn draw(self, random: &mut Random) -> u64 {
         let width = self.most_ns.saturating_sub(self.least_ns) + 1;
         let tail = random.below(width);
@@ -37,7 +37,7 @@ pub struct Network {
     pub bytes_per_us: u64,
     /// Between two parts of a transfer.
     pub gap: Span,
-    /// Parts that a transfer takes effect in, at most.
+    /// Most parts in which a transfer takes effect.
     pub parts: usize,
 }
 
@@ -59,24 +59,24 @@ impl Default for Network {
 pub struct Faults {
     /// Packets that are held back, with all that follows them on their connection.
     pub late_permille: u32,
-    /// For how long.
+    /// How long they are held back.
     pub late: Option<Span>,
-    /// Parts of a transfer before which whoever carries it out is preempted.
+    /// Parts of a transfer before which the thread or card that carries it out is preempted.
     pub stall_permille: u32,
-    /// For how long.
+    /// How long those pauses are.
     pub stall: Option<Span>,
     /// Control messages that are lost.
     pub lost_permille: u32,
-    /// Control messages that come twice.
+    /// Control messages that are delivered twice.
     pub duplicated_permille: u32,
-    /// Dying nodes and links of which the other side is not told.
+    /// Dying nodes and links whose end the other side is not told.
     pub silent_permille: u32,
 }
 
 /// How a node carries out the transfers that it checks itself.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Service {
-    /// One after the other and each at once, as a thread that serves all connections does.
+    /// One after the other, each as a whole, as a thread that serves all connections does.
     Whole,
     /// Word by word, several at a time, as a network card does; a refusal in the middle closes the queue.
     Torn,
@@ -85,7 +85,7 @@ pub enum Service {
 /// A way to break the transport on purpose, to see that the checkers notice.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mutation {
-    /// Shared memory: an operation is done when its copy is, whatever became of the epoch meanwhile.
+    /// Shared memory: an operation is done when its copy is, even if the epoch has changed meanwhile.
     EpochWordNotCheckedAfterCopy,
     /// A node goes on serving an older incarnation after it has answered a newer one.
     OldIncarnationStillApplied,
@@ -93,14 +93,14 @@ pub enum Mutation {
     DuplicateCompletion,
     /// A node lets fenced operations pass READs and atomics.
     FenceFlagIgnored,
-    /// A node carries out what follows an access that it has refused since the memory was being moved.
+    /// A node carries out accesses that follow one that it has refused because the memory was being moved.
     BusyForgotten,
 }
 
-/// What a world is made of.
+/// The configuration of a world.
 #[derive(Clone, Debug)]
 pub struct WorldConfig {
-    /// Decides everything else that happens.
+    /// Determines everything else that happens.
     pub seed: u64,
     /// Speeds.
     pub network: Network,
@@ -110,8 +110,8 @@ pub struct WorldConfig {
     pub mutation: Option<Mutation>,
     /// Keep a readable trace.
     pub trace: bool,
-    /// Polling a link moves time when nothing else is due: for callers that bring threads of their own
-    /// instead of an [`Executor`](crate::sim::Executor). Their histories are not reproducible.
+    /// Polling a link advances time when nothing else is due: for callers with threads of their own instead
+    /// of an [`Executor`](crate::sim::Executor). Their histories are not reproducible.
     pub self_driven: bool,
 }
 

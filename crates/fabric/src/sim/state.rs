@@ -1,4 +1,4 @@
-//! The world's state: all that its parts share.
+//! The world's state, which its parts share.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use crate::sim::{Random, Span};
 pub struct ProcessId(pub(super) usize);
 
 impl ProcessId {
-    /// As in the trace.
+    /// Its number in the trace.
     pub fn number(self) -> u64 {
         self.0 as u64
     }
@@ -41,7 +41,7 @@ pub(super) struct ProcessState {
 pub(super) struct LinkState {
     pub(super) process: ProcessId,
     pub(super) node: NodeId,
-    /// Present when this client copies by itself.
+    /// Present when this client copies to and from memory itself.
     pub(super) copier: Option<Copier>,
     pub(super) inbox: Vec<Reply>,
     pub(super) closed: Option<Uncertain>,
@@ -91,10 +91,10 @@ impl State {
         self.trace.note(self.now_ns, what, numbers);
     }
 
-    /// Time goes on, and never back.
+    /// Advances time; it never goes back.
     pub(super) fn advance_to(&mut self, at_ns: u64) {
         self.now_ns = self.now_ns.max(at_ns);
-        self.time.store(self.now_ns, Ordering::Relaxed); // one thread at a time: whoever has the world's lock
+        self.time.store(self.now_ns, Ordering::Relaxed); // only under the world's lock
     }
 
     /// What clocks read.
@@ -102,7 +102,7 @@ impl State {
         self.time.clone()
     }
 
-    /// Lets the next event happen; false when there is none.
+    /// Carries out the next event; false when there is none.
     pub(super) fn step(&mut self) -> bool {
         let Some((at_ns, event)) = self.events.pop() else { return false };
         self.advance_to(at_ns);
@@ -138,7 +138,7 @@ impl State {
         }
     }
 
-    /// Sends an answer; to a client that has hung up, none.
+    /// Sends an answer, unless the client has closed the connection.
     pub(super) fn send_reply(&mut self, from: HostId, connection: u64, reply: Reply) {
         let Some(link) = self.links.get(&connection) else { return };
         let (to, after_ns) = (self.processes[link.process.0].host, link.answered_until_ns);
@@ -151,7 +151,7 @@ impl State {
         }
     }
 
-    /// The hosts hear each other again, and first what was sent meanwhile.
+    /// Connects two hosts again; what was sent meanwhile arrives first.
     pub(super) fn heal(&mut self, one: HostId, other: HostId) {
         for mut packet in self.wires.heal(one, other) {
             let (from, to) = (packet.from, packet.to);
@@ -162,8 +162,8 @@ impl State {
         }
     }
 
-    /// Sends a control message, which may be lost or doubled. It is not held back: a scenario that wants that
-    /// sends it later, and knows that it did.
+    /// Sends a control message, which may be lost or duplicated. It is not held back: a scenario that wants a
+    /// late message sends it later, and knows that it did.
     pub(super) fn send_mail(&mut self, to: ProcessId, letter: Letter) {
         let (from_host, to_host) = (self.processes[letter.from.0].host, self.processes[to.0].host);
         let faults = &self.config.faults;
@@ -189,12 +189,12 @@ impl State {
         }
     }
 
-    /// When something that runs on a process's processor can happen.
+    /// The time, `at_ns` or later, from which a process's processor runs.
     pub(super) fn when_running(&self, process: ProcessId, at_ns: u64) -> u64 {
         at_ns.max(self.processes[process.0].paused_until_ns)
     }
 
-    /// The time of a span, on those of `permille` occasions on which it is spent at all.
+    /// A duration drawn from `span`, on `permille` of a thousand occasions; otherwise zero.
     pub(super) fn sometimes(&mut self, permille: u32, span: Option<Span>) -> u64 {
         match span {
             Some(span) if self.random.chance(permille) => span.draw(&mut self.random),
@@ -202,7 +202,7 @@ impl State {
         }
     }
 
-    /// From one part of a transfer to the next.
+    /// The time from one part of a transfer to the next.
     pub(super) fn gap_ns(&mut self) -> u64 {
         let gap_ns = self.config.network.gap.draw(&mut self.random);
         let (permille, span) = (self.config.faults.stall_permille, self.config.faults.stall);

@@ -1,6 +1,6 @@
-//! What happened: always as a hash, on demand as lines.
+//! The history: always as a hash, on demand as lines.
 
-/// The world's diary.
+/// The world's log of events.
 #[derive(Debug)]
 pub(super) struct Trace {
     hash: u64,
@@ -51,7 +51,7 @@ impl Trace {
     }
 }
 
-/// What stands for bytes in a note.
+/// The number that stands for bytes in a note.
 pub(super) fn digest(bytes: &[u8]) -> u64 {
     bytes.iter().fold(OFFSET, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(PRIME))
 }

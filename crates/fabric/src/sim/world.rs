@@ -1,4 +1,4 @@
-//! The world as scenarios see it.
+//! The interface of the world to scenarios.
 
 use std::future::Future;
 use std::rc::Rc;
@@ -56,12 +56,12 @@ impl World {
         ProcessId(state.processes.len() - 1)
     }
 
-    /// Serves `served` on `host`; a node that was there under its id is replaced, as by a restart.
+    /// Serves `served` on `host`; replaces a node with the same id, as a restart does.
     pub fn serve(&self, host: HostId, served: Arc<dyn Host>, service: Service) -> Peer {
         self.serve_when(host, served, service, None)
     }
 
-    /// As [`World::serve`], with calls answered only while `ready` says so: others wait.
+    /// As [`World::serve`], but calls are answered only while `ready` says so, and wait otherwise.
     pub fn serve_when(
         &self,
         host: HostId,
@@ -81,7 +81,7 @@ impl World {
         self.lock().crash_node(node);
     }
 
-    /// A process's way to the nodes.
+    /// The transport by which a process reaches the nodes.
     pub fn transport(&self, process: ProcessId, path: Path) -> Rc<dyn Transport> {
         Rc::new(SimTransport { world: self.clone(), process, path })
     }
@@ -108,7 +108,7 @@ impl World {
         self.lock().processes[process.0].host
     }
 
-    /// The hosts do not hear each other any more: packets wait, control messages are lost.
+    /// Disconnects two hosts: packets between them wait, control messages are lost.
     pub fn cut(&self, one: HostId, other: HostId) {
         let mut state = self.lock();
         state.note("hosts {} and {} are cut off from each other", &[one.0 as u64, other.0 as u64]);
@@ -122,7 +122,7 @@ impl World {
         state.heal(one, other);
     }
 
-    /// A process loses all its connections. Nodes hear of that later, and carry out what they were sent until
+    /// Ends all connections of a process. Nodes learn of that later, and carry out what they were sent until
     /// then.
     pub fn lose_connections(&self, process: ProcessId) {
         let mut state = self.lock();
@@ -133,7 +133,7 @@ impl World {
         }
     }
 
-    /// A process does nothing for a while, wherever it is.
+    /// Pauses a process for a while, at whatever point it is.
     pub fn pause(&self, process: ProcessId, duration: Duration) {
         let mut state = self.lock();
         let until_ns = state.now_ns + duration.as_nanos() as u64;
@@ -159,7 +159,7 @@ impl World {
         self.lock().send_mail(to, Letter { from, content });
     }
 
-    /// Waits for a process's next control message. One task of a process reads them.
+    /// Waits for a process's next control message. Only one task of a process may do so.
     pub fn receive(&self, process: ProcessId) -> impl Future<Output = Letter> + use<> {
         let world = self.clone();
         std::future::poll_fn(move |context| {
@@ -201,12 +201,12 @@ impl World {
         self.lock().trace.hash()
     }
 
-    /// How much has happened.
+    /// How many events have happened.
     pub fn trace_events(&self) -> u64 {
         self.lock().trace.events()
     }
 
-    /// What has happened, when the world was told to keep it.
+    /// The lines of the trace, if the world was told to keep them.
     pub fn trace_lines(&self) -> Vec<String> {
         self.lock().trace.lines().to_vec()
     }

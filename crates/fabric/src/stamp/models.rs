@@ -24,7 +24,7 @@ struct Shared {
     memory: AtomicU64,
 }
 
-/// The word as it should be.
+/// The rule as it should be.
 struct Sound<'a>(&'a Shared);
 
 impl Word for Sound<'_> {
@@ -56,7 +56,7 @@ impl Word for Unfenced<'_> {
     fn barrier(_: Ordering) {}
 }
 
-/// Full barriers are taken for acquiring ones.
+/// Full barriers are weakened to acquire barriers.
 struct Halved<'a>(&'a Shared);
 
 impl Word for Halved<'_> {
@@ -73,7 +73,7 @@ impl Word for Halved<'_> {
     }
 }
 
-/// The word is looked at before the access only.
+/// The word is checked before the access only.
 struct LookedAtOnce<'a>(&'a Shared, Cell<bool>);
 
 impl Word for LookedAtOnce<'_> {
@@ -117,7 +117,7 @@ fn shared() -> Arc<Shared> {
     Arc::new(Shared { word: AtomicU64::new(STAMP), memory: AtomicU64::new(BEFORE) })
 }
 
-/// The memory is given to others, who store there, while a client loads.
+/// The memory is given to others, which store there, while a client loads.
 fn a_load_meets_a_fence<Client: Side, Node: Side>() {
     loom::model(|| {
         let client = shared();

@@ -17,6 +17,7 @@ fn table_with_one_lease() -> (RegionTable, Lending) {
 #[test]
 fn a_lease_ends_at_its_deadline_even_when_nobody_looked() {
     let (mut table, lending) = table_with_one_lease();
+    assert_eq!(table.ttl(), TTL);
     assert_eq!(table.check(Millis(999), lending, &KEY), Ok(()));
     assert_eq!(table.check(Millis(1_000), lending, &KEY), Err(Refusal::StaleEpoch));
     assert_eq!(table.renew(Millis(1_000), OWNER, lending, &KEY), Err(LeaseRefusal::Ended));

@@ -14,7 +14,7 @@ use crate::error::{DatabaseError, Ended, Stop, TxError};
 use crate::member::MemberCore;
 use crate::workers::Place;
 
-/// Tries of a change. No other client writes there; only the log may be full for a moment.
+/// How often a change is tried. No other client writes there; only the log may be full for a moment.
 const TRIES: u32 = 100;
 
 /// A client that changes the catalog, in the slot for that.
@@ -24,10 +24,10 @@ pub(super) struct Change<'a, E: Environment> {
     catalog: Catalog,
 }
 
-/// What came of a change, and of its client's leaving.
+/// The result of a change, and of its client's leaving.
 type Changed<T> = (Result<T, TxError>, Result<(), LeaveError>);
 
-/// Changes the catalog, while no other client does.
+/// Changes the catalog. No other client changes it meanwhile.
 pub(super) async fn change<T, E: Environment>(
     member: &MemberCore<E>,
     endpoint: &Endpoint,
@@ -49,8 +49,8 @@ pub(super) async fn change<T, E: Environment>(
             changed
         }
         Err(error) => {
-            // What was sent may still land: no client changes anything until this member is evicted. So the
-            // place is kept until it has ended, also if this future is dropped meanwhile.
+            // Writes in flight may still land: no client may change anything until this member is evicted. So
+            // the place is kept until it has ended, also if this future is dropped meanwhile.
             if let TxError::Unknown(_) = error {
                 member.wait_for_cause(endpoint).await;
             }

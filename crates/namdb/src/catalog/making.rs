@@ -1,4 +1,4 @@
-//! Making tables and dropping them.
+//! Creating and dropping tables.
 
 use farpool_fabric::Endpoint;
 use farpool_txn::hash::MOST_KEY_BYTES;
@@ -7,7 +7,7 @@ use farpool_txn::slab::MOST_PAYLOAD_BYTES;
 use farpool_txn::{DatabaseAt, Rules, Transaction};
 
 use super::changing::change;
-use super::tombs::open_tombs;
+use super::tombstones::clear_tombstones;
 use super::{Catalog, MOST_PIECES, MOST_TYPE_BYTES, PieceRow, TABLES, TableRow, key_of};
 use crate::environment::Environment;
 use crate::error::{Stop, TxError, of_key, of_read};
@@ -15,12 +15,12 @@ use crate::maps::{Map, Placed, place};
 use crate::member::MemberCore;
 use crate::table::TableOptions;
 
-/// Rows of each piece beyond what is asked for: a process keeps some numbers at hand, and takes them along
+/// Rows of each piece beyond those asked for: a process keeps some record numbers at hand, and these are lost
 /// when it dies.
 const SPARE_ROWS: u64 = 32;
 
 /// Why a table cannot be dropped for now.
-const NO_TOMB: &str = "too many tables were dropped that open snapshots still have: end long transactions";
+const NO_TOMBSTONE: &str = "too many dropped tables are still in open snapshots: end long transactions";
 
 /// Creates a table.
 pub(crate) async fn create<E: Environment>(
@@ -33,15 +33,19 @@ pub(crate) async fn create<E: Environment>(
     let key = key_of(name).ok_or_else(|| TxError::BadName(name.to_owned()))?;
     let row_bytes = options.place_bytes();
     if !(1..=MOST_KEY_BYTES).contains(&key_bytes) {
-        let what = format!("no table has keys of {key_bytes} bytes: 1 to {MOST_KEY_BYTES}");
+        let what = format!("a key cannot have {key_bytes} bytes: 1 to {MOST_KEY_BYTES} are possible");
         return Err(TxError::NoSpace(what));
     }
     if key_type.len() > MOST_TYPE_BYTES {
-        return Err(TxError::NoSpace(format!("the type of keys {key_type} has too long a name")));
+        return Err(TxError::NoSpace(format!(
+            "the name of the key type {key_type} is too long: at most {MOST_TYPE_BYTES} bytes"
+        )));
     }
     let longest = options.longest.map_or(0, |longest| longest.max(1));
     if longest > MOST_PAYLOAD_BYTES {
-        return Err(TxError::NoSpace(format!("no table has rows of {longest} bytes")));
+        return Err(TxError::NoSpace(format!(
+            "a row cannot have {longest} bytes: at most {MOST_PAYLOAD_BYTES}"
+        )));
     }
     let empty = TableRow {
         name: name.to_owned(),
@@ -57,11 +61,11 @@ pub(crate) async fn create<E: Environment>(
         let is_there = async |transaction: &mut Transaction<'_, E::Rules>, catalog: &Catalog| {
             Ok(catalog.find(transaction, name).await.map_err(|error| of_key(error, TABLES))?.is_some())
         };
-        // First of all: it may take long to get memory.
+        // This comes first, since getting memory may take long.
         if change.transact(is_there).await? {
             return Err(TxError::TableExists(name.to_owned()));
         }
-        open_tombs(change).await?;
+        clear_tombstones(change).await?;
         let make = async |transaction: &mut Transaction<'_, E::Rules>, catalog: &Catalog| {
             let mut row = empty.clone();
             row.first_record = next_record(transaction, catalog, options.rows).await?;
@@ -70,7 +74,7 @@ pub(crate) async fn create<E: Environment>(
             let made = catalog.names.insert(transaction, &key, &row).await;
             match made.map_err(|error| of_key(error, TABLES)) {
                 Ok(_) => Ok(()),
-                // Its maker has died before that was published.
+                // Another member made it, and died before that was published.
                 Err(Stop::For(TxError::Duplicate(_))) => Err(TxError::TableExists(name.to_owned()).into()),
                 Err(other) => Err(other),
             }
@@ -80,14 +84,14 @@ pub(crate) async fn create<E: Environment>(
     .await
 }
 
-/// Drops a table. Its memory is not given to another while it may be that somebody still reads it (C4).
+/// Drops a table. Its memory is not given to another table while a snapshot may still read it (C4).
 pub(crate) async fn drop_table<E: Environment>(
     member: &MemberCore<E>,
     endpoint: &Endpoint,
     name: &str,
 ) -> Result<(), TxError> {
     let key = key_of(name).ok_or_else(|| TxError::BadName(name.to_owned()))?;
-    let bury = async |transaction: &mut Transaction<'_, E::Rules>, catalog: &Catalog| {
+    let move_to_tombstone = async |transaction: &mut Transaction<'_, E::Rules>, catalog: &Catalog| {
         let gone = catalog.names.delete(transaction, &key).await;
         let row = match gone.map_err(|error| of_key(error, TABLES)) {
             Ok(row) => row.data.unwrap_or_default(),
@@ -95,26 +99,26 @@ pub(crate) async fn drop_table<E: Environment>(
             Err(other) => return Err(other),
         };
         let stop = |error| of_read(error, TABLES);
-        for tomb in 0..catalog.tombs.records() {
-            if transaction.read(&catalog.tombs, tomb).await.map_err(stop)?.data.is_none() {
-                transaction.write(&catalog.tombs, tomb, Some(&row)).await.map_err(stop)?;
+        for tombstone in 0..catalog.tombstones.records() {
+            if transaction.read(&catalog.tombstones, tombstone).await.map_err(stop)?.data.is_none() {
+                transaction.write(&catalog.tombstones, tombstone, Some(&row)).await.map_err(stop)?;
                 return Ok(());
             }
         }
-        Err(TxError::NoSpace(NO_TOMB.to_owned()).into())
+        Err(TxError::NoSpace(NO_TOMBSTONE.to_owned()).into())
     };
-    change(member, endpoint, async |change| match change.transact(bury).await {
+    change(member, endpoint, async |change| match change.transact(move_to_tombstone).await {
         Err(TxError::NoSpace(_)) => {
-            open_tombs(change).await?;
-            change.transact(bury).await
+            clear_tombstones(change).await?;
+            change.transact(move_to_tombstone).await
         }
         done => done,
     })
     .await
 }
 
-/// Numbers for the records of a new table: no other ever has them, so that what is found in its memory is
-/// never taken for another's.
+/// Numbers for the records of a new table. No other table ever has them, so bytes left in its memory are
+/// never taken for another table's records.
 async fn next_record<R: Rules>(
     transaction: &mut Transaction<'_, R>,
     catalog: &Catalog,
@@ -125,10 +129,11 @@ async fn next_record<R: Rules>(
     let word =
         row.data.as_deref().and_then(|data| data.first_chunk()).map_or(0, |word| u64::from_le_bytes(*word));
     let first = word.max(FIRST_RECORD);
-    // As many for each piece more as rounding and spares may take.
+    // More for each piece: as many as rounding and spares may take.
     let more = MOST_PIECES as u64 * (SPARE_ROWS + 1);
     let end = first.checked_add(rows).and_then(|end| end.checked_add(more));
-    let end = end.ok_or_else(|| TxError::NoSpace("no numbers for so many records".to_owned()))?;
+    let end =
+        end.ok_or_else(|| TxError::NoSpace("too few record numbers are left for this table".to_owned()))?;
     transaction.write(&catalog.counter, 0, Some(&end.to_le_bytes())).await.map_err(stop)?;
     Ok(first)
 }
@@ -156,7 +161,7 @@ async fn take_memory<R: Rules>(
     Ok(())
 }
 
-/// Which units of each region are taken.
+/// The maps of all regions: which units are taken.
 pub(super) async fn read_maps<R: Rules>(
     at: DatabaseAt<'_>,
     transaction: &Transaction<'_, R>,
@@ -167,12 +172,12 @@ pub(super) async fn read_maps<R: Rules>(
         let found = transaction.read(&catalog.maps, region as u64).await;
         let found = found.map_err(|error| of_read(error, TABLES))?;
         let map = Map::decode(found.data.as_deref(), at.layout.first_unit(region));
-        maps.push(map.ok_or_else(|| TxError::Damaged("a region's map makes no sense".to_owned()))?);
+        maps.push(map.ok_or_else(|| TxError::Damaged("the map of a region is damaged".to_owned()))?);
     }
     Ok(maps)
 }
 
-/// Writes those that have changed.
+/// Writes the maps that have changed.
 pub(super) async fn write_maps<R: Rules>(
     transaction: &mut Transaction<'_, R>,
     catalog: &Catalog,
@@ -188,7 +193,8 @@ pub(super) async fn write_maps<R: Rules>(
     Ok(())
 }
 
-/// In how many pieces a table fits, and where: at first one for each node, then twice as many, and so on.
+/// Decides into how many pieces a table is split, and where they lie. Tries one piece for each node first,
+/// then twice as many, and so on.
 fn choose(
     at: DatabaseAt<'_>,
     maps: &[Map],
@@ -211,7 +217,8 @@ fn choose(
         let shape = || {
             let (rows, bytes, old) = (options.rows, row.row_bytes, row.old_versions);
             TxError::NoSpace(format!(
-                "no table has {rows} rows of {bytes} bytes with {old} old versions, and {overflow} beside"
+                "a table cannot have {rows} rows of {bytes} bytes, {old} old versions of each, \
+                 and overflow {overflow}"
             ))
         };
         let layouts = row.layouts().ok_or_else(shape)?;
@@ -225,7 +232,7 @@ fn choose(
             let needed = layouts.bytes().iter().sum::<u64>() * pieces as u64;
             let free = free * at.layout.unit_bytes();
             return Err(TxError::NoSpace(format!(
-                "the table needs {needed} bytes, and {free} are free, in parts"
+                "the table needs {needed} bytes in large pieces; {free} bytes are free in parts"
             )));
         }
         pieces = (pieces * 2).min(MOST_PIECES);

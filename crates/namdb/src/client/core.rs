@@ -19,19 +19,20 @@ use crate::table::{Table, TableOptions};
 use crate::transacting::Tx;
 use crate::workers::Place;
 
-/// Tries to open or create a table: between two, another client has created or dropped it.
+/// How often opening or creating a table is tried: between two tries another client has created or dropped
+/// it.
 const OPEN_TRIES: u32 = 20;
 
-/// A client of a member. All of its futures run on one thread, with its endpoint.
+/// A client of a member. All its futures run on one thread, with one endpoint.
 pub struct ClientCore<E: Environment> {
     member: Arc<MemberCore<E>>,
     worker: Worker<E::Rules>,
-    /// Where it announces its snapshots. `None` once it has left.
+    /// The place where it announces its snapshots. `None` once it has left.
     place: Option<Place>,
-    /// Transactions that are open.
+    /// How many transactions are open.
     open_count: Cell<u32>,
     catalog: Catalog,
-    /// For pauses: not secret, only different in each client.
+    /// The state for random pauses: not secret, only different in each client.
     random: Cell<u64>,
 }
 
@@ -41,16 +42,16 @@ pub struct BusyGuard<'a, E: Environment> {
 }
 
 impl<E: Environment> ClientCore<E> {
-    /// A further client of a member.
+    /// Another client of a member.
     ///
     /// # Errors
-    /// When the member has ended, or has as many clients as it can; or when far memory does not answer.
+    /// When the member has ended, or has the most clients that it can; or when far memory does not answer.
     pub async fn join(member: Arc<MemberCore<E>>, endpoint: Endpoint) -> Result<Self, DatabaseError> {
         let fetched = member.fetched().cloned();
         Self::beginning_from(member, endpoint, fetched).await
     }
 
-    /// A client whose transactions begin from what a fetcher has read, if there is one.
+    /// A client whose transactions begin from the cuts that a fetcher has read, if there is one.
     pub(crate) async fn beginning_from(
         member: Arc<MemberCore<E>>,
         endpoint: Endpoint,
@@ -82,7 +83,7 @@ impl<E: Environment> ClientCore<E> {
         Ok(ClientCore { member, worker, place: Some(place), open_count: Cell::new(0), catalog, random })
     }
 
-    /// The member whose client it is.
+    /// The member that the client belongs to.
     pub fn member(&self) -> &Arc<MemberCore<E>> {
         &self.member
     }
@@ -175,7 +176,7 @@ impl<E: Environment> ClientCore<E> {
     /// Creates a table. Other clients can open it at once.
     ///
     /// # Errors
-    /// When there is one of that name, or no room for it.
+    /// When a table of that name exists, or there is no room for it.
     pub async fn create_table<K: Key + ?Sized, V>(
         &self,
         session: &mut Session,
@@ -213,7 +214,7 @@ impl<E: Environment> ClientCore<E> {
     /// Opens a table that existed when this was called.
     ///
     /// # Errors
-    /// When there is none of that name, or its keys are of another type.
+    /// When no table has that name, or its keys are of another type.
     pub async fn open_table<K: Key + ?Sized, V>(
         &self,
         session: &mut Session,
@@ -228,7 +229,7 @@ impl<E: Environment> ClientCore<E> {
     /// Drops a table: transactions that begin from now on do not have it.
     ///
     /// # Errors
-    /// When there is none of that name.
+    /// When no table has that name.
     pub async fn drop_table(&self, name: &str) -> Result<(), TxError> {
         catalog::drop_table(&self.member, self.endpoint(), name).await
     }
@@ -241,7 +242,7 @@ impl<E: Environment> ClientCore<E> {
         self.transact_up_to_date(session, &async |tx: &mut Tx<'_, E::Rules>| tx.tables().await).await
     }
 
-    /// The outcome of a commit that was [in doubt](TxError::Unknown), also of another member's.
+    /// The outcome of a commit that was [in doubt](TxError::Unknown), of this member or another one.
     ///
     /// # Errors
     /// When far memory does not answer.

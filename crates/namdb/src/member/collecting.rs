@@ -1,5 +1,5 @@
-//! The collector among a member's parts: it says which versions no snapshot needs, and moves versions that
-//! some snapshot may need out of rings that are nearly full.
+//! The collector among a member's parts: it publishes which versions no snapshot needs, and moves versions
+//! that a snapshot may need out of rings that are nearly full.
 
 use farpool_txn::horizon::collect;
 use farpool_txn::membership::{Duty, Role, fill_role};
@@ -12,7 +12,7 @@ use crate::error::DatabaseError;
 use crate::rules::MemberRules;
 
 impl<E: Environment> MemberCore<E> {
-    /// Collects while no other member does.
+    /// Collects, while no other member does.
     pub(super) async fn collect_if_nobody_does(
         &self,
         memory: Memory,

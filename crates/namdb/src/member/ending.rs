@@ -1,4 +1,4 @@
-//! What a failure means for a member, in the same words wherever it is noticed.
+//! What a failure means for a member. Every part reports it in the same words.
 
 use std::time::Duration;
 
@@ -15,8 +15,8 @@ use crate::error::{DatabaseError, Ended, TxError};
 /// What a failure of far memory means.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum FailureKind {
-    /// This member was evicted, unless it has itself given something up half-way.
-    ShutOut,
+    /// This member was evicted, unless it gave something up half-way itself.
+    Evicted,
     /// A queue can no longer be used.
     Lost,
     Other,
@@ -28,7 +28,7 @@ impl FailureKind {
             MemoryError::Failed(
                 OpError::Refused(Refusal::StaleEpoch | Refusal::NotAttached | Refusal::WrongKey)
                 | OpError::Unknown { cause: Uncertain::EpochMoved, .. },
-            ) => FailureKind::ShutOut,
+            ) => FailureKind::Evicted,
             MemoryError::Failed(OpError::Refused(_)) => FailureKind::Other,
             MemoryError::Failed(OpError::Unknown { .. } | OpError::NotSent { .. }) => FailureKind::Lost,
             MemoryError::NotConnected(_) | MemoryError::Short(_) => FailureKind::Other,
@@ -47,11 +47,11 @@ fn memory_error(error: &DatabaseError) -> Option<&MemoryError> {
 }
 
 impl<E: Environment> MemberCore<E> {
-    /// Ends the member after a failure. What fails first is seldom the cause; if the member was evicted, the
-    /// error says so.
+    /// Ends the member after a failure. The first failure is seldom the cause. If the member was evicted, the
+    /// returned error says so.
     pub(crate) fn end_after(&self, error: DatabaseError) -> DatabaseError {
         let is_refused =
-            matches!(memory_error(&error), Some(found) if FailureKind::of(found) == FailureKind::ShutOut);
+            matches!(memory_error(&error), Some(found) if FailureKind::of(found) == FailureKind::Evicted);
         self.end(match (self.environment.lost_region(), is_refused) {
             (Some(region), _) => Ended::LeaseEnded(region),
             (None, true) => Ended::TakenForDead,
@@ -70,7 +70,7 @@ impl<E: Environment> MemberCore<E> {
         self.wait_for_end(endpoint, self.cause_timeout(kind)).await;
         match (kind, self.check()) {
             (_, Err(ended)) => DatabaseError::Ended(ended),
-            // It is unknown what may still land. Once the others have evicted this member, nothing does.
+            // A write may still land. Once the others have evicted this member, none does.
             (FailureKind::Lost, Ok(())) => {
                 self.end_after(error);
                 DatabaseError::Ended(self.end_reason())
@@ -83,7 +83,7 @@ impl<E: Environment> MemberCore<E> {
     pub(crate) async fn find_cause_tx(&self, endpoint: &Endpoint, error: TxError) -> TxError {
         match error {
             TxError::Memory(error) => self.find_cause(endpoint, error.into()).await.into(),
-            // The doubt is known before its cause.
+            // A commit is known to be in doubt before the cause is known.
             TxError::Ended(Ended::Failed(doubt)) if doubt == IN_DOUBT => {
                 self.wait_for_cause(endpoint).await;
                 TxError::Ended(self.check().err().unwrap_or(Ended::Failed(doubt)))
@@ -106,7 +106,7 @@ impl<E: Environment> MemberCore<E> {
 
     fn cause_timeout(&self, kind: FailureKind) -> Duration {
         match kind {
-            FailureKind::ShutOut => self.patience,
+            FailureKind::Evicted => self.patience,
             // Other parts notice that, too, and may know the cause.
             FailureKind::Lost => self.patience / BEATS * 2,
             FailureKind::Other => Duration::ZERO,

@@ -19,7 +19,7 @@ use crate::environment::Environment;
 use crate::error::DatabaseError;
 use crate::workers::Places;
 
-/// Tries to get grants of all regions. Each may leave a grant behind that nobody uses.
+/// Tries to get grants of all regions. Each may leave an unused grant behind.
 const GRANT_TRIES: u32 = 3;
 
 impl<E: Environment> MemberCore<E> {
@@ -147,11 +147,11 @@ pub(crate) async fn add_grants<E: Environment>(
     Err(error)
 }
 
-/// Fences grants that nobody will use. What cannot be fenced ends with the leases.
+/// Fences grants that will not be used. Grants that cannot be fenced end with the leases.
 pub(super) async fn fence_all<E: Environment>(environment: &E, grants: &[ClientGrant]) {
     for grant in grants {
         if let Err(error) = environment.fence_grant(grant.region, grant.epoch).await {
-            tracing::debug!(%error, "a grant is left over");
+            tracing::debug!(%error, "cannot fence an unused grant; it ends with its lease");
         }
     }
 }

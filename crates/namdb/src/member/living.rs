@@ -1,5 +1,5 @@
-//! What a member does beside its clients' transactions: it sends heartbeats, clears the words of idle
-//! clients, fills roles that one member has for all, and gives its seat back at the end.
+//! What a member does besides its clients' transactions: it sends heartbeats, clears the words of idle
+//! clients, takes roles that one member has for all, and gives its seat back at the end.
 
 use std::time::Duration;
 
@@ -18,10 +18,10 @@ use crate::environment::{Environment, News};
 use crate::error::{DatabaseError, Ended};
 use crate::rules::MemberRules;
 
-/// Why a member ends that has a commit in doubt.
+/// Why a member with a commit in doubt ends.
 pub(crate) const IN_DOUBT: &str = "a commit of this compute server is in doubt: open the database again";
 
-/// A compute server, as its database knows it.
+/// A compute server, as its seat describes it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct MemberInfo {
     /// Its slot.
@@ -54,7 +54,7 @@ impl<E: Environment> MemberCore<E> {
             let (heartbeats, cleared) = join(heartbeats, self.or_end(self.clear_idle_words(&memory))).await;
             let mut heartbeats = heartbeats?;
             cleared?;
-            // Not while a client is there, or something is in flight: then the others recover the seat.
+            // With a client or something in flight, the seat is not given back: the others recover it.
             if self.places.is_empty() && self.slot.retire() {
                 self.leave(&memory, &mut heartbeats).await?;
             }
@@ -100,7 +100,7 @@ impl<E: Environment> MemberCore<E> {
                 self.end(Ended::LeaseEnded(region));
             }
             if self.slot.is_in_doubt() {
-                // The records that it locks stay locked until others have recovered the seat.
+                // The records that the commit has locked stay locked until others have recovered the seat.
                 self.end(Ended::Failed(IN_DOUBT.to_owned()));
             }
             self.pause(memory.endpoint(), self.patience / BEATS).await;
@@ -127,12 +127,13 @@ impl<E: Environment> MemberCore<E> {
         Ok(())
     }
 
-    /// Clears the words of idle clients, so that the versions that their snapshots needed may go.
+    /// Clears the words of idle clients, so that versions that only their last snapshots needed can be
+    /// reused.
     async fn clear_idle_words(&self, memory: &Memory) -> Result<(), DatabaseError> {
         let (at, first) = (self.at().horizon(), self.layout.client_words(self.seat.slot).start);
         while !self.is_over() {
-            // A commit that is in doubt may still be written: what its snapshot needs stays until this member
-            // is evicted.
+            // A write of a commit in doubt may still land: the versions that its snapshot needs stay until
+            // this member is evicted.
             let idle = if self.slot.is_in_doubt() { Vec::new() } else { self.places.idle() };
             if !E::Rules::spares_busy_clients() {
                 forget(memory, &at, first..first + 1).await?;
@@ -140,8 +141,8 @@ impl<E: Environment> MemberCore<E> {
             for idle in idle {
                 let place = first + idle.place();
                 forget(memory, &at, place..place + 1).await?;
-                // Only after the answer: before it, the write may still land, and clear the next word there,
-                // of this client or another.
+                // Only after the answer. Before it, the write may still land, and would clear the next word
+                // there, of this client or another.
                 idle.word_cleared();
             }
             self.pause(memory.endpoint(), self.timing().role_pause).await;
@@ -149,7 +150,7 @@ impl<E: Environment> MemberCore<E> {
         Ok(())
     }
 
-    /// Publishes cuts of all parts of the oracle while no other member does.
+    /// Publishes cuts of all parts of the oracle, while no other member does.
     pub(super) async fn publish_if_nobody_does(
         &self,
         memory: &Memory,
@@ -176,7 +177,7 @@ impl<E: Environment> MemberCore<E> {
         Ok(duty.does(memory, self.patience / BEATS, fetching).await?)
     }
 
-    /// All members, as the seats say.
+    /// All members, according to the seats.
     ///
     /// # Errors
     /// When far memory does not answer.
@@ -209,7 +210,8 @@ impl<E: Environment> MemberCore<E> {
             is_self: claim == self.seat.claim,
             publishes: publisher == Some(claim),
             // The word of a recoverer that has died in the meantime means nothing.
-            is_being_recovered: seat.carer.is_some() && seats.iter().any(|other| other.claim == seat.carer),
+            is_being_recovered: seat.recoverer.is_some()
+                && seats.iter().any(|other| other.claim == seat.recoverer),
         })
     }
 }

@@ -33,7 +33,7 @@ struct Recoverer<'a, E> {
 }
 
 impl<E: Environment> Recoverer<'_, E> {
-    /// Watches the seats. While this member lives and recovers a seat, no other member recovers that seat.
+    /// Watches the seats. While this member lives and recovers a seat, no other member recovers it.
     async fn watch(&self, memory: &Memory) -> Result<(), DatabaseError> {
         let member = self.member;
         let mut lookout = Lookout::<_, E::Rules>::new(memory, self, member.seat, member.patience);
@@ -44,7 +44,7 @@ impl<E: Environment> Recoverer<'_, E> {
             // was read counts as silence ([`Watch`](farpool_txn::membership)).
             if member.environment.nodes_answer() {
                 lookout
-                    .look(|slot, cared| match cared {
+                    .look(|slot, outcome| match outcome {
                         Ok(Some(recovered)) => {
                             member.environment.report(News::Recovered(slot, recovered.rolled_back.len()));
                         }
@@ -74,8 +74,8 @@ impl<E: Environment> Premises for Recoverer<'_, E> {
         self.member.at()
     }
 
-    /// A member that leaves does not wait for its fence. Carried out later, the fence still evicts only the
-    /// member that it was meant for.
+    /// A member that leaves does not wait for the fence that it asked for. If the fence is carried out later,
+    /// it still evicts only the member that it was meant for.
     async fn fence(&self, region: usize, grant: Epoch) -> Result<(), GrantError> {
         let region = self.member.layout.regions[region];
         let (deadline, pause) = (self.member.timing().fence_deadline, self.member.patience / BEATS);
@@ -84,7 +84,7 @@ impl<E: Environment> Premises for Recoverer<'_, E> {
         match select(pin!(waiting), pin!(self.until_end())).await {
             Either::Left((fenced, _)) => fenced,
             Either::Right(_) => {
-                let reason = "this compute server leaves, and another one goes on".to_owned();
+                let reason = "this compute server leaves, and another one continues the recovery".to_owned();
                 Err(GrantError::NoAnswer { node: region.node, reason })
             }
         }

@@ -26,7 +26,7 @@ fn a_member_whose_connections_break_again_and_again_commits_each_transaction_onc
         address.tcp = proxy.expect("there is one for each").1.address().to_string();
     });
     let of = open(&file, TransportChoice::Tcp);
-    // Its duties are that member's from here on.
+    // From here on that member has all roles.
     drop(maker);
     let client = of.client().unwrap();
     let options = TableOptions::rows(ROWS);
@@ -40,7 +40,7 @@ fn a_member_whose_connections_break_again_and_again_commits_each_transaction_onc
     client.transact(insert_all).unwrap();
     let (begins, begun) = mpsc::channel();
     let broken = std::thread::scope(|scope| {
-        // At any point of what is under way.
+        // The connections break at any point of a transaction.
         let proxies = &proxies;
         let breaking = scope.spawn(move || {
             let breaks = |()| proxies.iter().map(|(_, proxy)| proxy.break_all()).sum::<usize>();

@@ -1,4 +1,4 @@
-//! What programs do with a database: on threads, and on tokio.
+//! Programs that use a database on threads and on tokio.
 
 use farpool_fabric::TransportChoice;
 

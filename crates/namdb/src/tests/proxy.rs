@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 
 use parking_lot::{Condvar, Mutex};
 
-/// Goes on until it is dropped.
+/// Runs until it is dropped.
 pub struct Proxy {
     address: SocketAddr,
     shared: Arc<Shared>,
@@ -25,13 +25,13 @@ struct Shared {
 struct State {
     holds_back: bool,
     is_over: bool,
-    /// Both ends of the connections that there are, or were.
+    /// Both ends of all connections, present and past.
     ends: Vec<TcpStream>,
     copying: Vec<JoinHandle<()>>,
 }
 
 impl Proxy {
-    /// In front of a server.
+    /// A proxy in front of a server.
     pub fn before(to: SocketAddr) -> Proxy {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
@@ -48,21 +48,21 @@ impl Proxy {
         Proxy { address, shared, accepting: Some(accepting) }
     }
 
-    /// Where it listens.
+    /// The address on which it listens.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Whether nothing comes through, though connections stay.
+    /// Sets whether bytes are held back. Connections stay open meanwhile.
     pub fn hold_back(&self, holds_back: bool) {
         self.shared.state.lock().holds_back = holds_back;
         self.shared.changed.notify_all();
     }
 
-    /// Breaks all connections; says how many ends there were.
+    /// Breaks all connections. Returns how many ends they had.
     pub fn break_all(&self) -> usize {
         let ends = std::mem::take(&mut self.shared.state.lock().ends);
-        // Of one that has ended already there is nothing to break.
+        // A connection that has ended already cannot be broken.
         ends.iter().for_each(|end| drop(end.shutdown(Shutdown::Both)));
         ends.len()
     }
@@ -94,7 +94,7 @@ impl Shared {
                 break;
             }
         }
-        // The other end is told, if it does not know.
+        // Tells the other end that the connection has ended.
         let _ = (from.shutdown(Shutdown::Both), to.shutdown(Shutdown::Both));
     }
 }

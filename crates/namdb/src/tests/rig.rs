@@ -22,12 +22,12 @@ use crate::{CreateOptions, Credentials, Database, Reach};
 
 const REGION_BYTES: u64 = 4 << 20;
 const NODES: u32 = 2;
-/// Long enough that only tests shut members out.
+/// The heartbeat timeout: so long that members are evicted only by tests.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// For what comes within milliseconds, also on a machine that is busy.
+/// A timeout for events that take milliseconds, on a busy machine, too.
 pub const SOON: Duration = Duration::from_secs(20);
 
-/// Ended when dropped.
+/// A broker and nodes, which end when this is dropped.
 pub struct Rig {
     _runtime: Runtime,
     broker: SocketAddr,
@@ -68,7 +68,7 @@ impl Rig {
                 farpool_node::run(config, on_ready, std::future::pending()).await.unwrap();
             });
         }
-        // Each is once it has registered.
+        // Each node reports that once it has registered.
         (0..NODES).for_each(|_| are_ready.recv_timeout(SOON).unwrap());
         Rig { _runtime: runtime, broker, directory }
     }
@@ -114,7 +114,7 @@ fn any_port() -> SocketAddr {
     "127.0.0.1:0".parse().unwrap()
 }
 
-/// Waits until that is so.
+/// Waits until the condition holds.
 #[track_caller]
 pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let give_up_at = Instant::now() + SOON;
@@ -162,12 +162,12 @@ impl Onlooker {
         block_on(self.endpoint(), read_seats(&self.memory, &self.members())).unwrap()
     }
 
-    /// The seat of that claim, as long as it has one.
+    /// The seat that has this claim, if there is one.
     pub fn seat_of(&self, claim: Epoch) -> Option<SeatWords> {
         self.seats().into_iter().find(|seat| seat.claim == Some(claim))
     }
 
-    /// Takes a seat, and never says that it lives.
+    /// Takes a seat, and never sends a heartbeat.
     pub fn takes_seat(&self) -> Seat {
         let waits = (Duration::ZERO, Duration::ZERO);
         let members = self.members();
@@ -175,14 +175,14 @@ impl Onlooker {
         block_on(self.endpoint(), taken).unwrap().expect("there is one")
     }
 
-    /// The node that has the seats, and another.
+    /// The node that has the seats, and another node.
     pub fn nodes(&self) -> [NodeId; 2] {
         let root = self.layout.regions[0].node;
         let other = self.layout.regions.iter().map(|region| region.node).find(|&node| node != root);
         [root, other.expect("regions of two nodes")]
     }
 
-    /// Where a node is reached.
+    /// The addresses of a node.
     pub fn address(&self, node: NodeId) -> NodeAddress {
         let mut addresses = self.process.leases.keys().addresses();
         addresses.find(|address| address.node == node.0).expect("one of the database's").clone()

@@ -1,4 +1,4 @@
-//! A table is found by every session that begins after it was made.
+//! Every session that begins after a table was made finds it.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -14,11 +14,12 @@ use farpool_txn::{Fetched, Session, Shipped};
 use super::rig::{Rig, SOON};
 use crate::{Client, ClientCore, Credentials, Database, Reach, Table, TableOptions, TxError};
 
-/// Polls of what waits for a thread that stands still: far more than what does not wait takes to end.
+/// Polls of a future that waits for a thread that stands still: far more than it would take to end without
+/// waiting.
 const POLLS: u32 = 10_000;
 
 #[test]
-fn a_table_that_was_made_is_found_though_the_fetch_thread_has_not_come_so_far() {
+fn a_new_table_is_found_although_the_fetch_thread_has_not_read_its_cut_yet() {
     let rig = Rig::new();
     let (maker, of) = (rig.create(TransportChoice::Shm), rig.open(TransportChoice::Shm));
     let fetched = Arc::new(Fetched::new());
@@ -38,7 +39,7 @@ fn a_table_that_was_made_is_found_though_the_fetch_thread_has_not_come_so_far() 
             let fetching = fetch::<Shipped>(&memory, &oracle, &fetched, Duration::ZERO, next_round);
             block_on(memory.endpoint(), fetching).unwrap();
         });
-        // Whatever fails, the thread ends.
+        // Ends the thread, whatever fails.
         let _ends = Ends(&goes_on, &is_over);
         let endpoint = of.core.environment().endpoint();
         let fetched = Some(fetched.clone());
@@ -67,7 +68,7 @@ fn a_table_that_was_made_is_found_though_the_fetch_thread_has_not_come_so_far() 
     });
 }
 
-/// A client pins everything when it joins, since it may begin from any snapshot that is published by then.
+/// A client pins all versions when it joins, since it may begin from any snapshot that is published by then.
 #[test]
 fn a_client_that_never_begins_anything_keeps_no_versions_alive() {
     let rig = Rig::new();
@@ -91,7 +92,7 @@ impl Drop for Ends<'_> {
     }
 }
 
-/// Compute servers that want the same tables at the same time, and how many tables.
+/// The number of compute servers that make the same tables at the same time, and the number of tables.
 const AT_ONCE: usize = 3;
 const TABLES: usize = 20;
 

@@ -25,17 +25,17 @@ pub(super) enum State {
     Busy,
     /// The client has become idle.
     Resting,
-    /// The client was idle already when the main part looked last.
+    /// The client was already idle when the main part looked last.
     Idle,
-    /// The main part clears the word. The state lasts for ever if it cannot.
+    /// The main part clears the word. If that fails, this state is final.
     Forgetting,
-    /// The word is gone.
+    /// The word is cleared.
     Forgotten,
     /// The client announces itself again; its other sessions wait until it has.
     Waking,
     /// The client has left while the main part clears the word.
     Leaving,
-    /// No client gets the place any more: its word may still be there, or still land.
+    /// No client gets the place any more: its word may still be set, or a write to it may still land.
     Kept,
 }
 
@@ -61,14 +61,14 @@ pub(super) enum Event {
     LookedAt,
     /// The main part has cleared the word.
     WordGone,
-    /// The client goes, and has taken its word away.
+    /// The client leaves, and has cleared its word.
     Leaves,
-    /// The client has gone, and its word may still be there, or still land.
+    /// The client is gone. Its word may still be set, or a write to it may still land.
     Abandoned,
 }
 
 impl State {
-    /// The state after an event; `None`: the event changes nothing, or must wait.
+    /// The state after an event. `None`: the event changes nothing, or must wait.
     pub(super) fn after(self, event: Event) -> Option<State> {
         match (event, self) {
             (Event::Taken, Free) => Some(Busy),
@@ -132,16 +132,16 @@ impl<W: Word> Default for PlaceWord<W> {
 }
 
 impl<W: Word> PlaceWord<W> {
-    /// Whether it is free, for the caller that closes all places: a client that takes it after this finds
-    /// that they are closed.
+    /// Whether the place is free, for the caller that closes all places: a client that takes the place after
+    /// this call finds that the places are closed.
     pub(super) fn is_free(&self) -> bool {
-        // A compare-and-swap, though it changes nothing, since it has a position in the order of the word's
-        // changes. Release: pairs with the acquire of the client that takes the place after this. Acquire:
-        // pairs with the release of the client that had it before.
+        // A compare-and-swap that changes nothing, rather than a load, because it has a position in the order
+        // of the word's changes. Release: pairs with the acquire of the client that takes the place after
+        // this. Acquire: pairs with the release of the client that had it before.
         self.0.compare_exchange(Free as u8, Free as u8, Ordering::AcqRel).is_ok()
     }
 
-    /// The present state. Only a hint, except for a side that alone may change it.
+    /// The present state. It is only a hint, except for a side that alone may change it.
     pub(super) fn state(&self) -> State {
         STATES[usize::from(self.0.load(Ordering::Relaxed))]
     }

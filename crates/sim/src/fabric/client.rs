@@ -24,7 +24,7 @@ const TASKS: u64 = 2;
 /// Rounding error of a measured wait: each end reads two clocks, and each reading rounds once.
 const ROUNDING_NS: u64 = 4;
 
-/// Starts a client's process; `again` means after a crash.
+/// Starts a client's process. `again`: the client has crashed before.
 pub(super) fn start(run: &Rc<Run>, place: Place, again: bool) {
     let process = new_process(run, place);
     let session = Rc::new(Cell::new(0));
@@ -55,8 +55,8 @@ pub(super) fn start(run: &Rc<Run>, place: Place, again: bool) {
             session: session.clone(),
             random: run.random(run.next_name()),
             connections: run.nodes.iter().map(|_| None).collect(),
-            // In-flight writes of a dead predecessor may still arrive, since order is promised within one
-            // queue only. So a restarted client does not write to the stream.
+            // In-flight writes of a dead predecessor may still arrive: order is promised only within one
+            // queue. So a restarted client does not write to the stream.
             owns_stream: number == 0 && !again,
             last: None,
             read_back: None,
@@ -90,14 +90,15 @@ struct Client {
     place: Place,
     process: farpool_fabric::sim::ProcessId,
     endpoint: Endpoint,
-    /// The session that the endpoint named last.
+    /// The id of the session that the endpoint opened last.
     session: Rc<Cell<u64>>,
     random: Random,
     connections: Vec<Option<Connection>>,
     owns_stream: bool,
     /// The offer that was used last; it may have been fenced since.
     last: Option<Offer>,
-    /// Set after *unknown*: once the node has answered a new incarnation, reading tells what happened.
+    /// Set after an unknown outcome. Once the node has answered a new incarnation, a read shows what
+    /// happened.
     read_back: Option<Offer>,
 }
 

@@ -1,4 +1,5 @@
-//! The nodes' shells: they lend regions, grant, fence, scrub and lend again, until no client is left.
+//! The nodes' shells: they lend regions, add and fence grants, scrub, and lend again, until no client is
+//! left.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -19,7 +20,7 @@ const REGIONS: u32 = 2;
 
 /// The duration of a lease, in microseconds.
 const LEASE_US: std::ops::Range<u64> = 60..1_000;
-/// The pause between two attempts to scrub a region that is still held; `SCRUB_TRIES` limits the attempts.
+/// The pause between two attempts to scrub a region that is still in use. `SCRUB_TRIES` limits the attempts.
 const SCRUB_RETRY: Duration = Duration::from_micros(15);
 const SCRUB_TRIES: u32 = 2_000;
 
@@ -149,7 +150,7 @@ impl Lender {
         }
     }
 
-    /// Broken: restores what an earlier holder wrote.
+    /// Mutation: restores what an earlier holder wrote.
     fn put_back(&self, epoch: Epoch, words: &[u64]) {
         let put = self.memory.regions.with_region(self.region, epoch, AccessKind::Write, &mut |memory| {
             (0u64..).zip(words).try_for_each(|(word, &value)| memory.store(8 * word, value))
@@ -221,7 +222,7 @@ impl Lender {
         }
     }
 
-    /// Fences the whole lease; returns what the region held then.
+    /// Fences the whole lease. Returns what the region held at that moment.
     fn end(&self, lease: LeaseName, owner: Epoch) -> Vec<u64> {
         // Nothing can happen between the read and the fence: virtual time does not advance.
         let words = self.memory.look(self.region, owner, USED_WORDS);
@@ -239,7 +240,10 @@ impl Lender {
                 Scrubbed::StillHeld => self.run.world.sleep(SCRUB_RETRY).await,
             }
         }
-        self.run.complain(format!("nobody lets go of region {} of node {}", self.region, self.node.index));
+        self.run.complain(format!(
+            "region {} of node {} stays in use after its fence",
+            self.region, self.node.index
+        ));
         false
     }
 }

@@ -1,7 +1,7 @@
-//! Requests, answers and fences, in one order.
+//! Requests, answers and fences, in one total order.
 //!
-//! The world has one thread, so a counter orders all events that its tasks observe, more finely than virtual
-//! time.
+//! The world has one thread, so a counter can order all events that its tasks observe. It is finer than
+//! virtual time.
 
 use std::collections::BTreeMap;
 
@@ -142,7 +142,7 @@ impl History {
         self.tick();
     }
 
-    /// Records that a lease's node has died: what became of the lease is indeterminate.
+    /// Records that a lease's node has died: from now on any operation under the lease may be refused.
     pub(super) fn lost(&mut self, lease: LeaseName) {
         self.leases.entry(lease).or_default().lost = true;
     }

@@ -1,9 +1,9 @@
 //! The judge: checks a history against the contract, word by word.
 //!
-//! J1. An older incarnation's operations take effect only until a newer one is answered; a grant's operations
-//!     only until its fence. An operation's end is the earliest of these and its own return.
-//! J2. An acknowledged operation took effect within its time; a refused one never did; an unknown one did or
-//!     did not.
+//! J1. Operations of an older incarnation take effect only until a newer one is answered; operations under a
+//!     grant only until its fence. An operation's end is the earliest of these times and its own return.
+//! J2. An acknowledged operation took effect between its start and its end. A refused operation never took
+//!     effect. An operation with an unknown outcome may or may not have taken effect before its end.
 //! J3. The contents of a region when its lease is fenced count as the last read of all.
 //! J4. Each lease starts from zeros: a value of an earlier lease counts as a value that was never written.
 
@@ -25,7 +25,7 @@ pub(super) fn judge(history: History) -> Vec<String> {
         words.entry((access.actor.lease, access.word)).or_default().push(*access);
         found.extend(acknowledged_after_fence(&history, access));
     }
-    // The fence reads every word, also those that no client touched.
+    // The fence reads every word, including those that no client accessed.
     for (&lease, ended) in history.leases.iter().filter_map(|(lease, of)| Some((lease, of.ended.as_ref()?))) {
         for word in 0..ended.1.len() as u64 {
             words.entry((lease, word)).or_default();
@@ -104,7 +104,7 @@ fn touches(history: &History, lease: LeaseName, word: u64, accesses: &[Access]) 
         }
     }
     if let Some((at, words)) = history.leases.get(&lease).and_then(|lease| lease.ended.as_ref()) {
-        // J3: one tick after the fence, behind everything that the fence has cut off.
+        // J3: one tick after the fence, which is after every operation that the fence has ended.
         let (value, time) = (words[word as usize], at + 1);
         touches.push(Touch { value, writes: false, start: time, end: time, certain: true });
     }
@@ -117,8 +117,8 @@ fn word_at_end(history: &History, lease: LeaseName, word: u64) -> Option<u64> {
     Some(words[word as usize])
 }
 
-/// Checks that at most one swap replaced each value. A swap of unknown outcome took place if its new value
-/// was seen.
+/// Checks that at most one swap replaced each value. A swap with an unknown outcome took place if its new
+/// value was seen.
 fn swaps(history: &History, lease: LeaseName, word: u64, accesses: &[Access]) -> Result<(), String> {
     if !SWAPPED.contains(&word) {
         return Ok(());
@@ -153,7 +153,7 @@ fn additions(history: &History, lease: LeaseName, word: u64, accesses: &[Access]
     if let Some([one, _]) = done.array_windows().find(|[one, other]| one.found == other.found) {
         return Err(format!("two additions both found {}", one.found));
     }
-    // Additions of unknown outcome that began after their grant's fence do not count.
+    // Additions with an unknown outcome that began after their grant's fence do not count.
     let unknown: Vec<&Access> = accesses
         .iter()
         .filter(is_addition)
@@ -161,14 +161,14 @@ fn additions(history: &History, lease: LeaseName, word: u64, accesses: &[Access]
         .filter(|access| access.start <= end_of(history, access))
         .collect();
     let most = (done.len() + unknown.len()) as u64;
-    // In the order of the numbers found, no addition may start after a later one has ended.
+    // No addition may start after an addition that found a greater number has ended.
     let mut earliest_end = NEVER;
     for access in done.iter().rev() {
         if access.start > earliest_end {
-            return Err(format!("an addition found {}, and an earlier one more", access.found));
+            return Err(format!("an addition found {}, though an earlier one found more", access.found));
         }
         if access.found >= most {
-            return Err(format!("an addition found {}, and only {most} were ever made", access.found));
+            return Err(format!("an addition found {}, though only {most} were ever made", access.found));
         }
         earliest_end = earliest_end.min(end_of(history, access));
     }
@@ -183,7 +183,10 @@ fn additions(history: &History, lease: LeaseName, word: u64, accesses: &[Access]
     let Some(sum) = word_at_end(history, lease, word) else { return Ok(()) };
     let least = done.last().map_or(0, |access| access.found + 1).max(done.len() as u64);
     if sum < least || sum > most {
-        return Err(format!("the sum is {sum} after {} additions and {most} at most", done.len()));
+        return Err(format!(
+            "the sum is {sum}; {} additions were acknowledged, at most {most} made",
+            done.len()
+        ));
     }
     Ok(())
 }
@@ -224,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_swap_of_unknown_fate_that_was_seen_is_the_only_one_of_its_value() {
+    fn a_seen_swap_with_an_unknown_outcome_is_the_only_one_of_its_value() {
         let swap = |new| What::Swap { expected: 0, new };
         let operations = [
             (OTHER, SWAP_WORD, swap(7), End::Unknown, 0),
@@ -237,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn a_counter_shows_what_was_done_before_and_nothing_that_nobody_asked_for() {
+    fn a_counter_counts_the_additions_that_ended_and_none_that_never_began() {
         let read = |found| (OWNER, COUNTER, What::Read, End::Done, found);
         let added = |found| (OWNER, COUNTER, What::Add, End::Done, found);
         let unknown = (OTHER, COUNTER, What::Add, End::Unknown, 0);
@@ -248,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn what_began_after_its_grants_fence_is_noticed_by_what_it_did() {
+    fn an_effect_of_an_operation_that_began_after_its_grants_fence_is_noticed() {
         let mut fenced = history(&[(OTHER, COUNTER, What::Add, End::Done, 0)]);
         fenced.fenced(LEASE, OTHER);
         add(&mut fenced, &[(OTHER, PLAIN_WORD, What::Write(9), End::Unknown, 0)]);
@@ -256,7 +259,7 @@ mod tests {
         add(&mut fenced, &[(OWNER, PLAIN_WORD, What::Read, End::Done, 9)]);
         add(&mut fenced, &[(OWNER, COUNTER, What::Read, End::Done, 2)]);
         let said = said(fenced);
-        assert!(said.contains("could take no effect any more") && said.contains("2 was read"), "{said}");
+        assert!(said.contains("could no longer take effect") && said.contains("2 was read"), "{said}");
     }
 
     #[test]
@@ -264,6 +267,6 @@ mod tests {
         let written = (OWNER, PLAIN_WORD, What::Write(9), End::Refused, 0);
         assert_eq!(said(history(&[written, (OWNER, PLAIN_WORD, What::Read, End::Done, 0)])), "");
         let seen = history(&[written, (OWNER, PLAIN_WORD, What::Read, End::Done, 9)]);
-        assert!(said(seen).contains("which nobody wrote"));
+        assert!(said(seen).contains("which was never written"));
     }
 }

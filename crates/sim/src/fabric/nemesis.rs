@@ -50,7 +50,7 @@ async fn happen(run: Rc<Run>, places: Vec<Place>, mishap: Mishap, after: Duratio
             if run.is_over() || !run.world.is_alive(process) {
                 return;
             }
-            // Taken before the old tasks are gone, so that the run does not end in between.
+            // Keeps the run from ending between the death of the old tasks and the start of the new ones.
             let _staying = run.left.stay();
             run.tasks.kill(process);
             run.world.sleep(lasting).await;

@@ -11,7 +11,7 @@ use farpool_lease::Millis;
 use farpool_pool::{Extent, LeaseKeeper, NodeState, Sign, Stock};
 use farpool_wire::{BLOCK_BYTES, BlockWord, Epoch, RegionId};
 
-/// Every block passes its check.
+/// A block is accepted whatever it holds.
 pub(super) const UNCHECKED: &str = "checksum-skipped";
 /// A connection acknowledges a write as soon as it is posted.
 pub(super) const UNLOCKED_EARLY: &str = "block-word-unlocked-before-the-data";
@@ -21,11 +21,11 @@ pub(super) const LOST_WRITE: &str = "lost-write-acknowledged";
 pub(super) const REUSED_EARLY: &str = "extent-reused-too-early";
 /// A write past the end of a file does not make the file longer.
 pub(super) const STALE_SIZE: &str = "size-not-shared";
-/// What is cut off from a block stays there.
+/// The truncated part of a block stays there, and shows again once the file grows.
 pub(super) const TAIL_SHOWS: &str = "cut-tail-shows-again";
-/// A failed write also clears what the file held, not only what lay past its end.
+/// A failed write also clears what the file held there, not only what lay past its end.
 pub(super) const TOO_MUCH_CLEARED: &str = "failed-write-clears-the-file";
-/// An indeterminate write is treated as one that never happened.
+/// A block keeps its old word after a write whose outcome is in doubt.
 pub(super) const DOUBT_IGNORED: &str = "write-in-doubt-taken-for-none";
 /// A direct client (called *guest* in the code) works on files that are closed to it.
 pub(super) const NOT_REVOKED: &str = "acceleration-not-revoked";
@@ -35,7 +35,7 @@ pub(super) const GROWTH_GOES_ON: &str = "growth-not-taken-back";
 pub(super) const UNTOLD: &str = "grown-size-not-told";
 /// A write does not update the parity.
 pub(super) const STALE_PARITY: &str = "stale-parity";
-/// Other processes write into an extent while it is rebuilt elsewhere.
+/// Other clients write to an extent while it is rebuilt elsewhere.
 pub(super) const LATE_WRITE_MISSED: &str = "rebuild-misses-a-late-write";
 /// The removal of an extent from a file is not recorded.
 pub(super) const FREES_UNWRITTEN: &str = "freed-extent-not-written-down";
@@ -66,7 +66,7 @@ pub(super) const MUTATIONS: &[&str] = &[
     REFUSED_IS_DEAD,
 ];
 
-/// A stock that gives up nodes at the first sign of trouble.
+/// A stock that gives up a node at the first sign of a failure.
 pub(super) struct Hasty(pub(super) Arc<Stock>);
 
 impl LeaseKeeper for Hasty {
@@ -108,7 +108,7 @@ pub(super) fn growth_is_told() -> bool {
     !is(UNTOLD)
 }
 
-/// The rules of a run: those that ship, except for the one that is wrong.
+/// The rules of a run: the shipped ones, except for the one that the mutation breaks.
 pub(super) enum Chosen {}
 
 impl Rules for Chosen {

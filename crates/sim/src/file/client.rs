@@ -1,4 +1,4 @@
-//! Clients: each is a process on the owner's machine with its own session; all work on the same files.
+//! Clients. Each is a process on the owner's machine with its own session. All work on the same files.
 
 use std::ops::Range;
 use std::pin::pin;
@@ -16,7 +16,7 @@ use super::guest::AsGuest;
 use super::history::{Asked, CELL, CELLS_PER_BLOCK, Ended, Entry, filled, found};
 use super::{FILES, GROWING_PERMILLE, Numbered, Phase, Run};
 
-/// Cells of an extent. `CELLS` is the part of a file that is used: three extents.
+/// Cells of an extent. `CELLS` are the cells of a file that clients use: three extents.
 const CELLS_PER_EXTENT: u64 = EXTENT_BYTES / CELL;
 pub(super) const CELLS: u64 = 3 * CELLS_PER_EXTENT;
 /// How often a client polls its connections when nothing arrives, so that it notices when they break during
@@ -27,7 +27,7 @@ const OPERATIONS_AT_THE_END: u32 = 6;
 /// The share of operations that are abandoned half-way, in thousandths.
 const GIVEN_UP_PERMILLE: u32 = 110;
 
-/// Counts a client that has not finished; the run waits for it.
+/// Counts a client as unfinished until this is dropped. The run waits for all clients.
 struct AtWork(Rc<Run>);
 
 impl Drop for AtWork {
@@ -40,7 +40,7 @@ pub(super) struct Client {
     run: Rc<Run>,
     core: SessionCore,
     random: Random,
-    /// How the client works on files directly, if it does.
+    /// Set if the client works on files directly.
     guest: Option<AsGuest>,
 }
 
@@ -111,8 +111,8 @@ impl Client {
         }
     }
 
-    /// Closes a file to direct clients (called *guests* in the code) for a while, as when a process opens it
-    /// that does not work on it directly.
+    /// Closes a file to direct clients (called *guests* in the code) for a while, as if a process that is not
+    /// a direct client had opened it.
     async fn close_for_a_while(&mut self, number: u64, file: &Arc<FileCore<Chosen>>) {
         if !self.run.closed.borrow_mut().insert(number) {
             return;
@@ -127,7 +127,7 @@ impl Client {
         self.run.world.note("file {} is open to guests", &[number]);
         self.run.closed.borrow_mut().remove(&number);
         if file.open_to_guests().is_err() {
-            self.run.complain("no memory to share a file by".to_owned());
+            self.run.complain("no memory to share a file with direct clients".to_owned());
         }
         if self.random.chance(GROWING_PERMILLE) {
             self.run.let_guests_grow(number, file);
@@ -144,7 +144,7 @@ impl Client {
         }
     }
 
-    /// A cell, mostly near borders of blocks and extents, where other clients work as well.
+    /// Draws a cell, mostly near borders of blocks and extents, where other clients work as well.
     fn place(&mut self) -> u64 {
         let borders = [0, CELLS_PER_BLOCK, CELLS_PER_EXTENT, 2 * CELLS_PER_EXTENT];
         let near = self.random.below(2 * CELLS_PER_BLOCK);
@@ -217,7 +217,7 @@ impl Client {
         done.map_or_else(Ended::Failed, |()| Ended::Done)
     }
 
-    /// A read by the kernel, which reads no further than the size that it knows.
+    /// Reads through the kernel, which reads no further than the size that it knows.
     async fn read(&self, number: u64, file: &FileCore<Chosen>, cells: &Range<u64>) -> Ended {
         let (offset, length) = (cells.start * CELL, (cells.end - cells.start) * CELL);
         let there = self.run.size_by_kernel(number, file, offset + length).saturating_sub(offset).min(length);
@@ -238,11 +238,11 @@ impl Client {
     }
 
     pub(super) async fn scrub(&self, store: &StoreCore<Chosen>) {
-        // The scrub repairs what it finds; whether it did shows when a node is lost.
+        // The scrub repairs what it finds. The reads after the loss of a node check whether it did.
         let _ = store.scrub(&self.core, || false).await;
     }
 
-    /// Writes an extent until that succeeds, or there is no room, or the tries run out.
+    /// Tries to write an extent until this succeeds or the tries run out. Returns the last error.
     pub(super) async fn write_anew(
         &mut self,
         (number, file): &Numbered,
@@ -274,7 +274,7 @@ impl Client {
     }
 }
 
-/// The result of a read that found these bytes.
+/// The outcome of a read that found these bytes.
 pub(super) fn looked_at(run: &Run, cells: &Range<u64>, bytes: &[u8]) -> Ended {
     match found(bytes) {
         Ok(words) => Ended::Found(words),
@@ -287,7 +287,7 @@ pub(super) fn looked_at(run: &Run, cells: &Range<u64>, bytes: &[u8]) -> Ended {
     }
 }
 
-/// The regions in which the cells of an operation lie now.
+/// The regions that hold the cells of an operation now.
 fn regions_of(file: &FileCore<Chosen>, asked: &Asked) -> Vec<Arc<LeasedRegion>> {
     let cells = described(asked).1;
     let extents = cells.start / CELLS_PER_EXTENT..cells.end.div_ceil(CELLS_PER_EXTENT);

@@ -14,17 +14,18 @@ use crate::plane::node;
 use crate::plane::post::Delivery;
 
 const LOOK_EVERY: Duration = Duration::from_millis(500);
-/// How many looks clients may take to finish once nothing goes wrong any more. A write waits for a lock, then
-/// for a node that is gone; it reconnects and cleans up.
+/// The number of checks within which clients must finish once faults have ended. A write may wait for a lock,
+/// then for a dead node; then it reconnects and cleans up.
 const LAST_LOOKS: u32 = 200;
-/// How often a write of an extent is tried before its failure is a violation: the owner first has to find out
-/// that a node is gone.
+/// How often a write of an extent is tried before its failure counts as a violation: the owner first has to
+/// learn that a node is dead.
 const TRIES: u32 = 60;
-/// How many looks regions may take to be returned: leases whose release was lost have to expire.
+/// The number of checks within which all regions must be returned: leases whose release was lost have to
+/// expire.
 const RETURN_LOOKS: u32 = 60;
 const EXTENTS: u64 = 3;
-/// How many looks rebuilding may take once nothing goes wrong any more: a node that has come back is asked
-/// for room again only after a while.
+/// The number of checks within which all rows must be rebuilt once faults have ended: a node that has come
+/// back is asked for room again only after a while.
 const WHOLE_LOOKS: u32 = 90;
 
 pub(super) async fn conduct(run: Rc<Run>) {
@@ -43,7 +44,7 @@ pub(super) async fn conduct(run: Rc<Run>) {
         run.world.sleep(LOOK_EVERY).await;
     }
     if run.at_work.get() > 0 {
-        run.complain(format!("{} clients do not end", run.at_work.get()));
+        run.complain(format!("{} clients have not finished", run.at_work.get()));
     }
     judge_no_loss(&run);
     lose_one_more(&run).await;
@@ -72,11 +73,11 @@ pub(super) async fn conduct(run: Rc<Run>) {
 /// the loss of any node again.
 async fn lose_one_more(run: &Rc<Run>) {
     if !run.becomes_whole().await {
-        // A wrong block in a column whose parity is in doubt stays wrong.
+        // After flips this is no violation: a wrong block in a column whose parity is in doubt stays wrong.
         let bears =
             run.excuses.bears && !run.excuses.flips && run.nodes.iter().all(|node| node.shell().is_some());
         if bears && run.mutation.is_none() {
-            run.complain("redundant files are not made anew".to_owned());
+            run.complain("redundant files are not rebuilt".to_owned());
         }
         return;
     }
@@ -113,7 +114,7 @@ impl Run {
     }
 }
 
-/// Checks that no lease is lost where nothing can cost one.
+/// Checks that no lease is lost in runs in which no fault can cost one.
 fn judge_no_loss(run: &Run) {
     run.note_regions();
     let held = run.stock().regions();
@@ -123,11 +124,11 @@ fn judge_no_loss(run: &Run) {
         .iter()
         .filter(|region| (run.excuses.calm || run.refuses) && region.node.is_lost())
     {
-        run.complain(format!("{} is lost, of {} held, though nothing went wrong", region.id, held.len()));
+        run.complain(format!("{} is lost (of {} held), though no fault can cost it", region.id, held.len()));
     }
 }
 
-/// Checks that every file can be written again where something was lost, and then returns what was written.
+/// Checks that every extent of every file can be written again, and that reads then return what was written.
 async fn write_and_read_anew(run: &Rc<Run>, process: farpool_fabric::sim::ProcessId) {
     let mut client = Client::new(run, process);
     let files = run.files.borrow().clone();
@@ -136,7 +137,7 @@ async fn write_and_read_anew(run: &Rc<Run>, process: farpool_fabric::sim::Proces
         for extent in 0..EXTENTS {
             match client.write_anew(file, extent, TRIES).await {
                 Ok(()) | Err(FileError::NoSpace | FileError::TooFewNodes { .. }) => {}
-                Err(error) => run.complain(format!("file {} cannot be written anew: {error}", file.0)),
+                Err(error) => run.complain(format!("file {} cannot be written again: {error}", file.0)),
             }
         }
         client.carry_out(file.0, &file.1, Asked::Read(0..CELLS)).await;
@@ -155,5 +156,5 @@ async fn judge_returns(run: &Rc<Run>) {
             return;
         }
     }
-    run.complain(format!("regions do not come back; all given back: {}", run.has_left.get()));
+    run.complain(format!("regions are not returned; the owner has given all back: {}", run.has_left.get()));
 }

@@ -1,6 +1,6 @@
-//! Direct clients (called *guests* in the code): they work on files directly, as processes with the
-//! interposer do. They use the block words and layouts that they share with the owner, and ask the owner only
-//! in unusual cases. They die without a chance to clean up.
+//! Direct clients (called *guests* in the code) work on files directly, as processes with the interposer do.
+//! They use the block words and layouts that they share with the owner, and ask the owner only in unusual
+//! cases. They die without a chance to clean up.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -25,17 +25,17 @@ pub(super) struct Guest {
 }
 
 impl Guest {
-    /// From now on this process changes nothing; what it had begun stays as it is.
+    /// From now on this process changes nothing. What it has left, locks included, stays as it is.
     pub(super) fn dies(&self) {
         self.store.abandon();
     }
 
     /// The owner learns of the death some time later, and cleans up after the process.
     pub(super) fn bury(self: Rc<Self>, run: &Rc<Run>) {
-        let burying = run.clone();
+        let here = run.clone();
         let core = run.session(run.home());
         run.tasks.spawn(run.home(), async move {
-            burying.store().bury_guest(&core, self.id).await;
+            here.store().bury_guest(&core, self.id).await;
         });
     }
 }
@@ -51,7 +51,7 @@ pub(super) struct AsGuest {
 }
 
 impl AsGuest {
-    /// Registers a process with the owner; `None` if there is no more room.
+    /// Registers a process with the owner. Returns `None` if that fails.
     pub(super) fn new(run: &Rc<Run>, process: ProcessId) -> Option<Self> {
         let id = run.store().add_guest().ok()?;
         let owner = run.store();
@@ -86,7 +86,7 @@ impl AsGuest {
         Some(opened)
     }
 
-    /// Carries out the operation directly; `None` if the owner has to be asked.
+    /// Carries out the operation directly. Returns `None` if the owner has to be asked.
     pub(super) async fn ask(
         &self,
         number: u64,
@@ -112,7 +112,7 @@ impl AsGuest {
             _ => return None,
         };
         if self.run.phase.get() == Phase::Busy && self.run.shut.borrow().contains(&number) {
-            self.run.complain(format!("a guest works on file {number}, which is closed to it"));
+            self.run.complain(format!("a direct client works on file {number}, which is closed to it"));
         }
         self.run.world.note("done directly: {}", &[entry.number()]);
         Some(ended)

@@ -1,7 +1,7 @@
 //! Requests to files and their answers, and how a file's contents name their writer.
 //!
 //! A file is divided into cells of 1 KiB. A write fills each of its cells with one repeated word, which names
-//! the write, the file and the cell. So a byte from the wrong place or the wrong time identifies itself.
+//! the write, the file and the cell. So data from the wrong place or the wrong time can be recognised.
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
@@ -31,13 +31,13 @@ pub(super) enum Asked {
 /// The outcome of a request.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Ended {
-    /// Not yet.
+    /// None yet.
     No,
     Done,
-    /// The outcome of a read: a word for each cell found.
+    /// What a read found: a word for each cell.
     Found(Vec<u64>),
     Failed(FileError),
-    /// The asking process is gone, or it abandoned the operation.
+    /// The process that asked has died, or has abandoned the operation.
     Dropped,
 }
 
@@ -49,14 +49,14 @@ pub(super) struct Record {
     pub(super) file: u64,
     pub(super) asked: Asked,
     pub(super) ended: Ended,
-    /// Moments, in the order in which they came.
+    /// Points in the order of all events.
     pub(super) start: u64,
     pub(super) end: u64,
     /// Some of the cells lay in a region that was lost by then.
     pub(super) was_lost: bool,
 }
 
-/// All operations of a run; the number of a write names it.
+/// All operations of a run. The number of a write is its name.
 #[derive(Default)]
 pub(super) struct History {
     records: RefCell<Vec<Record>>,
@@ -141,7 +141,7 @@ pub(super) fn filled(write: u64, file: u64, cells: Range<u64>) -> Vec<u8> {
     bytes
 }
 
-/// Returns the word of each cell. The error is the place of a cell that holds more than one word.
+/// Returns the word of each cell. The error is the index of a cell that holds more than one word.
 pub(super) fn found(bytes: &[u8]) -> Result<Vec<u64>, usize> {
     let whole = bytes.chunks_exact(CELL as usize).enumerate().map(|(place, cell)| {
         let first: [u8; WORD] = cell[..WORD].try_into().map_err(|_| place)?;

@@ -1,13 +1,13 @@
 //! Judges what a file promises, from the history of requests and answers.
 //!
-//! J1. Each cell is an atomic register. A read finds what an acknowledged write left, or what a write left
-//!     that was in flight or in doubt. It never finds what was overwritten before it began, nor bytes of
-//!     another cell or file. It finds zeros where nothing was written or the file was cut off.
-//! J2. A block changes as a whole: no read finds part of a write without the rest of it, unless something
-//!     came after.
-//! J3. What is unavailable was lost with a region, or a write to it ended in doubt and no later one covered
-//!     it.
-//! J4. A file reaches as far as acknowledged writes do, and not past where it was cut off.
+//! J1. Each cell is an atomic register. A read finds the data that were acknowledged last, or data of a write
+//!     that was in flight or in doubt. It never finds what was overwritten before the read began, nor bytes
+//!     of another cell or file. It finds zeros where nothing was written or the file was truncated.
+//! J2. A block changes as a whole: no read finds part of a write without the rest, unless a later change has
+//!     replaced the rest.
+//! J3. Data that cannot be read lay in a region that was lost, or a write to them ended in doubt and no later
+//!     write has covered them. (`failure_is_explained` has the exact list of excuses.)
+//! J4. A file reaches as far as acknowledged writes do, and not beyond the point where it was truncated.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -28,7 +28,7 @@ impl Record {
         self.ended == Ended::Done
     }
 
-    /// The cells that it writes.
+    /// The cells that it writes; none if it is not a write.
     fn written(&self) -> Range<u64> {
         if let Asked::Write(cells) = &self.asked { cells.clone() } else { 0..0 }
     }
@@ -88,17 +88,17 @@ fn certain_end(records: &[&Record], write: &Record) -> u64 {
 /// What a world excuses.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Excuses {
-    /// Nothing was drawn that costs a lease or a node.
+    /// No fault was drawn that can cost a lease or a node.
     pub(super) calm: bool,
-    /// Processes run short of descriptors. If a part of a block could not be cut off, the whole block is
-    /// lost, because the part must not show again.
+    /// Processes run short of file descriptors. If a part of a block could not be truncated, the whole block
+    /// is lost, because the truncated part must not show again.
     pub(super) short: bool,
     /// At most one node was hurt at a time. Rows survive that, so redundant files have no excuse.
     pub(super) bears: bool,
     /// Bits were flipped in far memory.
     pub(super) flips: bool,
-    /// All processes that work on files are killed at once. Their successors find what lies there: of a write
-    /// in flight, perhaps some sectors and not others.
+    /// All processes that work on files are killed at once. Their successors may find some sectors of a write
+    /// that was in flight, and not others.
     pub(super) owner_dies: bool,
 }
 
@@ -106,10 +106,10 @@ struct Judge<'a> {
     file: u64,
     all: &'a [Record],
     records: Vec<&'a Record>,
-    /// For each write that was not done, by number: how far the file certainly reached meanwhile.
+    /// For each write that did not succeed, by number: how far the file certainly reached during the write.
     within: BTreeMap<u64, u64>,
     world: Excuses,
-    /// Data extents of a row, if the file has any.
+    /// The number of data extents of a row, if the file has rows.
     row: Option<u64>,
 }
 
@@ -164,7 +164,7 @@ impl<'a> Judge<'a> {
         match &record.asked {
             Asked::Zero(cells) => cells.clone(),
             Asked::SetSize(size) => *size..CELLS.max(*size),
-            // What a failed write left past the end of the file is cut off again, and nothing else.
+            // A failed write is cleared again past the end of the file, and nowhere else.
             Asked::Write(cells) => match self.within.get(&record.number) {
                 Some(within) => cells.start.max(*within)..cells.end.max(*within),
                 None => 0..0,
@@ -173,7 +173,7 @@ impl<'a> Judge<'a> {
         }
     }
 
-    /// The cells that it changes, if any.
+    /// The cells that an operation changes, if any.
     fn changed(&self, record: &Record) -> Range<u64> {
         if let Asked::Write(cells) = &record.asked { cells.clone() } else { self.zeroed(record) }
     }
@@ -182,7 +182,7 @@ impl<'a> Judge<'a> {
         &self.all[named(word).0 as usize - 1]
     }
 
-    /// Checks that words name writes of this file and cell.
+    /// Checks that each word names a write of this file and cell.
     fn names_are_right(&self, look: &Look<'_>) -> Result<(), String> {
         for (cell, word) in look.cells().filter(|(_, word)| *word != 0) {
             let (write, file, of_cell) = named(word);
@@ -254,7 +254,7 @@ impl<'a> Judge<'a> {
         changes: &[&Record],
         seen: &[(&Record, u64)],
     ) -> Result<(), String> {
-        // The change certainly took effect before this read began.
+        // Whether the change certainly took effect before this read began.
         let is_in_force = |change: &Record| {
             let was_seen = || {
                 seen.iter().any(|(earlier, word)| {
@@ -291,7 +291,7 @@ impl<'a> Judge<'a> {
             }
         }
         let newer = last.map(|change| format!("{:?}", change.asked)).unwrap_or_default();
-        Err(format!("cell {cell} holds {word:#x} at {}, replaced before by {newer}", read.start))
+        Err(format!("cell {cell} holds {word:#x} at {}, which {newer} had replaced", read.start))
     }
 
     /// Checks J2 for one read.
@@ -312,7 +312,7 @@ impl<'a> Judge<'a> {
                 for &(other, word_there) in beside {
                     if self.is_older(word_there, (other, cell), write, look.record) {
                         return Err(format!(
-                            "cells {cell} and {other} of one block hold {word:#x} and the older {word_there:#x}"
+                            "cells {cell} and {other} of one block: {word:#x} and the older {word_there:#x}"
                         ));
                     }
                 }
@@ -325,7 +325,7 @@ impl<'a> Judge<'a> {
     fn is_older(&self, word: u64, (cell, beside): (u64, u64), write: &Record, read: &Record) -> bool {
         if word != 0 {
             let there = self.write_of(word);
-            // If both writes cover both cells, the later write shows in both.
+            // If both writes cover both cells, the later one must be found in both.
             return there.precedes(write) || there.written().contains(&beside);
         }
         let came_after = |zero: &&&Record| {
@@ -339,7 +339,8 @@ impl<'a> Judge<'a> {
         let Asked::Read(asked) = &look.record.asked else { return Ok(()) };
         let (read, end) = (look.record, look.first + look.words.len() as u64);
         if end < asked.end {
-            // The read was cut short: the file ended there, or before the start of the read.
+            // The read returned less than it asked for: the file ended there, or before the start of the
+            // read.
             let write = self.records.iter().find(|write| {
                 write.is_done() && write.written().end > end && write.precedes(read) && {
                     let cut = |other: &&&Record| matches!(other.asked, Asked::SetSize(size) if size < write.written().end);
@@ -348,7 +349,7 @@ impl<'a> Judge<'a> {
                 }
             });
             if let Some(write) = write {
-                return Err(format!("it ends at cell {end}, and was written up to {}", write.written().end));
+                return Err(format!("it ends at cell {end}, but was written up to {}", write.written().end));
             }
         }
         let cut = self.records.iter().find_map(|cut| match cut.asked {
@@ -366,7 +367,7 @@ impl<'a> Judge<'a> {
             _ => None,
         });
         match cut {
-            Some(size) => Err(format!("it reaches to cell {end}, and was cut off at {size}")),
+            Some(size) => Err(format!("it reaches to cell {end}, but was truncated at {size}")),
             None => Ok(()),
         }
     }
@@ -381,20 +382,20 @@ impl<'a> Judge<'a> {
         };
         let bears = self.world.bears && self.row.is_some();
         let is_explained = match error {
-            // A write may have been abandoned half-way; nothing else explains the loss.
+            // A write may have been abandoned half-way. Nothing else explains the loss.
             FileError::Lost { .. } if bears => self.is_in_doubt(failed, &cells),
             FileError::Short | FileError::Unavailable { .. } | FileError::GuestAtWork if bears => false,
             FileError::Damaged { .. } if bears => self.world.flips && self.is_in_doubt(failed, &cells),
             FileError::Damaged { .. } => self.world.flips || self.could_not_be_moved(failed, &cells),
             FileError::TooFewNodes { .. } => !matches!(failed.asked, Asked::Read(_)),
-            // What cannot be read cannot be cut off either. It is then lost, because it must not show again.
-            // Rows also do not distinguish damage from loss.
+            // Data that cannot be read cannot be truncated either. They are then lost, because they must not
+            // show again. Also, rows do not distinguish damage from loss.
             FileError::Lost { .. } if self.world.flips => true,
-            // When members of a row are lost together, their blocks stay lost, although they lie elsewhere by
-            // now.
+            // If members of a row are lost together, their blocks stay lost, also after the members are
+            // replaced elsewhere.
             FileError::Lost { .. } if self.row.is_some() && !self.world.calm => true,
-            // The write may itself have ended in doubt: its connection broke, and there was no descriptor for
-            // another.
+            // The write itself may have ended in doubt: its connection broke, and there was no file
+            // descriptor for another one.
             FileError::Lost { .. } if matches!(failed.asked, Asked::Write(_)) && !self.world.calm => true,
             FileError::Lost { .. } => failed.was_lost || self.is_in_doubt(failed, &cells),
             FileError::NoSpace => !matches!(failed.asked, Asked::Read(_)),
@@ -410,8 +411,8 @@ impl<'a> Judge<'a> {
         ))
     }
 
-    /// Whether a write was in flight there when the owner died, and the pool had no room to which the
-    /// successor could have moved the blocks on which that write may still land.
+    /// Whether a write to these cells may have been in flight when the owner died, and the pool had no room
+    /// to which the successor could have moved the blocks on which that write may still land.
     fn could_not_be_moved(&self, failed: &Record, cells: &Range<u64>) -> bool {
         let blocks_of =
             |cells: &Range<u64>| cells.start / CELLS_PER_BLOCK..cells.end.div_ceil(CELLS_PER_BLOCK);
@@ -430,8 +431,8 @@ impl<'a> Judge<'a> {
             && self.all.iter().any(is_full)
     }
 
-    /// The blocks of a block's column, including itself: one block in doubt makes the parity useless for all
-    /// of them.
+    /// The blocks of a block's column, including the block itself. One block in doubt makes the parity
+    /// useless for all of them.
     fn column_of(&self, block: u64) -> impl Iterator<Item = u64> + use<> {
         let (stripe, within) = (block / BLOCKS_PER_EXTENT, block % BLOCKS_PER_EXTENT);
         let stripes = match self.row {
@@ -441,8 +442,8 @@ impl<'a> Judge<'a> {
         stripes.map(move |stripe| stripe * BLOCKS_PER_EXTENT + within)
     }
 
-    /// Whether a change to the column of one of these blocks ended in doubt, and no acknowledged change has
-    /// covered the block since.
+    /// Whether a change to the column of one of the cells' blocks ended in doubt, and no acknowledged change
+    /// has covered that block since.
     fn is_in_doubt(&self, failed: &Record, cells: &Range<u64>) -> bool {
         let (first, end) = (cells.start / CELLS_PER_BLOCK, cells.end.div_ceil(CELLS_PER_BLOCK));
         (first..end).flat_map(|block| self.column_of(block).map(move |mate| (block, mate))).any(
@@ -501,7 +502,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_write_may_leave_zeros_past_the_end_of_the_file_and_nowhere_else() {
+    fn a_failed_write_may_leave_zeros_only_past_the_end_of_the_file() {
         let written = (Asked::Write(0..8), Ended::Done);
         let found = |words: Vec<u64>| (Asked::Read(0..words.len() as u64), Ended::Found(words));
         let held: Vec<u64> = (0..8).map(|cell| word(1, 1, cell)).collect();

@@ -1,5 +1,5 @@
-//! What production's keeper, watch and mover do for a process that holds leases, with letters and in virtual
-//! time.
+//! Does for a process that holds leases what production's keeper, watch and mover do, with letters and in
+//! virtual time.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -34,7 +34,7 @@ pub(super) fn post_of(run: &Run) -> Rc<Post> {
 
 pub(super) fn start_by(run: &Rc<Run>, post: Rc<Post>) {
     let keeper = Rc::new(Keeper { run: run.clone(), post });
-    run.tasks.spawn(run.home(), keeper.clone().look_after_leases());
+    run.tasks.spawn(run.home(), keeper.clone().maintain_leases());
     run.tasks.spawn(run.home(), keeper.grow_when_wanted());
     let (watching, endpoint) = (run.clone(), run.endpoint(run.home()));
     run.tasks.spawn(run.home(), async move { watch_nodes(&watching.stock(), &endpoint).await });
@@ -46,7 +46,7 @@ async fn move_out(run: &Run, core: &SessionCore) {
     while run.phase.get() != Phase::Leaving {
         run.world.sleep_by(run.host, LOOK_TO_MOVE_EVERY).await;
         run.store().look_after_guests();
-        // What cannot be moved or rebuilt is tried again in the next round, until it is gone.
+        // The next round tries again what could not be moved or rebuilt.
         let _ = run.store().look_after(core, || run.phase.get() == Phase::Leaving).await;
         core.let_go().await;
     }
@@ -58,7 +58,7 @@ struct Keeper {
 }
 
 impl Keeper {
-    async fn look_after_leases(self: Rc<Self>) {
+    async fn maintain_leases(self: Rc<Self>) {
         let run = &self.run;
         while run.phase.get() != Phase::Leaving {
             let now = run.stock().now();

@@ -1,9 +1,9 @@
-//! The kernel's sizes of files that direct clients (called *guests* in the code) may make longer. A process
-//! that is not a direct client reads no further than this size.
+//! The sizes that the kernel knows of files that direct clients (called *guests* in the code) may make
+//! longer. A process that is not a direct client reads no further than this size.
 //!
-//! The rule is the mount's (`mount::guests`). While direct clients may make a file longer, and until the
-//! kernel has been told the result, the kernel asks before it uses its size. From then on the kernel changes
-//! the size itself, and asks no more.
+//! The rule is that of the mount (`mount::guests`). While direct clients may make a file longer, and until
+//! the kernel has been told the result, the kernel asks before it uses its size. After that the kernel
+//! changes the size itself and no longer asks.
 
 use std::collections::BTreeMap;
 
@@ -23,12 +23,13 @@ pub(super) struct Size {
     is_void: bool,
 }
 
-/// A change by the kernel that may change a file's size. When it ends in any way, the kernel knows the size.
+/// An operation through the kernel that may change a file's size. However it ends, the kernel then updates
+/// the size that it knows.
 pub(super) struct Change<'a> {
     run: &'a Run,
     number: u64,
     file: &'a FileCore<Chosen>,
-    /// The least size of the file if the change was done.
+    /// The file is at least this long if the operation succeeds.
     end: u64,
 }
 
@@ -48,8 +49,9 @@ impl Run {
         file.let_guests_grow();
     }
 
-    /// The kernel's size of a file, for a process that wants bytes up to `end`. The kernel asks if its size
-    /// is less than that. Without direct clients the size does not matter.
+    /// The kernel's size of a file, for a process that wants bytes up to `end`. If direct clients may have
+    /// made the file longer and the known size is less than `end`, the kernel asks first. Without direct
+    /// clients the size does not matter.
     pub(super) fn size_by_kernel(&self, number: u64, file: &FileCore<Chosen>, end: u64) -> u64 {
         if !self.has_guests {
             return u64::MAX;

@@ -1,5 +1,6 @@
-//! Connections of this scenario: through shared memory to nodes of the same host, through the network to the
-//! others. Connections break, and processes are short of descriptors. A connection can also lie in two ways.
+//! Connections of this scenario: through shared memory to the node on the same host, through the network to
+//! the others. Connections break, and processes run short of file descriptors. Under a mutation, a connection
+//! lies in one of two ways.
 
 use std::cell::RefCell;
 use std::io;
@@ -14,7 +15,7 @@ use farpool_wire::{Hello, NodeId};
 pub(super) struct Shaking {
     /// The share of operations at which the connection breaks, in thousandths.
     pub(super) break_permille: u32,
-    /// The share of attempts to connect for which there is no descriptor, in thousandths.
+    /// The share of attempts to connect for which there is no file descriptor, in thousandths.
     pub(super) short_permille: u32,
     pub(super) lie: Option<Lie>,
     /// A node that closes all connections and accepts none.
@@ -32,7 +33,7 @@ pub(super) enum Lie {
 
 /// `EMFILE`: this process has no descriptor left.
 const NO_DESCRIPTOR: i32 = 24;
-/// First slot for operations whose completion is discarded: above all slots that an endpoint uses.
+/// The first slot for operations whose completions are discarded. An endpoint uses only lower slots.
 const FIRST_SPARE_SLOT: u32 = 4_096;
 
 pub(super) struct Shaky {
@@ -82,7 +83,7 @@ struct ShakyLink {
     shaking: Rc<dyn Fn() -> Shaking>,
     random: Rc<RefCell<Random>>,
     node: NodeId,
-    /// The connection was closed before the node had read anything.
+    /// The node closed the connection before it had read anything.
     refused: bool,
     broken: bool,
     spare: u32,

@@ -1,6 +1,5 @@
-//! Faults besides those of letters and connections: nodes and brokers that die, processes that stop, hosts
-//! that are cut off from each other, clients that die in the middle of an operation, leases that are taken
-//! back.
+//! Faults besides those of letters and connections: nodes and brokers die, processes stop, hosts are cut off
+//! from each other, clients die in the middle of an operation, and leases are taken back.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -18,22 +17,23 @@ use super::{BUSY_TTLS, Run, client, successor};
 use crate::plane::post::{Post, Question};
 use crate::plane::{Plane, node};
 
-/// Bits that are flipped in each extent: enough that some hit what clients read, which is mostly near
-/// borders.
+/// The number of bits that are flipped in each extent: enough that clients read some of them, although they
+/// read mostly near borders.
 const FLIPS_PER_EXTENT: u64 = 24;
 /// The most mishaps of a run.
 const MOST: u64 = 6;
-/// The longest pause of an owner that is restarted at once: packets of the dead owner are still in transit.
+/// The longest time until the next owner starts, if it starts at once: while packets of the dead owner are
+/// still in transit.
 const AT_ONCE_MS: u64 = 20;
-/// The longest time for which a node refuses connections: about twice as long as the owner waits for an
-/// unresponsive node.
+/// The longest time for which a node refuses connections: about twice the time after which the owner gives up
+/// an unresponsive node.
 const LONGEST_REFUSAL_MS: u64 = 10_000;
 /// How long an operator waits for an answer when it has leases taken back.
 const OPERATOR_PATIENCE: Duration = Duration::from_secs(8);
 
 enum Kind {
     NodeDies(usize),
-    /// A client dies in the middle of what it does; another takes its place.
+    /// A client dies in the middle of an operation. Another client takes its place.
     ClientDies,
     BrokerDies,
     /// All processes that work on files die at once, and another owner takes over after a while.
@@ -43,10 +43,10 @@ enum Kind {
     /// The process that maintains the leases stops for a while.
     KeeperStops,
     ClientStops,
-    /// A node closes all connections and accepts none, as if its places were all taken. It still answers
+    /// A node closes all connections and accepts none, as if it had no connection to spare. It still answers
     /// renewals.
     Refuses(usize),
-    /// Bits are flipped in what a node holds of files.
+    /// Bits flip in the extents of files on a node.
     Flips(usize),
     TakeBack {
         count: u32,
@@ -90,7 +90,7 @@ pub(super) fn draw(plane: &Plane, random: &mut Random) -> Vec<Mishap> {
 /// Draws the mishaps of a run in which nodes only refuse connections. None of them costs a node.
 pub(super) fn draw_refusals(plane: &Plane, random: &mut Random) -> Vec<Mishap> {
     let busy_ms = BUSY_TTLS * plane.ttl.0;
-    // Refusals follow each other, so that none cuts another short.
+    // One refusal begins after the previous one has ended, so that none ends another too early.
     let mut from_ms = 0;
     let mut refusals = Vec::new();
     while from_ms < busy_ms {
@@ -116,7 +116,7 @@ impl Mishap {
     }
 }
 
-/// Draws the mishaps of a run in which at most one node is hurt at a time: always the same node.
+/// Draws the mishaps of a run in which only one node is hurt, always the same one.
 pub(super) fn draw_bearable(plane: &Plane, random: &mut Random) -> Vec<Mishap> {
     let busy_ms = BUSY_TTLS * plane.ttl.0;
     let victim = random.index(plane.nodes.len());
@@ -136,7 +136,7 @@ pub(super) fn draw_bearable(plane: &Plane, random: &mut Random) -> Vec<Mishap> {
     (0..count).map(mishap).collect()
 }
 
-/// Draws when the owner dies: once or twice, mostly for less than the duration of a lease.
+/// Draws the deaths of the owner: one or two. The next owner mostly starts within the duration of a lease.
 pub(super) fn draw_deaths_of_the_owner(plane: &Plane, bears: bool, random: &mut Random) -> Vec<Mishap> {
     let busy_ms = BUSY_TTLS * plane.ttl.0;
     let longest_ms = match random.below(10) {

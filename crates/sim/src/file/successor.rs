@@ -1,5 +1,5 @@
-//! The owner dies with all processes that work on its files. Another owner takes over what is left: the block
-//! words and the journal.
+//! The owner dies, with all processes that work on its files. Another owner takes over what is left: the
+//! block words and the journal.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -19,8 +19,8 @@ use super::{Phase, REGION_EXTENTS, Run, client};
 use crate::plane::Plane;
 use crate::plane::post::{Answer, Post, Question};
 
-/// How long nodes are asked whether leases still run, as a divisor of the duration of a lease. `ANSWER_PART`
-/// limits the wait for one answer in the same way.
+/// A successor asks nodes whether leases are still in force for the duration of a lease divided by this
+/// number. `ANSWER_PART` limits the wait for one answer in the same way.
 const ADOPT_PART: u64 = 4;
 const ANSWER_PART: u64 = 12;
 const ADOPT_PAUSE: Duration = Duration::from_millis(50);
@@ -40,7 +40,7 @@ impl Legacy {
         Legacy { owner, limit_regions, words, journal: RefCell::default() }
     }
 
-    /// The words, shared with one more owner.
+    /// The block words, for one more owner.
     pub(super) fn words(&self) -> SharedMemory {
         let fd = self.words.fd().try_clone_to_owned().expect("a descriptor");
         SharedMemory::of_file(fd, KEPT_WORDS_BYTES).expect("memory for words")
@@ -72,14 +72,14 @@ pub(super) fn stock_of(
     }))
 }
 
-/// Kills all processes that work on files; another owner starts after a while. Returns when that owner has
-/// taken over, or has died itself.
+/// Kills all processes that work on files. Another owner starts after a while. Returns when that owner has
+/// taken over, or has died, too.
 pub(super) async fn owner_dies(run: &Rc<Run>, lasting: Duration) {
     let Some(legacy) = &run.legacy else { return };
     if run.phase.get() != Phase::Busy {
         return;
     }
-    // This comes first: nothing that is dropped with the dead processes may change anything.
+    // This comes first, because dropping the values of the dead processes must not change what is left.
     legacy.journal.borrow().abandon();
     run.store().abandon();
     let clients = std::mem::take(&mut *run.clients.borrow_mut());
@@ -92,7 +92,7 @@ pub(super) async fn owner_dies(run: &Rc<Run>, lasting: Duration) {
     run.world.note("the owner dies with {} clients", &[clients.len() as u64]);
     run.world.sleep(lasting).await;
     if run.home() != home {
-        return; // this successor has died itself
+        return; // this successor has died, too
     }
     let next = Arc::new(legacy.journal.borrow().successor());
     *legacy.journal.borrow_mut() = next;
@@ -142,7 +142,7 @@ async fn adopt_files(run: &Rc<Run>, kept: &Kept, adoption: Adoption, post: Rc<Po
     for ((number, file), id) in run.files.borrow_mut().iter_mut().zip(wanted) {
         match id.and_then(|id| adopted.get(&id)) {
             Some(found) => *file = found.clone(),
-            None => run.complain(format!("file {number} is not found again")),
+            None => run.complain(format!("file {number} is missing after the takeover")),
         }
     }
     for _ in 0..run.successors_wanted.take() {

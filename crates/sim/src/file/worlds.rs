@@ -1,5 +1,5 @@
-//! Worlds in which a row survives everything that happens: at most one node of it is hurt at a time. In these
-//! worlds a redundant file has no excuse.
+//! Worlds in which rows survive everything that happens, because at most one node is hurt at a time. In these
+//! worlds the judge accepts no excuse for a redundant file.
 
 use farpool_fabric::sim::{Faults, Random};
 use farpool_file::Redundancy;
@@ -13,8 +13,8 @@ pub(super) const BEARING_PERMILLE: u32 = 300;
 /// The share of files that want more nodes than there are, in thousandths.
 const TOO_MANY_PERMILLE: u32 = 20;
 
-/// What may go wrong in such a world, besides mishaps to one node: connections to a dead node may give no
-/// sign of its death.
+/// What may go wrong in such a world besides mishaps: connections to a dead node may give no sign of its
+/// death.
 pub(super) fn bearable(mutation: Option<&'static str>, random: &mut Random) -> Ills {
     let silent_permille = if random.chance(400) { 300 } else { 0 };
     let lie = match mutation {
@@ -30,7 +30,7 @@ pub(super) fn bearable(mutation: Option<&'static str>, random: &mut Random) -> I
     }
 }
 
-/// Draws the redundancy of a new file in a world of so many nodes.
+/// Draws the redundancy of a new file in a world with this number of nodes.
 pub(super) fn redundancy(nodes: u64, random: &mut Random) -> Redundancy {
     let any = [
         Redundancy::None,

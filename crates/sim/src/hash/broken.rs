@@ -2,8 +2,7 @@
 
 use farpool_txn::hash::{Again, Bucket, IndexRules, KeyHash};
 
-/// A client that leaves one entry of a bucket empty splits the bucket, though others may be filling that
-/// entry.
+/// A client splits a bucket that has one empty entry left, although another client may be filling that entry.
 pub(super) enum SplitUnclosed {}
 
 impl IndexRules for SplitUnclosed {
@@ -12,7 +11,7 @@ impl IndexRules for SplitUnclosed {
     }
 }
 
-/// A client that has looked for a key in a bucket does not look in the buckets it was split into.
+/// A client that has searched a bucket for a key does not search the buckets into which it was split.
 pub(super) enum BlindAcrossSplits {}
 
 impl IndexRules for BlindAcrossSplits {
@@ -21,7 +20,8 @@ impl IndexRules for BlindAcrossSplits {
     }
 }
 
-/// A client that loses the race for an entry goes on to the next, and does not check which key won.
+/// A client that was not the first to fill an entry takes the next one, without checking whose key is in the
+/// first.
 pub(super) enum BlindAfterLosing {}
 
 impl IndexRules for BlindAfterLosing {
@@ -50,7 +50,7 @@ impl IndexRules for EntryFirst {
     }
 }
 
-/// A key whose hash matches counts as the same key.
+/// An entry with the hash of a key is taken for that key's entry.
 pub(super) enum HashAlone {}
 
 impl IndexRules for HashAlone {
@@ -59,7 +59,7 @@ impl IndexRules for HashAlone {
     }
 }
 
-/// Numbers and buckets are reused though it is indeterminate whether an entry names them.
+/// Numbers and buckets are reused while it is in doubt whether an entry names them.
 pub(super) enum DoubtIgnored {}
 
 impl IndexRules for DoubtIgnored {

@@ -13,7 +13,7 @@ use super::{DEADLINE, LAST_DEADLINE, Place, Run};
 
 /// Questions of each task.
 const ROUNDS: u64 = 14;
-/// Attempts to connect to all nodes: no cut of the network lasts as long.
+/// Attempts to connect to all nodes. Together they take longer than any network cut.
 const MOST_TRIES: u32 = 1_000;
 /// Pause between two checks whether all others have ended.
 const PAUSE: Duration = Duration::from_micros(100);
@@ -33,7 +33,8 @@ pub(super) fn start<R: IndexRules>(run: &Rc<Run>, place: Place) {
     }
 }
 
-/// Once all others have ended and no more faults occur: every key can be inserted and found.
+/// Waits until all others have ended and no more faults occur, then checks that every key can be inserted and
+/// found.
 pub(super) fn start_last<R: IndexRules>(run: &Rc<Run>, places: &[Place]) {
     let finder_place = places[0];
     let finder = run.world.add_process(finder_place.host);
@@ -99,12 +100,13 @@ impl<R: IndexRules> Client<R> {
         self.random.shuffle(&mut keys);
         for key in keys {
             if !self.ask(key, question).await && self.run.is_roomy {
-                self.run.complain(format!("key {key} cannot be asked for though nothing goes wrong"));
+                self.run
+                    .complain(format!("the index does not answer for key {key}, though faults have ended"));
             }
         }
     }
 
-    /// Asks once; false: there was no answer.
+    /// Asks once. Returns false if there was no answer.
     async fn ask(&mut self, key: usize, question: Question) -> bool {
         let memory = match self.memory.take() {
             Some(memory) => memory,
@@ -133,7 +135,7 @@ impl<R: IndexRules> Client<R> {
                 let told = [numbers[0], numbers[1], number.map_or(0, |number| number + 1)];
                 self.run.world.note("client {} is answered about key {}: number {}, from one on", &told);
             }
-            // The outcome is indeterminate, and the connections are unusable.
+            // The outcome is in doubt, and the connections are unusable.
             (_, Err(IndexError::Memory(_))) => return false,
             (_, Err(IndexError::Full)) if !self.run.is_roomy => {}
             (_, Err(error)) => self.run.complain(format!("key {key}: {error}")),
@@ -149,7 +151,7 @@ impl<R: IndexRules> Client<R> {
                 Err(_) => self.run.world.sleep(Duration::from_nanos(1_000 + self.random.below(50_000))).await,
             }
         }
-        self.run.complain(format!("client {} is never let in", self.place.index));
+        self.run.complain(format!("client {} cannot connect", self.place.index));
         None
     }
 }

@@ -23,7 +23,7 @@ struct Operation {
     key: usize,
     question: Question,
     begun: u64,
-    /// When it was answered, if it was, and with which number.
+    /// If it was answered: when, and with which number, if any.
     answered: Option<(u64, Option<u64>)>,
 }
 
@@ -51,7 +51,7 @@ impl History {
         self.operations.len() as u64
     }
 
-    /// Returns violations of J1 to J4, at most one of each rule for a key.
+    /// Returns violations of J1 to J4: for each key, at most one of each rule.
     pub(super) fn judge(&self) -> Vec<String> {
         let mut complaints = Vec::new();
         let mut keys: BTreeMap<usize, Vec<&Operation>> = BTreeMap::new();
@@ -95,7 +95,7 @@ fn judge_key(key: usize, operations: &[&Operation]) -> Vec<String> {
     }
     let inserts = operations.iter().filter(|operation| operation.question == Question::Insert);
     if inserts.map(|operation| operation.begun).min().is_none_or(|first| first > known_at) {
-        complaints.push(format!("key {key} was found before anybody inserted it"));
+        complaints.push(format!("key {key} was found before it was inserted"));
     }
     complaints
 }
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_with_one_number_that_all_find_is_right() {
+    fn a_key_with_one_number_that_all_clients_find_is_right() {
         let script = [
             (1, Question::Find, None),
             (1, Question::Insert, Some(5)),
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_wrong_is_found() {
+    fn each_kind_of_violation_is_found() {
         let insert = |key, number| (key, Question::Insert, Some(number));
         let two_numbers = judged(&[insert(1, 5), insert(1, 6)]);
         assert_eq!(two_numbers, ["key 1 has numbers 5 and 6"]);
@@ -136,11 +136,11 @@ mod tests {
         let missed = judged(&[insert(1, 5), (1, Question::Find, None)]);
         assert_eq!(missed, ["key 1 had number 5 and was not found"]);
         let from_nowhere = judged(&[(1, Question::Find, Some(5)), insert(1, 5)]);
-        assert_eq!(from_nowhere, ["key 1 was found before anybody inserted it"]);
+        assert_eq!(from_nowhere, ["key 1 was found before it was inserted"]);
     }
 
     #[test]
-    fn what_is_under_way_may_have_happened_or_not() {
+    fn an_insert_in_flight_may_have_happened_or_not() {
         let mut history = History::default();
         let insert = history.begin(1, Question::Insert);
         let find = history.begin(1, Question::Find);

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use farpool_fabric::sim::Random;
 use farpool_txn::hash::{Entry, IndexLayout, KeyHash};
 
-/// Candidates from which the keys are chosen: so many that some have entries with equal hash bits.
+/// Candidates from which the keys are chosen: enough that some have equal hash bits in their entries.
 const CANDIDATES: u32 = 2_500;
 /// Keys of a run, before those with equal entries are added.
 const KEYS: std::ops::Range<usize> = 3..20;

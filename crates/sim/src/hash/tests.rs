@@ -1,4 +1,4 @@
-//! Indexes in memory with arbitrary contents, or with too little room.
+//! Tests of indexes in memory with arbitrary contents, or with too little room.
 
 use std::time::Duration;
 
@@ -70,8 +70,8 @@ fn alone<T: 'static>(
         *told.borrow_mut() = Some(what);
         drop(staying);
     });
-    let (panicked, trouble) = run_to_end(executor, RUN_NS, || run.left.get());
-    assert!(!panicked && trouble.is_none(), "seed {seed}: {trouble:?}");
+    let (panicked, failure) = run_to_end(executor, RUN_NS, || run.left.get());
+    assert!(!panicked && failure.is_none(), "seed {seed}: {failure:?}");
     came_to.take().expect("the task has ended")
 }
 
@@ -91,7 +91,7 @@ fn answers(seed: u64, word: impl FnMut(&mut Random) -> u64) -> Vec<Result<Option
 }
 
 #[test]
-fn damaged_memory_is_an_error_or_an_answer_and_never_a_panic() {
+fn damaged_memory_causes_errors_or_answers_but_never_panics() {
     let mut damaged = 0;
     for seed in 0..60 {
         // The words range from nearly arbitrary references to references within the index.
@@ -106,7 +106,7 @@ fn damaged_memory_is_an_error_or_an_answer_and_never_a_panic() {
 }
 
 #[test]
-fn a_table_that_is_full_says_so_and_finds_what_it_has() {
+fn a_full_table_reports_that_and_has_used_every_number() {
     let told = answers(1, |_| 0);
     let (sought, inserted): (Vec<_>, Vec<_>) = told.chunks(2).map(|both| (&both[0], &both[1])).unzip();
     assert!(sought.iter().all(|answer| matches!(answer, Ok(None))), "{sought:?}");
@@ -114,10 +114,11 @@ fn a_table_that_is_full_says_so_and_finds_what_it_has() {
     assert!(inserted.iter().all(|answer| matches!(answer, Ok(Some(_)) | Err(IndexError::Full))));
     numbers.sort_unstable();
     numbers.dedup();
-    assert_eq!(numbers, (0..SHAPE.records).collect::<Vec<_>>(), "each is some key's");
+    assert_eq!(numbers, (0..SHAPE.records).collect::<Vec<_>>(), "each number belongs to a key");
 }
 
-/// Inserts two keys for each number, each pair by a thread of its own. Returns how many keys got a number.
+/// Inserts two keys for each number, each pair through an [`Index`] of its own, as separate threads do.
+/// Returns how many keys got a number.
 fn inserted_by_many(share: bool) -> usize {
     alone(
         1,
@@ -142,7 +143,7 @@ fn inserted_by_many(share: bool) -> usize {
 }
 
 #[test]
-fn threads_that_share_what_they_have_taken_use_all_of_it() {
+fn threads_that_share_reserved_numbers_use_all_of_them() {
     let (alone, together) = (inserted_by_many(false), inserted_by_many(true));
     assert_eq!(together as u64, SHAPE.records);
     assert!(alone < together, "{alone}");
@@ -151,7 +152,7 @@ fn threads_that_share_what_they_have_taken_use_all_of_it() {
 const DATA: [[u8; 8]; 3] = [[1; 8], [2; 8], [3; 8]];
 
 #[test]
-fn what_is_there_is_no_insert_and_what_is_not_is_no_update() {
+fn inserting_an_existing_key_and_updating_a_missing_one_are_errors() {
     alone(
         2,
         |_| 0,
@@ -181,11 +182,14 @@ async fn script(worker: &Worker, table: &KeyedTable, key: &[u8]) {
     let mut first = worker.begin(&mut session).await.unwrap();
     assert!(matches!(table.update(&mut first, key, &DATA[0]).await, Err(KeyError::NoSuchKey)));
     assert_eq!(table.insert(&mut first, key, &DATA[0]).await.unwrap().data, None);
-    assert!(matches!(table.insert(&mut first, key, &DATA[1]).await, Err(KeyError::Duplicate)), "its own");
+    assert!(
+        matches!(table.insert(&mut first, key, &DATA[1]).await, Err(KeyError::Duplicate)),
+        "inserted by the same transaction"
+    );
     assert_eq!(table.get(&first, key).await.unwrap().data, Some(DATA[0].to_vec()));
     assert!(first.commit().await.unwrap().is_some());
 
-    assert_eq!(table.get(&late, key).await.unwrap().data, None, "not of its cut");
+    assert_eq!(table.get(&late, key).await.unwrap().data, None, "not in its snapshot");
     let conflict = table.insert(&mut late, key, &DATA[1]).await;
     assert!(matches!(conflict, Err(KeyError::Record(ReadError::Conflict))), "{conflict:?}");
     drop(late);
@@ -194,7 +198,10 @@ async fn script(worker: &Worker, table: &KeyedTable, key: &[u8]) {
     assert!(matches!(table.insert(&mut second, key, &DATA[1]).await, Err(KeyError::Duplicate)));
     assert_eq!(table.update(&mut second, key, &DATA[1]).await.unwrap().data, Some(DATA[0].to_vec()));
     assert_eq!(table.delete(&mut second, key).await.unwrap().data, Some(DATA[1].to_vec()));
-    assert!(matches!(table.delete(&mut second, key).await, Err(KeyError::NoSuchKey)), "its own deed");
+    assert!(
+        matches!(table.delete(&mut second, key).await, Err(KeyError::NoSuchKey)),
+        "deleted by the same transaction"
+    );
     second.commit().await.unwrap();
 
     let mut third = worker.begin(&mut session).await.unwrap();

@@ -30,7 +30,7 @@ const MOST_DEATHS: u64 = 3;
 const DEATHS_WITHIN_NS: u64 = 400_000;
 /// Pause between two checks whether all others have ended.
 const PAUSE: Duration = Duration::from_micros(100);
-/// Longer than any delay of what a dead process has sent.
+/// Longer than any operation of a dead process takes to arrive.
 const ALL_HAS_LANDED: Duration = Duration::from_millis(5);
 /// Words of a record's data. All are equal.
 const DATA_WORDS: usize = 3;
@@ -107,37 +107,37 @@ impl Transactions {
                 (random.index(places.len()) as u16, Duration::from_nanos(random.below(DEATHS_WITHIN_NS)))
             })
             .collect();
-        let reaper =
+        let recoverer =
             Place { index: places.len(), host: self.run.world.add_host(1_000_000), path: Path::Checked };
-        let process = self.run.world.add_process(reaper.host);
+        let process = self.run.world.add_process(recoverer.host);
         let (here, places, staying) = (self.clone(), places.to_vec(), self.run.left.stay());
         self.run.tasks.spawn(process, async move {
             for (slot, after) in victims {
                 here.run.world.sleep(after).await;
                 here.run.tasks.kill(here.run.clients.borrow()[usize::from(slot)]);
-                // This replaces a fence, which has scenarios of its own.
+                // This replaces a fence; other scenarios test fences.
                 here.run.world.sleep(ALL_HAS_LANDED).await;
-                match here.look_after(process, reaper, slot).await {
+                match here.recover_seat(process, recoverer, slot).await {
                     Ok(last) => here.start_next::<R>(places[usize::from(slot)], slot, last),
-                    Err(why) => return here.run.complain(format!("slot {slot} is not looked after: {why}")),
+                    Err(why) => return here.run.complain(format!("slot {slot} cannot be recovered: {why}")),
                 }
             }
             while here.run.left.get() > 1 {
                 here.run.world.sleep(PAUSE).await;
             }
-            if let Err(why) = here.write_all::<R>(process, reaper).await {
+            if let Err(why) = here.write_all::<R>(process, recoverer).await {
                 here.run.complain(why);
             }
             drop(staying);
         });
     }
 
-    /// Checks that in the end no record is locked and every key has room. Takes over the slot of the first
-    /// worker, which is idle.
+    /// Checks at the end that no record is locked and that every key has room. Takes over the slot of the
+    /// first worker, which has no more work.
     async fn write_all<R: IndexRules>(&self, process: ProcessId, place: Place) -> Result<(), String> {
         self.run.tasks.kill(self.run.clients.borrow()[0]);
         self.run.world.sleep(ALL_HAS_LANDED).await;
-        let last = self.look_after(process, place, 0).await.map_err(|error| error.to_string())?;
+        let last = self.recover_seat(process, place, 0).await.map_err(|error| error.to_string())?;
         let memory =
             self.run.memory(process, place, LAST_DEADLINE).await.map_err(|error| error.to_string())?;
         let slot = Slot::new(0).expect("a few slots");
@@ -147,7 +147,7 @@ impl Transactions {
         let mut session = Session::new();
         for key in 0..self.run.keys.count() {
             let at_end =
-                |error: &dyn std::fmt::Display| format!("key {key} cannot be written in the end: {error}");
+                |error: &dyn std::fmt::Display| format!("key {key} cannot be written at the end: {error}");
             let mut transaction = worker.begin(&mut session).await.map_err(|error| at_end(&error))?;
             let (bytes, data) = (self.run.keys.get(key), [0; DATA_WORDS * 8]);
             let written = match table.insert(&mut transaction, bytes, &data).await {
@@ -161,7 +161,7 @@ impl Transactions {
     }
 
     /// Rolls back what a dead worker has left. Returns the count after which the next worker begins.
-    async fn look_after(&self, process: ProcessId, place: Place, slot: u16) -> Result<u64, RecoveryError> {
+    async fn recover_seat(&self, process: ProcessId, place: Place, slot: u16) -> Result<u64, RecoveryError> {
         let memory = self.run.memory(process, place, LAST_DEADLINE).await?;
         let slot_of = Slot::new(slot).expect("a few slots");
         let recovered = recover(&memory, &self.oracle.into(), &log_at(&self.run, slot), slot_of).await?;
@@ -183,7 +183,9 @@ impl Transactions {
         self.run.tasks.spawn(process, async move {
             let memory = match here.run.memory(process, place, LAST_DEADLINE).await {
                 Ok(memory) => memory,
-                Err(error) => return here.run.complain(format!("a worker has no memory: {error}")),
+                Err(error) => {
+                    return here.run.complain(format!("a worker cannot attach its memory: {error}"));
+                }
             };
             let slot_of = Slot::new(slot).expect("a few slots");
             let worker = Worker::new(memory, here.oracle, log_at(&here.run, slot), slot_of, last);
@@ -262,7 +264,7 @@ impl Client {
             };
             match self.touch(&mut transaction, table, key, deed, &mut judged).await {
                 Ok(()) => {}
-                // The earlier reads are judged all the same.
+                // The transaction does not commit, but its earlier reads are judged all the same.
                 Err(KeyError::Record(ReadError::Conflict | ReadError::SnapshotTooOld)) => {
                     self.ended(judged);
                     return Ok(());
@@ -278,7 +280,7 @@ impl Client {
             }
             Err(error) => return Err(error.to_string()),
         };
-        // The outcome that stays in the history if the worker dies.
+        // This outcome stays in the history if the worker dies.
         let place = self.ended(Judged { outcome: Outcome::Unknown(committing.version()), ..judged });
         let outcome = match committing.commit().await {
             Ok(version) => Outcome::Committed(version),
@@ -310,12 +312,12 @@ impl Client {
         };
         let row = match done {
             Ok(row) => row,
-            // A duplicate or a missing key is an observation too: it must hold in this transaction's
-            // snapshot.
+            // The errors for a duplicate key and for a missing key are observations, too: they must be true
+            // in the transaction's snapshot.
             Err(error @ (KeyError::Duplicate | KeyError::NoSuchKey)) => {
                 let row = table.get(transaction, bytes).await?;
                 if row.data.is_some() != matches!(error, KeyError::Duplicate) {
-                    run.complain(format!("key {key}: {error}, which is not so"));
+                    run.complain(format!("key {key}: wrong answer: {error}"));
                 }
                 self.saw(key, &row, judged);
                 return Ok(());
@@ -323,7 +325,7 @@ impl Client {
             Err(error) => return Err(error),
         };
         if row.data.is_some() && matches!(deed, Deed::Insert) {
-            run.complain(format!("key {key} was inserted though it was there"));
+            run.complain(format!("key {key} was inserted, though it existed"));
         }
         self.saw(key, &row, judged);
         if let Some(value) = written {

@@ -19,12 +19,12 @@ use crate::transacting::fates::{Asked, Asking};
 
 /// Pause between two checks, and between two attempts.
 const PAUSE: Duration = Duration::from_micros(50);
-/// Heartbeat timeouts within which the database recovers. A member is declared dead after one, its recoverer
-/// after another, and each may have waited for others.
+/// The number of heartbeat timeouts within which the database must recover. A member is declared dead after
+/// one timeout, its recoverer after another, and each may have waited for others.
 const PATIENCES: u32 = 20;
 /// Additional time for the work of the recovery itself.
 const SLACK: Duration = Duration::from_millis(2);
-/// Attempts to write a record that others are writing, or that has no room.
+/// Attempts to write a record that others are writing, or whose ring has no room; also the most auditors.
 const TRIES: u32 = 40;
 
 pub(super) fn start(run: &Rc<Run>) {
@@ -46,17 +46,18 @@ async fn audit(run: &Rc<Run>) -> Result<(), String> {
     for _ in 0..TRIES {
         let Some(auditor) = wait_until_recovered(run).await? else {
             run.world.note("no member lives, and no seat is free", &[]);
-            // Their clients would wait for cuts that no member publishes.
+            // Otherwise their clients would wait for cuts that no member publishes.
             run.members.borrow().iter().for_each(|member| member.kill());
             return Ok(());
         };
         let audited = examine(&auditor).await;
-        // Even now another member may have declared it dead, since heartbeat timeouts are short.
+        // Another member may have declared the auditor dead, since heartbeat timeouts are short. Then the
+        // next auditor starts.
         if run.observer.lock().is_open(auditor.claim()) {
             return audited;
         }
     }
-    Err("each auditor is declared dead".to_owned())
+    Err("every auditor was declared dead".to_owned())
 }
 
 /// Waits until the database has recovered, and takes a seat. `None`: the database is lost.
@@ -73,21 +74,21 @@ async fn wait_until_recovered(run: &Rc<Run>) -> Result<Option<Rc<Member>>, Strin
             return Ok(auditor);
         }
         if run.world.now_ns() > give_up_at {
-            return Err(recovered.err().unwrap_or_else(|| "nobody can join any more".to_owned()));
+            return Err(recovered.err().unwrap_or_else(|| "no process can join any more".to_owned()));
         }
         run.world.sleep(PAUSE).await;
     }
     Ok(None)
 }
 
-/// Whether the database is lost: it lasts as long as one member lives, since a process without a seat
-/// recovers no member.
+/// Whether the database is lost: no member lives and no seat is free. A process without a seat cannot recover
+/// a member.
 fn is_lost(run: &Run) -> bool {
     let seats = run.observer.lock().look().seats(&run.layout);
     !run.members.borrow().iter().any(|member| member.lives()) && seats.iter().all(|seat| seat.claim.is_some())
 }
 
-/// Starts another member. If there is no seat for it, one of the others leaves.
+/// Starts another member. If there is no seat for it, closes one of the others.
 async fn start_auditor(run: &Rc<Run>) -> Option<Rc<Member>> {
     let living: Vec<Rc<Member>> =
         run.members.borrow().iter().filter(|member| member.lives()).cloned().collect();
@@ -102,28 +103,28 @@ async fn start_auditor(run: &Rc<Run>) -> Option<Rc<Member>> {
     auditor.member.borrow().clone()
 }
 
-/// Whether all seats and roles belong to living members, or are free where that is allowed.
+/// Checks that all seats and roles belong to live members, or are free where that is allowed.
 fn check_recovered(run: &Run) -> Result<(), String> {
     let root = run.observer.lock().look();
     let lives =
         |claim: Epoch| run.members.borrow().iter().any(|member| member.claim() == claim && member.lives());
     for (slot, seat) in root.seats(&run.layout).iter().enumerate() {
         if let Some(claim) = seat.claim.filter(|claim| !lives(*claim)) {
-            return Err(format!("seat {slot} is still that of member {claim}, which is dead"));
+            return Err(format!("seat {slot} still belongs to member {claim}, which is dead"));
         }
     }
     for role in [Role::Publisher, Role::Collector] {
         if !root.role(&run.layout, role).is_some_and(lives) {
-            return Err(format!("nobody is {role:?}"));
+            return Err(format!("no live member is the {role:?}"));
         }
     }
     match root.role(&run.layout, Role::Catalog).filter(|claim| !lives(*claim)) {
-        Some(claim) => Err(format!("the catalog is still member {claim}'s, which is dead")),
+        Some(claim) => Err(format!("the catalog role still belongs to member {claim}, which is dead")),
         None => Ok(()),
     }
 }
 
-/// Asks for the outcomes of all commits, and does all that clients do.
+/// Asks for the outcomes of all commits, and does everything that clients do.
 async fn examine(auditor: &Rc<Member>) -> Result<(), String> {
     let part = auditor.add_client();
     let mut client = client::join(auditor, part).await.map_err(|error| error.to_string())?;
@@ -171,8 +172,8 @@ async fn write(
     Err(format!("record {record} stays locked"))
 }
 
-/// While a snapshot is open, a record is written once more often than its ring has room for: the collector
-/// moves old versions to the overflow region of the table.
+/// Writes a record, while a snapshot is open, once more often than its ring has room for. The collector must
+/// move old versions to the table's overflow region.
 async fn hold_a_snapshot(
     run: &Run,
     client: &Client,
@@ -187,7 +188,7 @@ async fn hold_a_snapshot(
     let before = read().await?;
     for _ in 0..=run.old_versions {
         let written = write(run, client, transactor, &mut writing, record).await;
-        written.map_err(|why| format!("beside an open snapshot {why}"))?;
+        written.map_err(|why| format!("while a snapshot is open, {why}"))?;
     }
     let after = read().await?;
     if (before.version, &before.data) != (after.version, &after.data) {
@@ -201,7 +202,7 @@ async fn ask(auditor: &Rc<Member>) -> Result<(), RecoveryError> {
     let memory = match core.memory(endpoint).await {
         Ok(memory) => memory,
         Err(DatabaseError::Memory(error)) => return Err(error.into()),
-        Err(_) => return Ok(()), // the auditor was declared dead: another one asks
+        Err(_) => return Ok(()), // the auditor was declared dead: the next one asks
     };
     let oracle = core.at().oracle();
     let log_of = |slot| core.at().log(Slot::new(slot).expect("a few slots"));

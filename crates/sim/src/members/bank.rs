@@ -1,5 +1,5 @@
-//! A bank: transactions by key, as programs write them, which a client tries again after conflicts.
-//! Money is neither made nor lost, and each transfer that was acknowledged happened once.
+//! A bank: transactions by key, as programs write them, which a client tries again after conflicts. The sum
+//! of the money never changes, and each acknowledged transfer happened once.
 
 use std::cell::Cell;
 use std::time::Duration;
@@ -27,7 +27,8 @@ pub(super) struct Bank {
     acknowledged: Cell<u64>,
 }
 
-/// Conflicts or a lack of room for versions outlasted all tries of a client: nothing was committed.
+/// Whether all tries of a client failed because of conflicts, or for lack of room for versions: then nothing
+/// was committed.
 pub(super) fn gave_up(error: &TxError) -> bool {
     matches!(error, TxError::Conflict | TxError::NoRoomForVersions(_))
 }
@@ -41,7 +42,7 @@ pub(super) struct Banker<'a> {
 }
 
 impl<'a> Banker<'a> {
-    /// Opens the bank, or founds it.
+    /// Opens the bank's table. Creates the table and fills it if necessary.
     pub(super) async fn open(run: &'a Run, client: &'a Client) -> Result<Self, TxError> {
         let options =
             TableOptions::rows(ACCOUNTS + 1).row_bytes(16).old_versions(run.old_versions).overflow(8);
@@ -66,7 +67,7 @@ impl<'a> Banker<'a> {
         Ok(Banker { run, client, accounts, session })
     }
 
-    /// Transfers money, and looks at all accounts, now and then.
+    /// Runs rounds, each with a transfer or a look at all accounts.
     pub(super) async fn live(mut self, rounds: u64) -> Result<(), TxError> {
         let mut random = self.run.ledger.random();
         for _ in 0..rounds {
@@ -100,7 +101,7 @@ impl<'a> Banker<'a> {
             tx.update(accounts, to, received + amount).await?;
             tx.update(accounts, COUNTER, count + 1).await
         };
-        // Counted before it can happen: the client may die over it.
+        // Counted before it can happen, because the client may die in the middle of it.
         run.bank.begun.set(run.bank.begun.get() + 1);
         let done = client.transact(session, &body).await;
         match &done {
@@ -112,7 +113,7 @@ impl<'a> Banker<'a> {
         done
     }
 
-    /// Looks at all accounts in one snapshot. Returns how many transfers it has.
+    /// Checks the sum of all accounts in one snapshot. Returns how many transfers the snapshot has.
     async fn look(&mut self) -> Result<u64, TxError> {
         let accounts = &self.accounts;
         let body = async |tx: &mut Tx<'_, Engine>| {
@@ -125,17 +126,17 @@ impl<'a> Banker<'a> {
         };
         let (sum, count) = self.client.transact(&mut self.session, &body).await?;
         if sum != ACCOUNTS * OPENING_BALANCE {
-            self.run.ledger.complain(format!("the accounts have {sum} together"));
+            self.run.ledger.complain(format!("the accounts add up to {sum}"));
         }
         Ok(count)
     }
 
-    /// The auditor's look, after all transfers.
+    /// The auditor's check, after all transfers.
     pub(super) async fn audit(&mut self) -> Result<(), TxError> {
         let count = self.look().await?;
         let (acknowledged, begun) = (self.run.bank.acknowledged.get(), self.run.bank.begun.get());
         if !(acknowledged..=begun).contains(&count) {
-            let what = format!("{count} transfers happened, of {begun}, {acknowledged} acknowledged");
+            let what = format!("{count} transfers happened; {begun} were begun, {acknowledged} acknowledged");
             self.run.ledger.complain(what);
         }
         Ok(())

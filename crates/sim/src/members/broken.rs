@@ -9,13 +9,13 @@ pub(super) use crate::txn::broken::{Chosen as Engine, is, set};
 
 /// A member uses other regions before it has listed its grants.
 pub(super) const LISTED_LATE: &str = "list-after-other-grants";
-/// A member recovers a seat that another living member is already recovering.
-pub(super) const CARER_IGNORED: &str = "carer-not-checked";
-/// A member that replaces an unresponsive recoverer does not evict it first.
-pub(super) const CARER_NOT_OUT: &str = "silent-carer-not-shut-out";
-/// A recoverer that has fenced a member does not check that the seat still belongs to that member.
+/// A member recovers a seat although another live member is already recovering it.
+pub(super) const RECOVERER_IGNORED: &str = "recoverer-not-checked";
+/// A member that takes over from an unresponsive recoverer does not evict it first.
+pub(super) const RECOVERER_NOT_EVICTED: &str = "silent-recoverer-not-evicted";
+/// After fencing a member, the recoverer does not check that the seat is still that member's.
 pub(super) const BLIND_BEHIND_FENCE: &str = "seat-not-looked-at-behind-the-fence";
-/// A member gives its seat back while its duties for all members are still running.
+/// A member gives its seat back while it still performs a duty for all members.
 pub(super) const LEFT_AT_WORK: &str = "seat-left-while-on-duty";
 /// What a member left is rolled back with one copy of its log, and the other copy is reused.
 pub(super) const ONE_COPY: &str = "log-copy-without-verdicts";
@@ -32,20 +32,20 @@ pub(super) const BEATS_WITHOUT_DUTIES: &str = "beats-while-a-duty-stands-still";
 pub(super) const BEATS_WITHOUT_COMMITS: &str = "beats-while-a-commit-stands-still";
 
 /// The memory of a dropped table is reused while snapshots may have the table.
-pub(super) const TOMB_EARLY: &str = "tombstone-freed-early";
-/// Memory is reused without being cleared.
+pub(super) const TOMBSTONE_EARLY: &str = "tombstone-freed-early";
+/// The memory of a dropped table is reused without being cleared.
 pub(super) const NOT_CLEARED: &str = "memory-reused-uncleared";
-/// The word of a client is cleared while it is busy.
+/// The word of a client is cleared while the client runs a transaction.
 pub(super) const BUSY_FORGOTTEN: &str = "busy-client-forgotten";
-/// A transaction uses a table without checking whether the catalog has changed.
+/// A transaction uses a table without checking that it still exists, although the catalog has changed.
 pub(super) const CATALOG_BLIND: &str = "catalog-version-not-looked-at";
-/// The collector does not read the catalog.
+/// The collector does not learn which tables there are.
 pub(super) const NO_TABLES: &str = "tables-missing-from-collector";
 
 pub(super) const MUTATIONS: &[&str] = &[
     LISTED_LATE,
-    CARER_IGNORED,
-    CARER_NOT_OUT,
+    RECOVERER_IGNORED,
+    RECOVERER_NOT_EVICTED,
     BLIND_BEHIND_FENCE,
     LEFT_AT_WORK,
     ONE_COPY,
@@ -54,7 +54,7 @@ pub(super) const MUTATIONS: &[&str] = &[
     SEAT_BEFORE_FORGETTING,
     BEATS_WITHOUT_DUTIES,
     BEATS_WITHOUT_COMMITS,
-    TOMB_EARLY,
+    TOMBSTONE_EARLY,
     NOT_CLEARED,
     BUSY_FORGOTTEN,
     CATALOG_BLIND,
@@ -63,7 +63,7 @@ pub(super) const MUTATIONS: &[&str] = &[
 
 impl MemberRules for Engine {
     fn keeps_memory_for_snapshots() -> bool {
-        !is(TOMB_EARLY) && Shipped::keeps_memory_for_snapshots()
+        !is(TOMBSTONE_EARLY) && Shipped::keeps_memory_for_snapshots()
     }
 
     fn clears_memory() -> bool {
@@ -88,12 +88,12 @@ impl SeatRules for Engine {
         !is(LISTED_LATE) && Shipped::lists_grants_first()
     }
 
-    fn leaves_it_to_carers() -> bool {
-        !is(CARER_IGNORED) && Shipped::leaves_it_to_carers()
+    fn leaves_it_to_recoverers() -> bool {
+        !is(RECOVERER_IGNORED) && Shipped::leaves_it_to_recoverers()
     }
 
-    fn shuts_carers_out() -> bool {
-        !is(CARER_NOT_OUT) && Shipped::shuts_carers_out()
+    fn evicts_recoverers() -> bool {
+        !is(RECOVERER_NOT_EVICTED) && Shipped::evicts_recoverers()
     }
 
     fn looks_again_behind_fence() -> bool {

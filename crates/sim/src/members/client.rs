@@ -1,6 +1,6 @@
-//! A member's clients, and what their sessions do: they read and write records, whose history is judged
-//! ([`Transactor`]), and the accounts of a [bank](super::bank), and look at [tables](super::tables) that come
-//! and go.
+//! A member's clients, and what their sessions do. Some read and write records, whose history is judged
+//! ([`Transactor`]); some use the accounts of a [bank](super::bank); others look at [tables](super::tables)
+//! that are dropped and created again.
 
 use std::pin::pin;
 use std::rc::Rc;
@@ -23,10 +23,11 @@ pub(super) type Client = ClientCore<Surroundings>;
 const ROUNDS: u64 = 6;
 /// Records that a transaction touches at most.
 const MOST_RECORDS: u64 = 4;
-/// Rounds, in thousandths, before which a session idles, and for how long at most.
+/// The share of rounds before which a session idles, in thousandths, and the longest idle time.
 const IDLES_PERMILLE: u32 = 200;
 const MOST_IDLE_NS: u64 = 200_000;
-/// Where sessions abandon transactions: how many, in thousandths, and after how long at most.
+/// In runs in which sessions abandon transactions: the share of those, in thousandths, and the longest time
+/// until a session abandons one.
 const GIVEN_UP_PERMILLE: u32 = 40;
 const MOST_WAIT_NS: u64 = 80_000;
 
@@ -50,7 +51,7 @@ pub(super) fn start(member: &Rc<Member>) {
     });
 }
 
-/// A client of a member that runs in this process of the world.
+/// Joins a client to a member. The client runs in this process of the world.
 pub(super) async fn join(
     member: &Rc<Member>,
     part: farpool_fabric::sim::ProcessId,
@@ -141,7 +142,8 @@ pub(super) async fn transact(
         // The snapshot of a client that runs a transaction is protected.
         Stopped::Read(ReadError::SnapshotTooOld) => TxError::SnapshotTooOld,
         Stopped::Read(error @ ReadError::Damaged) => TxError::Damaged(error.to_string()),
-        // As a client says itself: a member goes on only if it knows what is in flight.
+        // A client does the same on such an error: a member must not go on if it does not know what is in
+        // flight.
         stopped => {
             client.member().end(Ended::Failed(stopped.to_string()));
             TxError::Ended(Ended::Failed(stopped.to_string()))

@@ -1,6 +1,6 @@
-//! A compute server: a member as it ships ([`MemberCore`]), in surroundings of a run's world. What its
-//! threads do are tasks here, each with an endpoint of its own. Threads that may stand still while the rest
-//! goes on are processes of their own in the world.
+//! A compute server: a member as it ships ([`MemberCore`]), in a run's world. Each of its threads is a task
+//! here, with an endpoint of its own. A thread that may stand still while the rest goes on is a process of
+//! its own in the world.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -17,15 +17,15 @@ use super::surroundings::Surroundings;
 use super::{Run, broken, client, tables};
 use crate::staying::Staying;
 
-/// Members that each driver runs one after the other, at most.
+/// The most members that a driver runs, one after the other.
 const MOST_LIVES: u64 = 3;
 /// Polls of a running thread's endpoint per heartbeat timeout.
 const TURNS: u32 = 10;
-/// Pause between two looks of a driver.
+/// Pause between two checks of a driver.
 const PAUSE: Duration = Duration::from_micros(40);
 /// Pause of a driver before its next member, at most.
 const MOST_ABSENCE_NS: u64 = 200_000;
-/// Time that a member works before it lists its grants, under that mutation.
+/// How long a member works before it lists its grants, under the mutation `list-after-other-grants`.
 const LISTED_AFTER: Duration = Duration::from_micros(200);
 
 /// What a compute server is to do.
@@ -57,7 +57,7 @@ impl PartKind {
 pub(super) struct Member {
     pub(super) run: Rc<Run>,
     pub(super) core: Arc<MemberCore<Surroundings>>,
-    /// Sends heartbeats.
+    /// The main process, which sends heartbeats.
     pub(super) process: ProcessId,
     duties: [(DutyKind, ProcessId); 3],
     clients: RefCell<Vec<ProcessId>>,
@@ -72,7 +72,7 @@ impl Member {
         self.core.seat().claim
     }
 
-    /// Whether the member goes on, and has not been evicted without knowing it yet.
+    /// Whether the member goes on and has not been evicted. A member may not know yet that it was evicted.
     pub(super) fn lives(&self) -> bool {
         let run = &self.run;
         !self.core.is_over() && run.world.is_alive(self.process) && run.observer.lock().is_open(self.claim())
@@ -90,7 +90,7 @@ impl Member {
         client
     }
 
-    /// The processes of one kind of parts.
+    /// The processes of all parts of this kind.
     pub(super) fn parts(&self, kind: PartKind) -> Vec<ProcessId> {
         match kind {
             PartKind::Clients => self.clients.borrow().clone(),
@@ -127,7 +127,7 @@ impl Member {
         self.all_parts().any(|part| world.paused_until_ns(part) > world.now_ns())
     }
 
-    /// Polls the endpoint of a client regularly, as a running thread does whether or not anything arrives.
+    /// Polls the endpoint of a client regularly, even when nothing arrives, as a running thread does.
     pub(super) fn keep_polling(self: &Rc<Self>, part: ProcessId, endpoint: &Endpoint) {
         let (here, endpoint) = (self.clone(), endpoint.clone());
         self.run.tasks.spawn(part, async move {
@@ -157,7 +157,7 @@ async fn drive(run: Rc<Run>, lives: u64, _staying: Staying) {
         }
         let member = starting.member.borrow().clone();
         let Some(member) = member else { continue };
-        // The last member may stay, and recover the others.
+        // The last member of a driver may stay, and recover others.
         if life < lives || random.chance(500) {
             member.core.end(Ended::Closed);
         }
@@ -234,7 +234,7 @@ async fn take_seat(
 
 /// Runs all parts of a member, the main one in this task, until the member has ended.
 async fn live(member: &Rc<Member>, wanted: Wanted) {
-    // All duties begin before any part can notice that the member has ended.
+    // All duties must begin before any part can notice that the member has ended.
     let begun = member.duties.map(|(kind, part)| (member.core.begin_duty(kind), part));
     for (begun, part) in begun {
         let here = member.clone();

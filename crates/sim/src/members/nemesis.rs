@@ -1,5 +1,5 @@
-//! Mishaps of members: they die, also while they recover others; stop for longer than any heartbeat timeout,
-//! as a whole or in one part; are cut off; and are closed while their clients are at work.
+//! Mishaps of members. They die, also while they recover others. They stop for longer than any heartbeat
+//! timeout, as a whole or in one part. They are cut off, and they are closed while their clients are at work.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -14,29 +14,31 @@ use crate::staying::Staying;
 
 /// Mishaps of a run, at most.
 const MOST: u64 = 6;
-/// Checks whether a recoverer has taken over a seat, and the pause between two.
+/// The most checks whether a recovery has begun, and the pause between two.
 const LOOKS: u32 = 4_000;
 const LOOK_PAUSE: Duration = Duration::from_micros(1);
-/// The longest time from when a recoverer takes over a seat until it dies, stops or leaves.
+/// The longest time from the beginning of a recovery until a mishap meets the recoverer.
 const MOST_CARE_NS: u64 = 150_000;
 
-/// In so many runs of a thousand members lose connections, and in as many a grant of a recoverer is fenced.
+/// The share of runs, in thousandths, in which members lose connections. In as many runs, drawn
+/// independently, a grant of a recoverer is fenced.
 const DISCONNECTS_PERMILLE: u32 = 400;
-/// Times that members of such a run lose connections, at most.
+/// How often members of such a run lose connections, at most.
 const MOST_DISCONNECTS: u64 = 20;
 
-/// A part of a member stands still until another member, which watches all the time, has evicted it. That
-/// must happen within so many heartbeat timeouts and this slack. The member stops sending heartbeats after a
-/// few timeouts and is declared dead one timeout later; fences are slow, and may be lost.
-const SHUT_OUT_PATIENCES: u32 = 20;
-const SHUT_OUT_SLACK: Duration = Duration::from_millis(4);
-/// If no other member watches all the time, the part continues after so long.
+/// A part of a member stands still until another member has evicted the member. A member that watches all the
+/// time must do so within this many heartbeat timeouts and this slack: the member with the stopped part stops
+/// sending heartbeats after a few timeouts, and is declared dead one timeout later; fences are slow, and may
+/// be lost.
+const EVICTED_PATIENCES: u32 = 20;
+const EVICTED_SLACK: Duration = Duration::from_millis(4);
+/// If no other member watches all the time, the part continues after this time.
 const STILL_PATIENCES: u32 = 25;
 const STILL_SLACK: Duration = Duration::from_millis(6);
 /// The pause between two checks whether the member was evicted.
 const STILL_PAUSE: Duration = Duration::from_micros(20);
 
-/// What may go wrong in a run: any combination, so that some runs test one fault alone, and some none.
+/// What may go wrong in a run: any combination, so that some runs test one fault alone, and some runs none.
 #[derive(Clone, Copy)]
 pub(super) struct FaultKinds {
     /// Members die and stop, and the network is slow at times.
@@ -56,8 +58,7 @@ impl FaultKinds {
         FaultKinds { mishaps, moves_take_time: is_drawn(300), cuts: is_drawn(250), drops: is_drawn(200) }
     }
 
-    /// Whether any faults occur. Without faults every member does what it is to do, and none is declared
-    /// dead.
+    /// Whether any faults occur. Without faults every member does all its work, and none is declared dead.
     pub(super) fn are_any(self) -> bool {
         self.mishaps
     }
@@ -67,14 +68,14 @@ impl FaultKinds {
 enum Mishap {
     Death,
     Stop(Duration),
-    /// All members stop together, as where one machine runs them all.
+    /// All members stop together, as if one machine ran them all.
     StopOfAll(Duration),
     /// One part of a member stops while the rest goes on.
     StopOfPart(PartKind),
     Cut(usize, Duration),
-    /// The member is closed, whatever it has in flight.
+    /// The member is closed, whatever operations it has in flight.
     Close,
-    /// A member is closed while another is about to evict it.
+    /// A member is closed while another member is about to evict it.
     CloseOfSuspect,
     /// The member's grant of a region is fenced. The number is the region's place in the layout.
     FencedGrant(usize),
@@ -111,15 +112,16 @@ pub(super) fn start(run: &Rc<Run>, random: &mut Random) {
     }
 }
 
-/// When something happens: mostly while members join and create tables, else while they work.
+/// Draws when something happens: often early, while members join and create tables, otherwise at any time of
+/// their work.
 fn draw_time(random: &mut Random) -> Duration {
     let most_ns = if random.chance(500) { 2_000_000 } else { 12_000_000 };
     Duration::from_nanos(20_000 + random.below(most_ns))
 }
 
-/// In some runs members lose connections now and then, reconnect, and go on. Since a recoverer reconnects as
-/// well, only a fenced grant keeps it from a copy of a log: so this also fences grants of recoverers, in more
-/// runs than [`start`] does.
+/// In some runs members lose connections now and then, reconnect, and go on. A recoverer reconnects as well,
+/// so only a fenced grant keeps it from reading a copy of a log. This function therefore also fences grants
+/// of recoverers, in more runs than [`start`] does.
 pub(super) fn start_disconnects(run: &Rc<Run>, random: &mut Random) {
     if !run.faults.mishaps {
         return;
@@ -143,17 +145,19 @@ pub(super) fn start_disconnects(run: &Rc<Run>, random: &mut Random) {
 /// A member loses its connections, at any time or while it recovers another member.
 async fn disconnect(run: Rc<Run>, after: Duration, mut random: Random, _staying: Staying) {
     run.world.sleep(after).await;
-    let carer = if random.chance(300) { wait_for_recovery(&run, |carer, _| carer).await } else { None };
-    if carer.is_some() {
+    let recoverer =
+        if random.chance(300) { wait_for_recovery(&run, |recoverer, _| recoverer).await } else { None };
+    if recoverer.is_some() {
         run.world.sleep(Duration::from_nanos(random.below(MOST_CARE_NS))).await;
     }
     let members = living(&run);
-    if let Some(member) = carer.or_else(|| members.get(random.index(members.len().max(1))).cloned()) {
+    if let Some(member) = recoverer.or_else(|| members.get(random.index(members.len().max(1))).cloned()) {
         member.lose_connections();
     }
 }
 
-/// Makes a mishap happen to a member, or after a while to a recoverer.
+/// Makes a mishap happen to a member; if `recoverer_delay` is set, to a recoverer, this long after it has
+/// begun.
 async fn happen(
     run: Rc<Run>,
     mishap: Mishap,
@@ -168,13 +172,13 @@ async fn happen(
     }
 }
 
-/// The members that live.
+/// The live members.
 fn living(run: &Run) -> Vec<Rc<Member>> {
     run.members.borrow().iter().filter(|member| member.lives()).cloned().collect()
 }
 
-/// The member that a mishap meets. `None`: it would meet the last one, and a database lasts as long as one
-/// member lives.
+/// Chooses the member that a mishap meets. Returns `None` if only one member is left, because a database
+/// lasts only as long as one member lives.
 async fn choose_member(
     run: &Run,
     mishap: Mishap,
@@ -185,7 +189,7 @@ async fn choose_member(
     if let Mishap::CloseOfSuspect = mishap {
         chosen = wait_for_recovery(run, |_, claim| claim).await;
     } else if let Some(later) = recoverer_delay {
-        chosen = wait_for_recovery(run, |carer, _| carer).await;
+        chosen = wait_for_recovery(run, |recoverer, _| recoverer).await;
         run.world.sleep(later).await;
     }
     let members = living(run);
@@ -228,8 +232,8 @@ async fn carry_out(run: &Rc<Run>, mishap: Mishap, member: &Rc<Member>, random: &
 }
 
 /// Stops a part of a member until the others have evicted the member, and for a little longer. They must
-/// evict it though the rest of it goes on. The clients are stopped in the middle of a commit, if they come to
-/// one.
+/// evict it although the rest of it goes on. Clients are stopped only while they hold something, that is, in
+/// the middle of a commit or of a change of the catalog.
 async fn part_stops(run: &Rc<Run>, member: &Rc<Member>, kind: PartKind, random: &mut Random) {
     for _ in 0..LOOKS {
         if kind != PartKind::Clients || member.core.slot().is_held() {
@@ -252,7 +256,7 @@ async fn part_stops(run: &Rc<Run>, member: &Rc<Member>, kind: PartKind, random: 
         witness = looking_on(run, member, witness);
         if let Some((claim, since_ns)) = witness
             && run.world.now_ns() - since_ns
-                > (run.patience * SHUT_OUT_PATIENCES + SHUT_OUT_SLACK).as_nanos() as u64
+                > (run.patience * EVICTED_PATIENCES + EVICTED_SLACK).as_nanos() as u64
         {
             let still = member.claim();
             run.ledger
@@ -275,8 +279,8 @@ fn has_seat(run: &Run, member: &Member) -> bool {
     is_seated && run.observer.lock().is_open(member.claim())
 }
 
-/// Another member that has watched without interruption, and since when: the same as before if it still does,
-/// else one that starts now.
+/// A member that has watched without interruption, and since when: the one from `before` if it still watches,
+/// otherwise one that starts now.
 fn looking_on(run: &Run, still: &Member, before: Option<(Epoch, u64)>) -> Option<(Epoch, u64)> {
     let members = run.members.borrow();
     let looks_on = |other: &Member| {
@@ -289,12 +293,13 @@ fn looking_on(run: &Run, still: &Member, before: Option<(Epoch, u64)>) -> Option
     }
 }
 
-/// Waits until a member recovers another's seat. Returns one of the two, chosen by their claims, if it lives.
+/// Waits until a member recovers another member's seat. `choose` picks one of the two by their claims, first
+/// the recoverer's. Returns this member if it lives.
 async fn wait_for_recovery(run: &Run, choose: impl Fn(Epoch, Epoch) -> Epoch) -> Option<Rc<Member>> {
     for _ in 0..LOOKS {
         let seats = run.observer.lock().look().seats(&run.layout);
-        for (claim, carer) in seats.iter().filter_map(|seat| seat.claim.zip(seat.carer)) {
-            let chosen = choose(carer, claim);
+        for (claim, recoverer) in seats.iter().filter_map(|seat| seat.claim.zip(seat.recoverer)) {
+            let chosen = choose(recoverer, claim);
             let found = run.members.borrow().iter().find(|member| member.claim() == chosen).cloned();
             if let Some(found) = found.filter(|member| member.lives()) {
                 return Some(found);

@@ -1,8 +1,8 @@
-//! Checks every access that takes effect: which member made it, and whether that member was allowed to
+//! Checks for every access that takes effect whether the member that made it was allowed to
 //! (`docs/src/txn.md`, *members*).
 //!
-//! The observer compares what members share before and after the access to find out what changed. It does not
-//! see accesses of processes that map the memory, and takes their changes as given.
+//! The observer finds out what changed by comparing what members share before and after the access. It does
+//! not see accesses of processes that map the memory, and accepts their changes without a check.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -79,11 +79,11 @@ impl Host for Watched {
 pub(super) struct Observer {
     layout: DatabaseLayout,
     nodes: Vec<Arc<LendingHost>>,
-    /// Where headers of records lie: of the catalog, and of judged records.
+    /// Where headers of records lie: those of the catalog, and those of tables that are never dropped.
     headers: BTreeSet<(usize, u64)>,
     /// The member (by its claim) and the region of each grant.
     grants: BTreeMap<Epoch, (Epoch, usize)>,
-    /// The grants of each member, and whether it has used any but the root's.
+    /// The grants of each member, and whether it has used any grant except the root's.
     members: BTreeMap<Epoch, (Vec<Epoch>, bool)>,
     pub(super) complaints: Vec<String>,
 }
@@ -91,7 +91,7 @@ pub(super) struct Observer {
 /// What an access may change.
 struct Before {
     shared: Shared,
-    /// All of the root, if the process that makes the access has no seat.
+    /// The whole root region, if the process that makes the access has no seat.
     root: Option<Vec<u8>>,
 }
 
@@ -118,7 +118,7 @@ impl Shared {
         self.epoch(layout.members.role(role))
     }
 
-    /// The watermark of a slot: slots are dealt out to the parts of the oracle.
+    /// The watermark of a slot. Slots are distributed round robin over the parts of the oracle.
     fn watermark(&self, layout: &DatabaseLayout, slot: u16) -> u64 {
         let (part, index) = (usize::from(slot) % self.parts.len(), slot / self.parts.len() as u16);
         let slot = Slot::new(index).expect("a few slots");
@@ -169,18 +169,19 @@ struct Change<'a> {
 }
 
 impl Change<'_> {
-    /// Whether the slot belongs to the member that made the access: through its seat, or as the recoverer of
-    /// a seat whose member is evicted. The catalog's slot belongs to the holder of that role.
+    /// Whether the member that made the access may change this slot: it has the slot's seat, or it is the
+    /// recoverer of the seat and the seat's member is evicted. The catalog's slot belongs to the member with
+    /// the catalog role.
     fn owns(&self, slot: u16) -> bool {
         let Some(seat) = self.seats.get(usize::from(slot)) else {
             return self.before.role(self.layout, Role::Catalog) == Some(self.by);
         };
         let is_out = seat.claim.is_some_and(|claim| !self.open.contains(&claim));
-        seat.claim == Some(self.by) || (seat.carer == Some(self.by) && is_out)
+        seat.claim == Some(self.by) || (seat.recoverer == Some(self.by) && is_out)
     }
 
-    fn is_carer_of(&self, claim: Epoch) -> bool {
-        self.seats.iter().any(|seat| seat.claim == Some(claim) && seat.carer == Some(self.by))
+    fn is_recoverer_of(&self, claim: Epoch) -> bool {
+        self.seats.iter().any(|seat| seat.claim == Some(claim) && seat.recoverer == Some(self.by))
     }
 
     /// The changes that the member was not allowed to make.
@@ -195,7 +196,7 @@ impl Change<'_> {
         faults.iter().flatten().map(|what| format!("member {} {what}", self.by)).collect()
     }
 
-    /// A member takes a role that is free, and frees its own, or that of a member that it recovers.
+    /// A member may take a free role. It may free its own role, and that of a member that it recovers.
     fn role_faults(&self) -> Vec<String> {
         let (layout, by) = (self.layout, self.by);
         let mut faults = Vec::new();
@@ -203,24 +204,24 @@ impl Change<'_> {
             match (self.before.role(layout, role), self.after.role(layout, role)) {
                 (before, after) if before == after => {}
                 (None, Some(taken)) if taken == by => {}
-                (Some(freed), None) if freed == by || self.is_carer_of(freed) => {}
+                (Some(freed), None) if freed == by || self.is_recoverer_of(freed) => {}
                 (before, after) => faults.push(format!("changes {role:?} from {before:?} to {after:?}")),
             }
         }
         faults
     }
 
-    /// A seat has one recoverer at a time, is freed by its member or its recoverer, and only its member
-    /// writes its heartbeat and its list of grants.
+    /// A seat has one recoverer at a time. Only its member or its recoverer frees it. Only its member writes
+    /// its heartbeat and its list of grants.
     fn seat_faults(&self) -> Vec<String> {
         let (layout, by) = (self.layout, self.by);
         let mut faults = Vec::new();
         for (slot, (before, after)) in (0..).zip(self.seats.iter().zip(self.after.seats(layout))) {
-            match (before.carer, after.carer) {
+            match (before.recoverer, after.recoverer) {
                 (before, after) if before == after => {}
                 (Some(gone), None) if gone == by => {}
                 (Some(there), Some(taken)) if taken == by && self.open.contains(&there) => {
-                    faults.push(format!("recovers seat {slot}, though member {there} does"));
+                    faults.push(format!("recovers seat {slot}, which member {there} is recovering"));
                 }
                 (_, Some(taken)) if taken == by => {}
                 (before, after) => {
@@ -230,14 +231,14 @@ impl Change<'_> {
             match (before.claim, after.claim) {
                 (before, after) if before == after => {}
                 (None, Some(taken)) if taken == by => {}
-                (Some(left), None) if left == by || before.carer == Some(by) => {}
+                (Some(left), None) if left == by || before.recoverer == Some(by) => {}
                 (before, after) => faults.push(format!("changes seat {slot} from {before:?} to {after:?}")),
             }
             let list = layout.members.grants(Slot::new(slot).expect("a few slots"));
             let list = list.start as usize..list.end as usize;
             let lists = self.before.root[list.clone()] != self.after.root[list];
             if (before.beat != after.beat || lists) && before.claim != Some(by) {
-                faults.push(format!("beats or lists its grants in seat {slot}"));
+                faults.push(format!("writes the heartbeat or the list of grants of seat {slot}"));
             }
         }
         faults
@@ -252,7 +253,7 @@ impl Change<'_> {
                 faults.push(format!("sets slot {slot} back from {from} to {to}"));
             }
             if to != from && !self.owns(slot) {
-                faults.push(format!("moves slot {slot} on"));
+                faults.push(format!("advances slot {slot}"));
             }
         }
         faults
@@ -278,7 +279,7 @@ impl Change<'_> {
             (before.horizons(layout) != after.horizons(layout), Role::Collector),
         ] {
             if is_changed && before.role(layout, role) != Some(self.by) {
-                faults.push(format!("is not the {role:?} and acts as such"));
+                faults.push(format!("acts as the {role:?} without having this role"));
             }
         }
         faults
@@ -291,13 +292,13 @@ impl Observer {
         let mut observer = Observer { layout, nodes, headers, grants, members, complaints: Vec::new() };
         let (layout, owner) = (observer.layout.clone(), vec![OWNER; observer.layout.regions.len()]);
         let at = DatabaseAt { layout: &layout, grants: &owner };
-        [at.catalog(), at.tombs(), at.maps(), at.counter()]
+        [at.catalog(), at.tombstones(), at.maps(), at.counter()]
             .iter()
             .for_each(|table| observer.watch_table(table));
         observer
     }
 
-    /// Looks at the records of this table from now on. It is never dropped.
+    /// Adds a table, which is never dropped, to those whose record headers are checked.
     pub(super) fn watch_table(&mut self, table: &Table) {
         let regions = &self.layout.regions;
         let place =
@@ -305,7 +306,7 @@ impl Observer {
         self.headers.extend(table.headers().map(|(region, at)| (place(region), at)));
     }
 
-    /// Records the grants that a member was given.
+    /// Records the grants of a member, one for each region.
     pub(super) fn record_grants(&mut self, grants: &[Epoch]) {
         let claim = grants[0];
         self.grants.extend(grants.iter().enumerate().map(|(region, grant)| (*grant, (claim, region))));
@@ -341,7 +342,8 @@ impl Observer {
         self.bytes(0, 0..self.layout.shape.region_bytes)
     }
 
-    /// Whether a record is locked by a change of the catalog, where none is in flight.
+    /// Whether a record has a lock that a change of the catalog has left. Call this only while no change is
+    /// in flight.
     pub(super) fn has_catalog_locks(&self) -> bool {
         let slot = self.layout.shape.slots;
         self.has_locks(slot, self.look().watermark(&self.layout, slot))
@@ -369,12 +371,12 @@ impl Observer {
         let seats = before.seats(&self.layout);
         let had_seat = seats.iter().any(|seat| seat.claim == Some(by));
         if region > 0 && !had_seat {
-            self.complain(format!("member {by} works on region {region}, and has no seat"));
+            self.complain(format!("member {by} writes to region {region}, but has no seat"));
         }
         let after = self.look();
         let has_seat = after.seats(&self.layout).iter().any(|seat| seat.claim == Some(by));
         if !has_seat && root.as_ref().is_some_and(|root| *root != self.root()) {
-            self.complain(format!("member {by} changes the root, and has no seat"));
+            self.complain(format!("member {by} changes the root, but has no seat"));
         }
         if *before == after {
             return;
@@ -394,8 +396,8 @@ impl Observer {
         }
     }
 
-    /// Checks a seat that was freed: nothing of its member may be left.
-    fn check_freed(&mut self, slot: u16, claim: Epoch, is_shut_out: bool, shared: &Shared) {
+    /// Checks a seat that was freed: its member must have left nothing behind.
+    fn check_freed(&mut self, slot: u16, claim: Epoch, is_evicted: bool, shared: &Shared) {
         let mut left = Vec::new();
         for role in Role::ALL {
             if shared.role(&self.layout, role) == Some(claim) {
@@ -410,12 +412,12 @@ impl Observer {
         if self.has_locks(slot, watermark) {
             left.push("records that it locked".to_owned());
         }
-        if is_shut_out {
+        if is_evicted {
             left.extend(self.has_logged(slot, watermark).then(|| "commits in its log".to_owned()));
             left.extend(self.open_grants(claim).map(|region| format!("its grant of region {region}")));
         }
         for what in left {
-            self.complain(format!("seat {slot} of member {claim} is free, and there is still {what}"));
+            self.complain(format!("seat {slot} of member {claim} was freed, but there is still {what}"));
         }
     }
 
@@ -455,8 +457,8 @@ impl Observer {
         regions.check(region.index, grant, &key_of(grant)).is_ok()
     }
 
-    /// Regions where a member's grant is not fenced: among all of them if it has used any but the root, else
-    /// only the root.
+    /// The regions in which a member's grant is not fenced. If the member has used no region except the root,
+    /// only the root counts.
     fn open_grants(&self, claim: Epoch) -> impl Iterator<Item = usize> {
         let (grants, uses_others) = &self.members[&claim];
         let regions = if *uses_others { 0..grants.len() } else { 0..1 };

@@ -13,7 +13,7 @@ use farpool_wire::{Epoch, GrantMode, RegionId};
 use super::broken::Engine;
 use super::{Run, key_of};
 
-/// The times of a member, short as those of the network here.
+/// The times of a member: short, like the latencies of the network here.
 const TIMING: Timing = Timing {
     node_silence: Duration::from_millis(2),
     role_pause: Duration::from_micros(40),
@@ -39,7 +39,7 @@ pub(super) struct Surroundings {
     pub(super) run: Rc<Run>,
     host: HostId,
     random: RefCell<Random>,
-    /// The grants that the process was given so far, by the places of their regions.
+    /// The grants that the process has so far, in the order of the layout's regions.
     given: RefCell<Vec<Option<Epoch>>>,
     /// The lease of this region has ended.
     lost: Cell<Option<RegionId>>,
@@ -61,7 +61,7 @@ impl Surroundings {
         Random::new(self.random.borrow_mut().bits(), 1)
     }
 
-    /// Once the process has a grant of each region, the observer knows it.
+    /// Remembers a grant. When the process has a grant of each region, tells the observer about them.
     fn note_grant(&self, region: RegionId, grant: Epoch) {
         let mut given = self.given.borrow_mut();
         given[self.run.place_of(region)] = Some(grant);
@@ -125,7 +125,7 @@ impl Environment for Surroundings {
             }
         }
         if !run.faults.are_any() {
-            run.ledger.complain(format!("where nothing fails: {news:?}"));
+            run.ledger.complain(format!("unexpected news, though nothing fails here: {news:?}"));
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Tables of a run. The table of judged records is created once. Others, called *scratch*, come and go, and
-//! their memory is reused from one to the next: a value in one of them says of which table it is.
+//! Tables of a run. The table of judged records is created once. *Scratch* tables are created and dropped all
+//! the time, and their memory is reused for one another, so each value in them names its table.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -12,8 +12,8 @@ use super::client::{Client, TaskGuard, join};
 use super::member::Member;
 use super::{Run, bank};
 
-/// The table of judged records: its name, records of each piece that transactions touch, and bytes of a
-/// record.
+/// The table of judged records: its name, how many records of each piece transactions touch, and the bytes of
+/// a record.
 const ROWS: &str = "rows";
 const RECORDS_EACH: u64 = 3;
 const ROW_BYTES: usize = crate::transacting::DATA_WORDS * size_of::<u64>();
@@ -24,13 +24,14 @@ const KEYS: u64 = 3;
 /// Changes of the catalog that a member makes, and the longest pause before each.
 const CHANGES: u64 = 3;
 const MOST_PAUSE_NS: u64 = 300_000;
-/// Tries of the auditor to drop a table, and the pause between two: snapshots may still have dropped tables.
+/// The auditor's tries to drop a table, and the pause between two. A try fails while snapshots still have
+/// tables that were dropped before.
 const TRIES: u32 = 40;
 const PAUSE: Duration = Duration::from_micros(500);
 /// The longest pause of a transaction that looks twice at a scratch table.
 const MOST_LINGERING_NS: u64 = 150_000;
 
-/// A table of values that name their table.
+/// A table whose values name the table.
 type Scratch = Table<u64, u64>;
 
 /// The table of judged records.
@@ -82,7 +83,7 @@ async fn change(run: &Run, client: &Client, name: &str) -> Result<(), TxError> {
         Err(TxError::TableExists(_)) => client.drop_table(name).await,
         created => created,
     };
-    // Another client drops it, or is slow.
+    // Errors that occur if another client drops the table meanwhile, or is slow.
     ignore_expected(done, |error| {
         matches!(error, TxError::NoSuchTable(_) | TxError::Dropped(_) | TxError::CatalogBusy)
             || is_waiting_for_snapshots(error)
@@ -97,12 +98,13 @@ async fn create(run: &Run, client: &Client, name: &str) -> Result<(), TxError> {
     fill(run, client, &mut session, &table).await
 }
 
-/// Snapshots still have tables that were dropped.
+/// Whether there was no tombstone because snapshots still have tables that were dropped.
 fn is_waiting_for_snapshots(error: &TxError) -> bool {
     matches!(error, TxError::NoSpace(what) if what.contains("open snapshots"))
 }
 
-/// Drops each scratch table, creates it, and drops it again: nobody else changes the catalog.
+/// Drops each scratch table if it exists, creates it, and drops it again. All of that must succeed, because
+/// no other client changes the catalog.
 pub(super) async fn audit(run: &Run, client: &Client) -> Result<(), TxError> {
     for name in SCRATCH {
         if let Err(error) = drop_at_last(run, client, name).await
@@ -116,7 +118,7 @@ pub(super) async fn audit(run: &Run, client: &Client) -> Result<(), TxError> {
     Ok(())
 }
 
-/// Drops a table, once there is a tombstone for it.
+/// Drops a table; waits until there is a tombstone for it.
 async fn drop_at_last(run: &Run, client: &Client, name: &str) -> Result<(), TxError> {
     for _ in 1..TRIES {
         match client.drop_table(name).await {
@@ -127,7 +129,7 @@ async fn drop_at_last(run: &Run, client: &Client, name: &str) -> Result<(), TxEr
     client.drop_table(name).await
 }
 
-/// Inserts a value for each key: none of them has one, since the memory was cleared.
+/// Inserts a value for each key. No key may have one yet, since the memory was cleared.
 async fn fill(run: &Run, client: &Client, session: &mut Session, table: &Scratch) -> Result<(), TxError> {
     let insert_all = async |tx: &mut Tx<'_, Engine>| {
         for key in 0..KEYS {
@@ -137,7 +139,7 @@ async fn fill(run: &Run, client: &Client, session: &mut Session, table: &Scratch
     };
     let filled = client.transact(session, &insert_all).await;
     if let Err(error @ (TxError::Duplicate(_) | TxError::Full(_))) = &filled {
-        run.ledger.complain(format!("a table that was just created: {error}"));
+        run.ledger.complain(format!("in a table that was just created: {error}"));
     }
     filled
 }
@@ -171,8 +173,8 @@ pub(super) async fn look_on(run: &Run, client: &Client, rounds: u64) -> Result<(
     Ok(())
 }
 
-/// Reads all rows of a scratch table, twice, and writes one of them. The values say that they are of that
-/// table, and a snapshot does not change.
+/// Reads all rows of a scratch table twice, and writes one of them. Checks that all values name this table,
+/// and that the snapshot does not change.
 async fn touch(
     run: &Run,
     client: &Client,
@@ -210,7 +212,7 @@ async fn touch(
     done
 }
 
-/// Turns errors that may come at any time into success.
+/// Turns errors that are allowed at any time into success.
 pub(super) fn ignore_expected(
     done: Result<(), TxError>,
     may_come: impl Fn(&TxError) -> bool,

@@ -31,7 +31,7 @@ pub(crate) struct Broker {
     pub(crate) process: Cell<ProcessId>,
     disk: RefCell<BTreeMap<NodeId, RegisterRequest>>,
     starts: Cell<u32>,
-    /// The pool as the present process believes it to be.
+    /// The pool as the current process sees it.
     pub(crate) pool: RefCell<Rc<RefCell<Pool>>>,
 }
 
@@ -51,7 +51,7 @@ impl Broker {
     }
 }
 
-/// Starts a broker in the present process.
+/// Starts a broker in its current process.
 pub(crate) fn start(plane: &Rc<Plane>) {
     let broker = &plane.broker;
     broker.starts.set(broker.starts.get() + 1);
@@ -71,14 +71,14 @@ pub(crate) fn start(plane: &Rc<Plane>) {
     plane.tasks.spawn(process, async move { life.begin().await });
 }
 
-/// One life of the broker.
+/// One process of the broker.
 struct Life {
     plane: Rc<Plane>,
     pool: Rc<RefCell<Pool>>,
     post: RefCell<Option<Rc<Post>>>,
     /// Set once the broker has asked the nodes that it remembers.
     is_ready: Cell<bool>,
-    /// Broken: a new broker ignores what nodes hold.
+    /// Mutation: a restarted broker ignores which leases nodes hold.
     forgets: bool,
 }
 

@@ -27,15 +27,15 @@ const ANSWER_PATIENCE: Duration = Duration::from_secs(3);
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
-/// A node of the scenario. A restart replaces its process and its memory; its name and the count of its lives
-/// stay.
+/// A node of the scenario. A restart replaces its process and its memory; its id and the number of its
+/// incarnations stay.
 pub(crate) struct Node {
     pub(crate) id: NodeId,
     pub(crate) host: HostId,
     pub(crate) process: Cell<ProcessId>,
     regions: u32,
     service: Service,
-    /// The number of its present life, as kept on its disk.
+    /// The number of its current incarnation, as its disk has it.
     incarnation: Cell<u32>,
     shell: RefCell<Option<Arc<Shell>>>,
 }
@@ -56,7 +56,7 @@ impl Node {
     }
 }
 
-/// Starts a node's next life in its present process.
+/// Starts a node's next incarnation in its current process.
 pub(crate) fn start(plane: &Rc<Plane>, node: &Rc<Node>) {
     if node.incarnation.get() == 0 || !plane.is_broken(EPOCH_REUSED) {
         node.incarnation.set(node.incarnation.get() + 1);
@@ -90,7 +90,7 @@ pub(crate) fn crash(plane: &Plane, node: &Node) {
     plane.oracle.borrow_mut().dies(node.id);
 }
 
-/// One life of a node.
+/// One incarnation of a node.
 struct Life {
     plane: Rc<Plane>,
     node: Rc<Node>,
@@ -117,7 +117,7 @@ impl Life {
     }
 
     fn address(&self) -> NodeAddress {
-        let control = "node".to_owned(); // letters are routed by the node's name
+        let control = "node".to_owned(); // letters are routed by the node's id
         let (node, incarnation) = (self.node.id.0, self.node.incarnation.get());
         NodeAddress { node, incarnation, control, ..NodeAddress::default() }
     }
@@ -196,7 +196,7 @@ impl Life {
         }
     }
 
-    /// Fences a lease that the table has ended, before anyone is told.
+    /// Fences a lease that the table has ended, before any answer reports the end.
     fn end(&self, lease: Lending) {
         let region = self.node.region(lease.region);
         let trusting = self.plane.who_trusts(region, lease.epoch);
@@ -207,7 +207,7 @@ impl Life {
     }
 
     /// Ends leases on time, and makes fenced regions free again.
-    fn look_after_regions(&self) {
+    fn expire_and_scrub(&self) {
         let ended = self.shell.core.lock().expire(self.shell.now());
         ended.into_iter().for_each(|lease| self.end(lease));
         let next = || self.shell.core.lock().begin_scrub(|region| self.shell.regions.is_held(region));
@@ -247,7 +247,7 @@ async fn keep(life: Rc<Life>) {
         let due = life.shell.core.lock().next_deadline();
         let until_due = due.map_or(TICK, |due| Duration::from_millis(due.since(life.shell.now()).0));
         life.plane.world.sleep_by(life.node.host, until_due.min(TICK)).await;
-        life.look_after_regions();
+        life.expire_and_scrub();
     }
 }
 

@@ -1,22 +1,22 @@
-//! What must hold of leases whatever goes wrong, checked as it happens by an observer that sees the whole
-//! world.
+//! The rules of leases that must hold whatever goes wrong. The oracle sees the whole world and checks them
+//! while the run goes on.
 //!
 //! O1. A region has one lease at a time. An operation that is posted under a grant after the grant's end is
 //!     not acknowledged. So two owners can never write one region.
 //! O2. A holder trusts a lease only while the lease is in force at its node.
-//! O3. What is read was written under the same lease, or is zero: it is never a byte of an earlier owner.
+//! O3. Every word that is read was written under the same lease, or is zero: no byte is an earlier owner's.
 //! O4. No epoch of a node is used twice, and each is greater than those before it, over all restarts.
 //! O5. No lease is lost while its holder and its node are up and can reach each other, whatever the brokers
 //!     do, and even if a letter or two is lost on the way.
-//! Not here: what brokers believe, which is compared once nothing goes wrong any more (`conduct`).
+//! Not here: the broker's view, which is compared with the nodes' tables once faults have ended (`conduct`).
 
 use std::collections::BTreeMap;
 
 use farpool_fabric::sim::HostId;
 use farpool_wire::{Epoch, NodeId, RegionId};
 
-/// The most lost or late letters between a holder and a node that must not cost a lease. Of the five tries of
-/// a holder, at least two remain, whichever of the earlier ones failed.
+/// The number of lost or late letters between a holder and a node that a lease must survive. A holder tries
+/// to renew five times, and at least two of these tries remain, whichever of the earlier ones failed.
 const LETTERS_FORGIVEN: usize = 2;
 /// The most violations that are reported: the first ones are the useful ones.
 const TOLD: usize = 8;
@@ -33,7 +33,7 @@ pub(crate) struct Moment(u64);
 
 struct Lease {
     region: RegionId,
-    /// The owner's grant and all others that were ever given, with their ends.
+    /// All grants of the lease, including the owner's, each with its end if it has ended.
     grants: BTreeMap<Epoch, Option<Moment>>,
     over: bool,
     /// Its loss is excused: an entitled process has asked for it back, or its node has died.
@@ -65,10 +65,10 @@ pub(crate) struct Loss {
     pub(crate) lease: LeaseNo,
     pub(crate) holder: HostId,
     pub(crate) node: HostId,
-    /// When the holder asked the last question that was answered with more time.
+    /// When the holder sent its last request, for the lease or for a renewal, that was granted.
     pub(crate) since_ns: u64,
     pub(crate) now_ns: u64,
-    /// The lease arrived so late that there was no time to renew it.
+    /// The lease arrived so late that there was too little time to renew it.
     pub(crate) fleeting: bool,
 }
 
@@ -89,7 +89,7 @@ impl Oracle {
         self.complaints.push(what);
     }
 
-    /// The first violations, and the number of judgements.
+    /// Returns the first violations, and the number of checks.
     pub(crate) fn verdict(mut self) -> (Vec<String>, u64) {
         self.complaints.truncate(TOLD);
         (self.complaints, self.judged)
@@ -141,7 +141,7 @@ impl Oracle {
         lease
     }
 
-    /// The lease of a region that is in force, or else the last one.
+    /// The lease of a region that is in force; if there is none, the last one.
     pub(crate) fn present(&self, region: RegionId) -> Option<LeaseNo> {
         self.present.get(&region).copied()
     }
@@ -168,13 +168,13 @@ impl Oracle {
         }
     }
 
-    /// A node has fenced a lease. `trusting` are the holders that would still use it now (O2).
+    /// A node has fenced a lease. `trusting` lists the processes that would still use it now (O2).
     pub(crate) fn ends(&mut self, region: RegionId, trusting: &[u64]) {
         self.judged += 1;
         let Some(lease) = self.present(region) else { return };
         self.finish(lease);
         if let Some(holder) = trusting.first() {
-            self.complain(format!("lease {} of {region} has ended, and process {holder} trusts it", lease.0));
+            self.complain(format!("lease {} of {region} has ended, but process {holder} trusts it", lease.0));
         }
     }
 
@@ -216,7 +216,10 @@ impl Oracle {
             let region = self.lease(lease).region;
             let now = self.present(region).filter(|present| *present != lease);
             let other = now.map_or(String::new(), |other| format!(", now lent as lease {}", other.0));
-            self.complain(format!("lease {}, grant {grant}: acknowledged after its end{other}", lease.0));
+            self.complain(format!(
+                "lease {}: an operation under grant {grant} was acknowledged after its end{other}",
+                lease.0
+            ));
         }
     }
 
@@ -224,7 +227,7 @@ impl Oracle {
     pub(crate) fn read(&mut self, lease: LeaseNo, words: &[u64]) {
         self.judged += 1;
         if let Some(word) = words.iter().find(|&&word| word != 0 && word >> COUNTER_BITS != lease.0) {
-            self.complain(format!("lease {} reads {word:#x}, of lease {}", lease.0, word >> COUNTER_BITS));
+            self.complain(format!("lease {} reads {word:#x} of lease {}", lease.0, word >> COUNTER_BITS));
         }
     }
 
@@ -256,15 +259,15 @@ impl Oracle {
 
     fn is_excused(&self, loss: &Loss) -> bool {
         let pair = [loss.holder, loss.node];
-        let concerns = |trouble: &&Disturbance| {
-            let [one, other] = trouble.hosts;
+        let concerns = |disturbance: &&Disturbance| {
+            let [one, other] = disturbance.hosts;
             let of_pair = [one, other] == pair || [other, one] == pair;
-            let of_one = trouble.kind == Kind::Silence && one == other && pair.contains(&one);
-            (of_pair || of_one) && trouble.from_ns <= loss.now_ns && trouble.until_ns >= loss.since_ns
+            let of_one = disturbance.kind == Kind::Silence && one == other && pair.contains(&one);
+            (of_pair || of_one) && disturbance.from_ns <= loss.now_ns && disturbance.until_ns >= loss.since_ns
         };
         let mut letters = 0;
-        for trouble in self.disturbances.iter().filter(concerns) {
-            match trouble.kind {
+        for disturbance in self.disturbances.iter().filter(concerns) {
+            match disturbance.kind {
                 Kind::Silence => return true,
                 Kind::Letter => letters += 1,
             }
@@ -293,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn a_region_lent_again_after_its_lease_ended_is_well_and_before_is_not() {
+    fn a_region_may_be_lent_again_only_after_its_lease_has_ended() {
         let lend_twice = |ends: bool| {
             verdict(|oracle| {
                 oracle.lends(REGION, Epoch::new(1, 1));
@@ -308,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_posted_after_a_grant_ended_must_not_be_acknowledged() {
+    fn operations_posted_after_their_grant_ended_must_not_be_acknowledged() {
         let write = |fenced_first: bool| {
             verdict(|oracle| {
                 let lease = oracle.lends(REGION, Epoch::new(1, 1));
@@ -326,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn a_holder_that_trusts_a_lease_that_has_ended_is_noticed() {
+    fn a_holder_that_trusts_an_ended_lease_is_noticed() {
         let scene = |trusting: &'static [u64]| {
             verdict(|oracle| {
                 oracle.lends(REGION, Epoch::new(1, 1));
@@ -354,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn an_epoch_that_comes_again_after_a_restart_is_noticed() {
+    fn an_epoch_that_is_used_again_after_a_restart_is_noticed() {
         let restart = |incarnation| {
             verdict(|oracle| {
                 oracle.lends(REGION, Epoch::new(1, 1));
@@ -367,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_is_lost_without_excuse_unless_holder_and_node_were_out_of_touch() {
+    fn a_lease_may_be_lost_only_if_holder_and_node_were_out_of_touch() {
         let [holder, node, third] = hosts();
         let lose = |scene: &dyn Fn(&mut Oracle)| {
             let told = verdict(|oracle| {

@@ -1,4 +1,4 @@
-//! The control plane as letters: questions, answers, and what happens to them in transit.
+//! The messages of the control plane (*letters*): questions, answers, and what happens to them in transit.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -57,7 +57,7 @@ pub(crate) enum Answer {
     GrantAdded(AddGrantResponse),
     Revoked(RevokeResponse),
     Table(RegionsResponse),
-    /// The request was carried out; there is nothing more to say.
+    /// The request was carried out. The answer has no contents.
     Done,
     Refused,
 }
@@ -113,7 +113,7 @@ struct Slot {
 
 pub(crate) type Answering = Pin<Box<dyn Future<Output = Option<Answer>>>>;
 
-/// One process's connection to the post.
+/// A process's end of the control plane: it sends letters and receives them.
 pub(crate) struct Post {
     plane: Rc<Plane>,
     pub(crate) me: ProcessId,
@@ -121,7 +121,7 @@ pub(crate) struct Post {
 }
 
 impl Post {
-    /// Reads a process's letters from now on; `answer` returns the answer to a question, or `None` for no
+    /// Starts to read a process's letters. `answer` returns the answer to a question, or `None` for no
     /// answer.
     pub(crate) fn open(
         plane: &Rc<Plane>,
@@ -155,7 +155,7 @@ impl Post {
     }
 
     fn answered(&self, number: u64, answer: Answer) {
-        // If the asker no longer waits, or the answer is a duplicate, nothing happens.
+        // An answer for which no process waits any more, or a duplicate, has no effect.
         if let Some(slot) = self.waiting.borrow_mut().get_mut(&number) {
             slot.answer = Some(answer);
             if let Some(waker) = slot.waker.take() {

@@ -1,4 +1,4 @@
-//! A node's core and memory, joined as in production's shell, and the ways to break that.
+//! A node's core and memory, joined as in production's shell, and the mutations of this shell.
 
 use std::sync::Arc;
 
@@ -19,15 +19,15 @@ pub(crate) struct Shell {
     clock: SimClock,
     pub(crate) core: Mutex<NodeCore>,
     pub(crate) regions: RegionSet,
-    /// Broken: clients' grants that are not fenced with their lease, by region.
+    /// Mutation: clients' grants that are not fenced with their lease, by region.
     left_over: Option<Mutex<Vec<LeftOver>>>,
 }
 
 #[derive(Clone, Default)]
 struct LeftOver {
-    /// The owner's grant of the present lease.
+    /// The owner's grant of the current lease.
     present: Option<Epoch>,
-    /// The clients' grants of the present lease.
+    /// The clients' grants of the current lease.
     clients: Vec<Epoch>,
     /// The clients' grants of earlier leases.
     over: Vec<Epoch>,
@@ -94,7 +94,7 @@ impl Shell {
         self.core.lock().fenced(lease);
     }
 
-    /// Broken: answers that a lease goes on, but does not record the renewal in the table.
+    /// Mutation: answers that a lease is renewed, but does not record the renewal in the table.
     pub(crate) fn renew_without_counting(&self, now: Millis, lease: &LeaseRef) -> Result<Term, LeaseRefusal> {
         let core = self.core.lock();
         let key = lease.access_key().ok_or(LeaseRefusal::WrongKey)?;
@@ -103,7 +103,7 @@ impl Shell {
         Ok(Term { remaining: core.ttl(), revoked: false })
     }
 
-    /// Broken: the epoch under which a leftover grant is served.
+    /// Mutation: the epoch under which accesses of an unfenced grant of an earlier lease are served.
     fn stand_in(&self, region: u32, epoch: Epoch) -> Option<Epoch> {
         let left_over = self.left_over.as_ref()?.lock();
         let of_region = &left_over[region as usize];

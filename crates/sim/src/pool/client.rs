@@ -21,7 +21,7 @@ use crate::plane::post::{Answer, Invitation, Post, Question};
 
 /// Staging memory of a client.
 const ARENA_BYTES: usize = 8 * 4096;
-/// The time from posting to *unknown*, by the client's clock.
+/// The time from the posting of an operation until its outcome counts as *unknown*, by the client's clock.
 const DEADLINE: Duration = Duration::from_millis(700);
 
 /// A place for a client's process; a new process takes it after a crash.
@@ -40,7 +40,7 @@ struct Held {
     epoch: Epoch,
     key: AccessKey,
     lease: LeaseNo,
-    /// When the holder asked the last question that was answered with more time.
+    /// When the holder sent its last request, for the lease or for a renewal, that was granted.
     since_ns: u64,
     fleeting: bool,
     guests: Vec<(usize, Epoch)>,
@@ -65,8 +65,8 @@ pub(super) struct Client {
     held: RefCell<BTreeMap<RegionId, Held>>,
     invited: RefCell<Vec<Invitation>>,
     connections: RefCell<BTreeMap<NodeId, Rc<RefCell<Connection>>>>,
-    /// The word that only this process writes. `written` is the last value that it wrote there under each
-    /// lease.
+    /// The word that only this process writes. `written` is the last value that it wrote to this word under
+    /// each lease.
     own_word: u64,
     written: RefCell<BTreeMap<LeaseNo, u64>>,
     has_left: Cell<bool>,

@@ -13,20 +13,20 @@ use super::{BUSY_TTLS, Phase, Run};
 use crate::plane::node::{self, Node};
 use crate::plane::post::{Delivery, Post, Question};
 
-/// How many looks a broker may take to learn of everything once nothing goes wrong any more. Its nodes may
-/// first wait for an answer that does not come, pause, report, and hold leases that no client knows of until
-/// they expire.
+/// The number of checks within which a broker must learn everything once faults have ended. Until then, its
+/// nodes may wait for an answer that does not come, pause, and report; and they hold leases that no client
+/// knows of until these expire.
 const QUIET_LOOKS: u32 = 20;
-/// The interval between looks: longer than between two heartbeats, by any clock.
+/// The interval between two checks: longer than between two heartbeats, by any clock.
 const LOOK_EVERY: Duration = Duration::from_millis(1_300);
 const LOOKS_THAT_AGREE: u32 = 3;
-/// How many looks regions may take to be returned once all clients have left: the leases of dead clients have
-/// to expire.
+/// The number of checks within which all regions must be returned once all clients have left: the leases of
+/// dead clients have to expire.
 const RETURN_LOOKS: u32 = 20;
 /// How long an operator waits for an answer when it has leases taken back.
 const TAKING_BACK_PATIENCE: Duration = Duration::from_secs(8);
 
-/// Leads the run through its phases, and judges what can be judged only when nothing goes wrong any more.
+/// Leads the run through its phases, and checks what can be checked only when nothing goes wrong any more.
 pub(super) async fn conduct(run: Rc<Run>) {
     run.world.sleep(Duration::from_millis(BUSY_TTLS * run.ttl.0)).await;
     while run.mishaps.get() > 0 {
@@ -52,8 +52,8 @@ pub(super) async fn conduct(run: Rc<Run>) {
     run.tasks.kill(operator.me);
 }
 
-/// By the nodes' tables, the number of leases of each owner, and how many of these are revocable and not yet
-/// revoked.
+/// Returns for each owner, from the nodes' tables, the number of its leases, and how many of these are
+/// revocable and not yet revoked.
 fn true_holdings(run: &Run) -> BTreeMap<OwnerId, (u64, u64)> {
     let mut holdings: BTreeMap<OwnerId, (u64, u64)> = BTreeMap::new();
     for shell in run.nodes.iter().filter_map(|node| node.shell()) {
@@ -67,8 +67,7 @@ fn true_holdings(run: &Run) -> BTreeMap<OwnerId, (u64, u64)> {
     holdings
 }
 
-/// Compares what the broker believes of every node and owner with the nodes' tables; the error says what
-/// differs.
+/// Compares the broker's view of every node and owner with the nodes' tables. The error says what differs.
 fn compare_beliefs(run: &Run) -> Result<(), String> {
     let now = Millis(run.world.local_ns(run.broker.host) / 1_000_000);
     let status = run.broker.pool.borrow().borrow().status(now, &StatusRequest::default());
@@ -78,7 +77,10 @@ fn compare_beliefs(run: &Run) -> Result<(), String> {
             status.nodes.iter().find(|known| known.address.as_ref().is_some_and(|at| at.node == node.id.0));
         let believed = known.filter(|known| known.alive).map(|known| known.regions_lent);
         if believed != Some(held) {
-            return Err(format!("node {} holds {held} leases, the broker believes {believed:?}", node.id));
+            return Err(format!(
+                "node {} holds {held} leases, but the broker believes {believed:?}",
+                node.id
+            ));
         }
     }
     let believed = status.owners.iter().map(|owner| (OwnerId(owner.owner), u64::from(owner.regions)));
@@ -87,11 +89,12 @@ fn compare_beliefs(run: &Run) -> Result<(), String> {
     if believed == held {
         Ok(())
     } else {
-        Err(format!("owners hold {held:?}, the broker believes {believed:?}"))
+        Err(format!("owners hold {held:?}, but the broker believes {believed:?}"))
     }
 }
 
-/// Waits for several agreements in a row, so that every node has sent something in between.
+/// Checks that the broker's view becomes right, and that each client trusts only leases that are in force.
+/// The view must be right several times in a row, so that every node has sent something in between.
 async fn judge_beliefs(run: &Rc<Run>) {
     let mut agreed = 0;
     for _ in 0..QUIET_LOOKS {
@@ -109,7 +112,7 @@ async fn judge_beliefs(run: &Rc<Run>) {
             if !node::agrees(&run.node(region.node), region.index, epoch, &key) {
                 let process = client.process.number();
                 run.complain(format!(
-                    "process {process} trusts epoch {epoch} of {region}, its node does not"
+                    "process {process} trusts epoch {epoch} of {region}, but its node does not"
                 ));
             }
         }
@@ -131,7 +134,7 @@ async fn judge_taking_back(run: &Rc<Run>, operator: &Post) {
     }
 }
 
-/// Checks that every region that was lent is returned without force.
+/// Checks that every region that was lent is returned, by its client or at the end of its lease.
 async fn judge_returns(run: &Rc<Run>) {
     for _ in 0..RETURN_LOOKS {
         run.world.sleep(LOOK_EVERY).await;
@@ -146,6 +149,6 @@ async fn judge_returns(run: &Rc<Run>) {
     }
     for node in &run.nodes {
         let counts = node.shell().map(|shell| shell.core.lock().counts());
-        run.complain(format!("regions of node {} do not come back: {counts:?}", node.id));
+        run.complain(format!("regions of node {} are not returned: {counts:?}", node.id));
     }
 }

@@ -52,13 +52,16 @@ pub(super) fn start(run: &Rc<Run>, random: &mut Random) {
         let after = Duration::from_micros(random.below(busy_ms * 1_000));
         let lasting = Duration::from_millis(100 + random.below(2 * run.ttl.0));
         let mishap = match random.below(20) {
-            0..4 => Mishap::Crash(somebody(run, random)),
+            0..4 => Mishap::Crash(draw_participant(run, random)),
             4..8 => {
                 let letters_left = 1 + random.below(LAST_LETTER);
-                Mishap::Doom(somebody(run, random), Doom { letters_left, says_it: random.chance(500) })
+                Mishap::Doom(
+                    draw_participant(run, random),
+                    Doom { letters_left, says_it: random.chance(500) },
+                )
             }
-            8..10 => Mishap::Pause(somebody(run, random)),
-            10..15 => Mishap::Cut(somebody(run, random), somebody(run, random)),
+            8..10 => Mishap::Pause(draw_participant(run, random)),
+            10..15 => Mishap::Cut(draw_participant(run, random), draw_participant(run, random)),
             15..17 => Mishap::Takeover,
             _ => Mishap::TakeBack {
                 client: random.index(run.seats.len()),
@@ -71,7 +74,7 @@ pub(super) fn start(run: &Rc<Run>, random: &mut Random) {
     }
 }
 
-fn somebody(run: &Run, random: &mut Random) -> Who {
+fn draw_participant(run: &Run, random: &mut Random) -> Who {
     match random.below(10) {
         0..4 => Who::Node(random.index(run.nodes.len())),
         4..8 => Who::Client(random.index(run.seats.len())),
@@ -122,7 +125,7 @@ fn start_again(run: &Rc<Run>, who: Who) {
     }
 }
 
-/// Counts a mishap that is under way.
+/// Counts a mishap that is in progress.
 struct UnderWay<'a>(&'a Cell<u32>);
 
 impl<'a> UnderWay<'a> {

@@ -1,4 +1,4 @@
-//! The outcomes of commits: asked of their slots' logs, and compared with what is known.
+//! Reads the outcomes of commits from their slots' logs, and compares them with what is known.
 
 use farpool_txn::judge::Outcome;
 use farpool_txn::log::LogAt;
@@ -13,36 +13,36 @@ pub(crate) struct Asking<'a, L> {
     pub(crate) ledger: &'a Ledger,
     pub(crate) memory: &'a Memory,
     pub(crate) oracle: &'a Oracle,
-    /// Where the log of a slot lies for the asker.
+    /// Returns the log of a slot, with the grants of this process.
     pub(crate) log_of: L,
 }
 
 /// Which copies of the log to ask for the outcome of a commit.
 #[derive(Clone, Copy)]
 pub(crate) enum Asked {
-    /// Both copies of the log together, as a process does that cannot know whether one was just lost.
+    /// Both copies together, like a process that cannot know whether one of them was just lost.
     Both,
-    /// Both together, and each by itself.
+    /// Both copies together, and each by itself.
     Each,
 }
 
 impl<L: Fn(u16) -> LogAt> Asking<'_, L> {
-    /// Asks for the outcomes of indeterminate commits in slots that have been recovered. Complains about
-    /// every commit that is still indeterminate.
+    /// Asks for the outcomes of commits in doubt, in slots that have been recovered. Complains about every
+    /// commit that is still in doubt.
     pub(crate) async fn learn_fates(&self, is_wanted: impl Fn(u16) -> bool) -> Result<(), RecoveryError> {
         for version in self.learn(is_wanted).await? {
-            let what = format!("nobody knows of commit {version} behind its slot's recovery");
+            let what = format!("commit {version} is still in doubt after its slot's recovery");
             self.ledger.complain(what);
         }
         Ok(())
     }
 
-    /// Asks for the outcomes of all indeterminate commits. Some may stay indeterminate.
+    /// Asks for the outcomes of all commits in doubt. Some may stay in doubt.
     pub(crate) async fn learn_known_fates(&self) -> Result<(), RecoveryError> {
         self.learn(|_| true).await.map(drop)
     }
 
-    /// Returns the commits that are still indeterminate.
+    /// Returns the commits that are still in doubt.
     async fn learn(&self, is_wanted: impl Fn(u16) -> bool) -> Result<Vec<Version>, RecoveryError> {
         let unknown: Vec<_> = {
             let history = self.ledger.history.borrow();
@@ -72,7 +72,7 @@ impl<L: Fn(u16) -> LogAt> Asking<'_, L> {
         Ok(not_yet)
     }
 
-    /// Checks that the logs agree with what is known of commits, where they still have it.
+    /// Checks that the logs agree with the known outcomes of commits, as far as they still have the commits.
     pub(crate) async fn ask_again(
         &self,
         asked: Asked,
@@ -87,13 +87,13 @@ impl<L: Fn(u16) -> LogAt> Asking<'_, L> {
                 let told = fate(self.memory, self.oracle, &LogAt { copies, ..log }, version).await?;
                 let fits = match told {
                     Fate::Committed => is_committed,
-                    // The last commits of a slot may have vanished, without a client after them that would
-                    // settle it.
+                    // The client may have rolled the commit back, and the slot's watermark has not reached it
+                    // yet, because the slot has made no later commit.
                     Fate::RolledBack | Fate::NotYetKnown => !is_committed,
                     Fate::Forgotten => true,
                 };
                 if !fits {
-                    let what = format!("commit {version}: {is_committed} once, {told:?} later");
+                    let what = format!("commit {version}: committed = {is_committed} before, {told:?} now");
                     self.ledger.complain(what);
                 }
             }

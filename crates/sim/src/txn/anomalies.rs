@@ -1,9 +1,9 @@
-//! The anomalies of the literature as scripts on the shipped engine, which assert what each step sees. They
-//! come from Adya's thesis and the collection *Hermitage*. G0 to G-single and long forks do not occur; write
-//! skew does.
+//! The anomalies of the literature as scripts on the shipped engine. Each script asserts what its steps see.
+//! The anomalies come from Adya's thesis and the collection *Hermitage*. G0 to G-single and long forks do not
+//! occur; write skew does.
 //!
-//! Each script runs with both sessions on one worker, on two workers that share a slot, and on two compute
-//! servers; with an oracle in one part and in two; with and without fetch threads.
+//! Each script runs in every combination of these settings: both sessions on one worker, on two workers that
+//! share a slot, or on two compute servers; an oracle in one part or in two; with or without fetch threads.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -21,12 +21,12 @@ const PUBLISHED: Duration = Duration::from_micros(500);
 /// Records of the scripts.
 const X: u64 = 0;
 const Y: u64 = 1;
-/// A record that does not exist in the beginning.
+/// A record that has no data at first.
 const NEW: u64 = 2;
 const RECORDS_OF_SCRIPTS: u64 = 3;
-/// What X and Y hold in the beginning.
+/// What X and Y hold at first.
 const BEFORE: [u64; 2] = [10, 20];
-/// Snapshots that read a record while a commit is rolled back.
+/// The number of snapshots that read a record while a commit is rolled back.
 const LOOKS: u32 = 20;
 
 /// Where the two sessions of a script are.
@@ -37,7 +37,7 @@ enum Sessions {
     TwoServers,
 }
 
-/// How a script is run.
+/// One combination of settings.
 #[derive(Clone, Copy, Debug)]
 struct Setting {
     sessions: Sessions,
@@ -67,7 +67,7 @@ impl Stage {
         transaction.write(&self.table, record, Some(&data_of(value))).await.map(drop)
     }
 
-    /// What a transaction sees that begins now.
+    /// What X and Y hold for a transaction that begins now.
     async fn now(&self) -> [Option<u64>; 2] {
         self.run.world.sleep(PUBLISHED).await;
         let mut seen = Vec::new();
@@ -134,10 +134,10 @@ fn in_setting(of: Setting, script: impl AsyncFn(&Stage) + 'static) {
         script(&stage).await;
         stage.run.is_over.set(true);
     });
-    let (panicked, trouble) = run_to_end(executor, RUN_NS, || 0);
+    let (panicked, failure) = run_to_end(executor, RUN_NS, || 0);
     assert!(
-        !panicked && trouble.is_none() && run.ledger.complaints.borrow().is_empty(),
-        "{of:?}: {trouble:?}"
+        !panicked && failure.is_none() && run.ledger.complaints.borrow().is_empty(),
+        "{of:?}: {failure:?}"
     );
 }
 
@@ -153,7 +153,7 @@ macro_rules! both_begin {
 }
 
 #[test]
-fn g0_two_that_write_the_same_records_do_not_mix() {
+fn g0_writes_of_two_transactions_do_not_mix() {
     everywhere(async |stage| {
         both_begin!(stage, one, other);
         stage.put(&mut one, X, 11).await.unwrap();
@@ -167,7 +167,7 @@ fn g0_two_that_write_the_same_records_do_not_mix() {
 }
 
 #[test]
-fn g1a_what_is_aborted_is_never_read() {
+fn g1a_aborted_writes_are_never_read() {
     everywhere(async |stage| {
         both_begin!(stage, one, other);
         stage.put(&mut one, X, 101).await.unwrap();
@@ -179,7 +179,7 @@ fn g1a_what_is_aborted_is_never_read() {
 }
 
 #[test]
-fn g1a_what_was_locked_and_is_undone_is_never_read() {
+fn g1a_writes_of_a_commit_that_is_rolled_back_are_never_read() {
     everywhere(async |stage| {
         both_begin!(stage, one, other);
         for (record, value) in [(X, 101), (Y, 102)] {
@@ -201,7 +201,7 @@ fn g1a_what_was_locked_and_is_undone_is_never_read() {
 }
 
 #[test]
-fn g1b_what_was_replaced_before_its_commit_is_never_read() {
+fn g1b_intermediate_writes_are_never_read() {
     everywhere(async |stage| {
         both_begin!(stage, one, other);
         stage.put(&mut one, X, 101).await.unwrap();
@@ -214,7 +214,7 @@ fn g1b_what_was_replaced_before_its_commit_is_never_read() {
 }
 
 #[test]
-fn g1c_two_do_not_read_what_the_other_writes() {
+fn g1c_concurrent_transactions_do_not_read_each_others_writes() {
     everywhere(async |stage| {
         both_begin!(stage, one, other);
         stage.put(&mut one, X, 11).await.unwrap();
@@ -228,7 +228,7 @@ fn g1c_two_do_not_read_what_the_other_writes() {
 }
 
 #[test]
-fn otv_a_transaction_that_was_observed_does_not_vanish() {
+fn otv_an_observed_transaction_does_not_vanish() {
     everywhere(async |stage| {
         both_begin!(stage, one, other);
         for (record, value) in [(X, 11), (Y, 19)] {
@@ -246,7 +246,7 @@ fn otv_a_transaction_that_was_observed_does_not_vanish() {
 }
 
 #[test]
-fn pmp_what_is_inserted_meanwhile_is_not_in_a_second_look_at_all_records() {
+fn pmp_a_second_scan_does_not_find_records_inserted_meanwhile() {
     everywhere(async |stage| {
         both_begin!(stage, one, other);
         let look = async |transaction: &Transaction<'_, Chosen>| {
@@ -307,14 +307,14 @@ fn write_skew_occurs() {
         assert_eq!(
             stage.now().await,
             [Some(11), Some(21)],
-            "both have committed what the other has not seen"
+            "each has committed a write that the other has not seen"
         );
     });
 }
 
 /// Two transactions write a record each at the same time, while sessions of both workers read both records.
 #[test]
-fn long_fork_nobody_sees_two_commits_in_the_order_in_which_nobody_else_does() {
+fn long_fork_all_sessions_see_two_commits_in_the_same_order() {
     const LOOKS: u64 = 60;
     everywhere(async |stage| {
         let write = async |worker: usize, record: u64| {

@@ -1,5 +1,5 @@
-//! The auditor starts when all clients have ended: every record must be unlocked and hold what the judge
-//! expects.
+//! The auditor starts when all clients have ended. It checks that every record is unlocked and holds what the
+//! judge expects.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::transacting::fates::Asked;
 
 /// Pause between two checks whether all clients have ended, and between two attempts.
 const PAUSE: Duration = Duration::from_micros(50);
-/// The last commits may not be published yet.
+/// Attempts to write a record: the last commits may not be published yet.
 const TRIES: u32 = 40;
 
 /// Waits for the clients to end, then writes and reads every record.
@@ -69,7 +69,8 @@ async fn audit(
             if is_written {
                 break;
             }
-            // Clients that ended without leaving their slots keep their chunks.
+            // Clients that ended without leaving their slots keep their chunks, so there may be no free
+            // block.
             auditor.be_frugal();
             run.world.sleep(PAUSE).await;
         }

@@ -12,50 +12,51 @@ use super::{MOST_TO_THE_EDGE, TIMESTAMP_BITS};
 
 /// A session patches its own last commit into a published cut, instead of waiting for one that has it.
 pub(super) const OWN_SLOT: &str = "own-slot-patched-into-the-cut";
-/// A transaction begins from its own scan of the slots' words.
+/// A transaction begins from the slots' words, which it reads itself, instead of from a published cut.
 pub(super) const UNPUBLISHED: &str = "begin-from-unpublished-scan";
 /// A transaction counts a record as locked whatever header its compare-and-swap found.
 pub(super) const VALIDATION: &str = "validation-skipped";
 /// A reader accepts data whose checksum is wrong.
 pub(super) const CHECKSUM: &str = "checksum-off";
 /// The slot's watermark reaches a commit before the commit is installed.
-pub(super) const SHOWN_FIRST: &str = "visibility-before-install";
+pub(super) const WATERMARK_FIRST: &str = "visibility-before-install";
 /// A transaction locks a record that another one has locked.
 pub(super) const LOCK_IGNORED: &str = "lock-bit-ignored";
 /// Records are locked before the log has their intents.
 pub(super) const LOCKED_FIRST: &str = "lock-before-intent";
 /// What a client has left is rolled back before its grants are fenced.
 pub(super) const UNFENCED: &str = "locks-released-before-fence";
-/// A slot gets its next client before what the last one left is rolled back.
+/// A slot gets its next client before what the last client left is rolled back.
 pub(super) const REUSED: &str = "slot-reused-before-rollback";
 
 /// The parts of a split oracle are read only once, although they may be published in between.
 pub(super) const PARTS_ONCE: &str = "partitions-read-one-after-another";
-/// A publisher's next cut lowers the counts of slots that stood still.
+/// A publisher's next cut has lower counts than the one before for slots that have made no commit.
 pub(super) const OUT_OF_ORDER: &str = "publish-out-of-order";
 
-/// A client writes its intents to one copy of its log only.
+/// A client writes its intents to only one copy of its log.
 pub(super) const ONE_COPY: &str = "one-log-copy-only";
-/// A slot's next client begins after the slot's word, not after the last count that its predecessor used.
+/// A slot's next client begins after the slot's watermark, not after the last count that its predecessor
+/// used.
 pub(super) const LEFT_BEHIND: &str = "counts-of-vanished-commits-used-again";
 /// A slot whose timestamps are used up begins again in the same generation.
 pub(super) const WRAPPED: &str = "slot-wrapped";
 /// The log space of a commit is freed when the commit finishes, rather than when the slot's watermark reaches
 /// it.
-pub(super) const FREED_EARLY: &str = "log-freed-before-shown";
-/// A recoverer writes its verdicts without the heads of the commits they are about.
+pub(super) const FREED_EARLY: &str = "log-freed-before-watermark";
+/// A recoverer writes its verdicts without the heads of the commits that they are about.
 pub(super) const BARE_VERDICT: &str = "verdict-without-head";
 /// A rollback unlocks a record before its data are restored.
 pub(super) const HEADER_FIRST: &str = "undone-header-before-data";
-/// A recoverer lets a slot continue right after its word, with counts that may have been used.
+/// A recovered slot continues right after its watermark, with counts that may have been used.
 pub(super) const SAME_GENERATION: &str = "generation-not-skipped";
 
-/// A recoverer lets a slot continue as if only as many counts had been given out as commits may be in flight.
-pub(super) const UNSHOWN_FORGOTTEN: &str = "counts-not-shown-used-again";
+/// A recovered slot continues as if no more counts had been given out than commits can be in flight.
+pub(super) const COUNTS_AHEAD_FORGOTTEN: &str = "counts-ahead-of-watermark-reused";
 
 /// A node executes operations that follow one it has refused because the memory was being moved.
 pub(super) const BUSY_FORGOTTEN: &str = "busy-forgotten";
-/// A place of a ring is overwritten though its version was not moved, and a snapshot may need it.
+/// A place of a ring is overwritten although its version was not moved and a snapshot may need it.
 pub(super) const MOVED_IGNORED: &str = "moved-bit-ignored";
 /// The horizon is the newest cut, whatever snapshots are open.
 pub(super) const AHEAD: &str = "gc-ahead-of-the-horizon";
@@ -63,20 +64,20 @@ pub(super) const AHEAD: &str = "gc-ahead-of-the-horizon";
 pub(super) const MARKED_FIRST: &str = "marked-as-moved-before-it-is-copied";
 /// A new version is written before the old one is in its ring.
 pub(super) const KEPT_LATE: &str = "installed-before-kept";
-/// The mover drops moved versions that the newest cut sees replaced, rather than those that the horizon sees
-/// replaced.
+/// The mover frees moved versions that the newest cut, rather than the horizon, sees replaced.
 pub(super) const GIVEN_UP: &str = "moved-version-given-up-too-early";
 /// A worker takes its first snapshots before it announces itself.
 pub(super) const ANNOUNCED_LATE: &str = "snapshot-announced-after-it-is-taken";
-/// A worker announces its progress while a write that it has abandoned half-way may still land. A test of its
-/// own checks this: no run of the scenario reuses the memory of a table for another.
-pub(super) const LOOSE_FORGOTTEN: &str = "loose-ends-forgotten";
-/// A worker announces its progress past snapshots that it still has open.
+/// A worker announces its progress while a write that it has abandoned half-way may still land. This mutation
+/// has a test of its own, because no run of the scenario reuses the memory of one table for another.
+pub(super) const IN_FLIGHT_FORGOTTEN: &str = "in-flight-writes-forgotten";
+/// A worker announces its latest cut while older snapshots of it are open.
 pub(super) const OPEN_FORGOTTEN: &str = "open-snapshots-not-announced";
 
-/// A block is overwritten though a snapshot may need the version that points to it.
+/// A block is overwritten although a snapshot may need the version that points to it.
 pub(super) const BLOCK_REUSED: &str = "block-reused-before-horizon";
-/// A payload is written to its block only when the slot's watermark has reached the commit that points to it.
+/// A payload is written to its block only after the slot's watermark has reached the commit that points to
+/// it.
 pub(super) const PAYLOAD_LATE: &str = "payload-after-intent";
 /// A reader accepts a payload whose checksum is wrong.
 pub(super) const PAYLOAD_CHECKSUM: &str = "pointer-checksum-off";
@@ -88,7 +89,7 @@ pub(super) const MUTATIONS: &[&str] = &[
     UNPUBLISHED,
     VALIDATION,
     CHECKSUM,
-    SHOWN_FIRST,
+    WATERMARK_FIRST,
     LOCK_IGNORED,
     LOCKED_FIRST,
     UNFENCED,
@@ -102,7 +103,7 @@ pub(super) const MUTATIONS: &[&str] = &[
     BARE_VERDICT,
     HEADER_FIRST,
     SAME_GENERATION,
-    UNSHOWN_FORGOTTEN,
+    COUNTS_AHEAD_FORGOTTEN,
     BUSY_FORGOTTEN,
     MOVED_IGNORED,
     AHEAD,
@@ -121,12 +122,12 @@ thread_local! {
     static BROKEN: Cell<Option<&'static str>> = const { Cell::new(None) };
 }
 
-/// Selects the mutation of the runs of this thread from now on.
+/// Selects the mutation for all later runs of this thread.
 pub(crate) fn set(mutation: Option<&'static str>) {
     BROKEN.set(mutation);
 }
 
-/// Whether this run has that mutation.
+/// Whether the current run has this mutation.
 pub(crate) fn is(mutation: &str) -> bool {
     BROKEN.get() == Some(mutation)
 }
@@ -170,7 +171,7 @@ impl Rules for Chosen {
     }
 
     fn settles_first() -> bool {
-        !is(LOOSE_FORGOTTEN) && Shipped::settles_first()
+        !is(IN_FLIGHT_FORGOTTEN) && Shipped::settles_first()
     }
 
     fn horizon_up_to(least: u64) -> u64 {
@@ -226,7 +227,7 @@ impl Rules for Chosen {
     }
 
     fn installs_first() -> bool {
-        !is(SHOWN_FIRST) && Shipped::installs_first()
+        !is(WATERMARK_FIRST) && Shipped::installs_first()
     }
 
     fn copies_logged() -> usize {
@@ -236,8 +237,8 @@ impl Rules for Chosen {
     fn numbered(version: Version) -> Version {
         let generation = version.count() >> TIMESTAMP_BITS;
         let timestamp = version.count() & ((1 << TIMESTAMP_BITS) - 1);
-        // A run makes few commits. A small timestamp in a later generation comes from a wrapped count or a
-        // later client.
+        // A run makes few commits, so a small timestamp in a later generation belongs to a slot that has used
+        // up its timestamps, or to a later client.
         let before = generation.checked_sub(1).filter(|_| is(WRAPPED) && timestamp < MOST_TO_THE_EDGE);
         let wrapped =
             before.and_then(|before| Version::new(version.slot(), before << TIMESTAMP_BITS | timestamp));
@@ -259,7 +260,7 @@ impl Rules for Chosen {
     fn behind_what_is_in_doubt(word: u64) -> Option<u64> {
         match () {
             () if is(SAME_GENERATION) => Some(word),
-            () if is(UNSHOWN_FORGOTTEN) => next_generation(word + MAX_COMMITS_UNDER_WAY as u64),
+            () if is(COUNTS_AHEAD_FORGOTTEN) => next_generation(word + MAX_COMMITS_UNDER_WAY as u64),
             () => Shipped::behind_what_is_in_doubt(word),
         }
     }

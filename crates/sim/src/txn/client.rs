@@ -23,15 +23,16 @@ use crate::transacting::{Stopped, Transactor};
 const ROUNDS: u64 = 12;
 /// Records that a transaction touches at most.
 const MOST_RECORDS: u64 = 5;
-/// Rounds, in thousandths, before which a session idles, and for how long at most.
+/// The share of rounds before which a session idles, in thousandths, and the longest idle time.
 const IDLES_PERMILLE: u32 = 100;
 const MOST_IDLE_NS: u64 = 100_000;
 
-/// Where sessions abandon transactions: how many, in thousandths, and after how long at most.
+/// In runs in which sessions abandon transactions: the share of those, in thousandths, and the longest time
+/// until a session abandons one.
 const GIVEN_UP_PERMILLE: u32 = 60;
 const MOST_PATIENCE_NS: u64 = 80_000;
-/// Where sessions abandon transactions: how many, in thousandths, follow many others that the session has
-/// only prepared and abandoned.
+/// In the same runs, the share of transactions, in thousandths, before which the session prepares and
+/// abandons many others.
 const WASTES_PERMILLE: u32 = 80;
 
 /// Starts a client in a slot whose last commit is `last`, with one to three sessions.
@@ -83,9 +84,9 @@ struct Shared {
     run: Rc<Run>,
     slot: u16,
     grant: Epoch,
-    /// Another client takes the slot when this one has left it.
+    /// When this client has left the slot, another client takes it.
     is_followed: bool,
-    /// Sessions that have not ended, and the task that makes workers without sessions leave.
+    /// Sessions that have not ended; one more until workers without sessions have left.
     left: Cell<usize>,
     /// The worker with which the last session leaves the slot.
     worker: RefCell<Option<Rc<Worker<Chosen>>>>,
@@ -93,7 +94,7 @@ struct Shared {
 }
 
 impl Shared {
-    /// Called when one of them has ended.
+    /// Called when one of these has ended. After the last one, the client may leave its slot.
     async fn ended(&self) {
         self.left.set(self.left.get() - 1);
         if self.left.get() > 0 {
@@ -121,7 +122,8 @@ impl Shared {
         match left {
             Ok(last) => {
                 if self.run.word(self.slot) != last {
-                    self.run.complain(format!("slot {} was left, and its word has less", self.slot));
+                    self.run
+                        .complain(format!("slot {} was left, but its word is not its last count", self.slot));
                 }
                 self.run.seat(self.slot, None);
                 Some(if broken::is(broken::LEFT_BEHIND) { word } else { last })
@@ -155,7 +157,7 @@ fn gives_up(run: &Rc<Run>, slot: u16, grant: Epoch, why: &str) {
         return;
     }
     if run.faults.stop_clients() {
-        recovering::look_after(run, slot, grant);
+        recovering::recover_seat(run, slot, grant);
     } else {
         run.complain(format!("the client of slot {slot} cannot go on: {why}"));
     }
@@ -196,8 +198,8 @@ impl Client {
                 gives_up(&self.run, self.slot, self.grant, &why);
                 break;
             }
-            // After using counts up without a trace the session writes, and the write is abandoned, perhaps
-            // in the middle of its commit.
+            // After using up counts without a trace, the session writes, and abandons the write, perhaps in
+            // the middle of the commit.
             let is_only_reading = !wastes && self.transactor.random.chance(400);
             let records: Vec<_> = (0..1 + self.transactor.random.below(MOST_RECORDS))
                 .map(|_| {
@@ -232,7 +234,7 @@ impl Client {
         leave(&self.run, (self.slot, self.grant), worker).await;
     }
 
-    /// From now on writes only short payloads: there may be no room for long ones.
+    /// Makes the client write only short payloads from now on, because there may be no room for long ones.
     pub(super) fn be_frugal(&mut self) {
         self.transactor.may_write = is_short;
     }
@@ -254,7 +256,8 @@ impl Client {
     ) -> Result<bool, String> {
         match self.transactor.transact(worker, session, records).await {
             Ok(is_committed) => Ok(is_committed),
-            // The transaction merely did not commit. Its earlier reads are judged all the same.
+            // A client that was declared dead loses its announcements, so its snapshot may become too old.
+            // Its earlier reads are judged all the same.
             Err(Stopped::Read(ReadError::SnapshotTooOld))
                 if is_given_up(&self.run, self.slot, self.grant) =>
             {

@@ -1,5 +1,5 @@
-//! The collector of a run. It announces which versions are no longer needed, and moves those that may be
-//! needed out of rings. It dies now and then, or is declared dead, and another collector takes over.
+//! The collector of a run. It publishes the horizon, and moves old versions that may be needed out of rings.
+//! It dies now and then, or is declared dead, and another collector takes over.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -75,7 +75,7 @@ async fn collects(
     let Access { memory, grant } = run.access(process, place, grant).await?;
     let (oracle, horizon, table) = (run.oracle(grant), run.horizon(grant), run.table(grant));
     let random = RefCell::new(run.random());
-    // Now and then the mover skips the table for a while. Later it has to find what lies there.
+    // Now and then the mover skips the table for a while. It must find the old versions there later.
     let tables = async |_: &Cut| {
         let is_there = random.borrow_mut().chance(900);
         Ok::<_, MemoryError>(Some(Vec::from_iter(is_there.then(|| table.clone()))))

@@ -1,7 +1,7 @@
-//! Step-by-step tests of counts that a slot has given out and its word has not reached.
+//! Step-by-step tests of counts that a slot has given out and that its watermark has not reached.
 
 use farpool_txn::recovery::{Fate, Recovered, fate, recover_by};
-use farpool_txn::{CommitError, MAX_COUNTS_UNSHOWN, ReadError, Session, Worker};
+use farpool_txn::{CommitError, MAX_COUNTS_AHEAD, ReadError, Session, Worker};
 use farpool_wire::{Slot, Version};
 use futures_util::future::select;
 
@@ -10,7 +10,7 @@ use super::*;
 
 /// Distance of the slot's first word from the edge of its generation.
 const TO_THE_EDGE: u64 = 100;
-/// Number of counts given to transactions that leave no trace.
+/// The number of counts that go to abandoned transactions, which leave no trace.
 const GIVEN_UP: u64 = 150;
 const EDGE: u64 = 1 << TIMESTAMP_BITS;
 
@@ -24,8 +24,8 @@ struct Stage {
     process: ProcessId,
     place: (HostId, Path),
     slot: Slot,
-    carer: Access,
-    /// The grant of the present client.
+    recoverer: Access,
+    /// The grant of the current client.
     grant: Cell<Epoch>,
 }
 
@@ -42,13 +42,13 @@ impl Stage {
     /// Evicts the client and recovers the slot.
     async fn recover(&self) -> Recovered {
         self.run.fence(self.grant.get(), &mut Random::new(1, 2)).await;
-        let Access { memory, grant } = &self.carer;
+        let Access { memory, grant } = &self.recoverer;
         let (oracle, log) = (self.run.oracle(*grant), self.run.log(0, *grant));
         recover_by::<Chosen>(memory, &oracle, &log, self.slot).await.unwrap()
     }
 
     async fn fate(&self, version: Version) -> Fate {
-        let Access { memory, grant } = &self.carer;
+        let Access { memory, grant } = &self.recoverer;
         fate(memory, &self.run.oracle(*grant), &self.run.log(0, *grant), version).await.unwrap()
     }
 }
@@ -69,8 +69,8 @@ async fn give_up(worker: &Worker<Chosen>, table: &Table, many: u64) {
     }
 }
 
-/// Leaves a commit in doubt: its client abandons it `after` it has begun. Returns the version that the commit
-/// would have.
+/// Leaves a commit in doubt: the client abandons it when it has run for the time `after`. Returns the version
+/// of the commit.
 async fn leave_in_doubt(run: &Run, worker: &Worker<Chosen>, table: &Table, after: Duration) -> Version {
     let mut session = Session::new();
     let mut transaction = worker.begin(&mut session).await.unwrap();
@@ -81,7 +81,8 @@ async fn leave_in_doubt(run: &Run, worker: &Worker<Chosen>, table: &Table, after
     version
 }
 
-/// Commits a write. `None`: the record stays locked, or every try conflicts.
+/// Commits a write. Returns `None` if every try fails, because the record stays locked or the commit
+/// conflicts.
 async fn commit(run: &Run, worker: &Worker<Chosen>, table: &Table) -> Option<Version> {
     for _ in 0..TRIES {
         let mut session = Session::new();
@@ -112,24 +113,24 @@ fn on_stage(task: impl AsyncFnOnce(&Stage) + 'static) {
     let process = world.add_process(place.0);
     let here = run.clone();
     run.tasks.spawn(process, async move {
-        let carer = here.access(process, place, here.grant()).await.unwrap();
+        let recoverer = here.access(process, place, here.grant()).await.unwrap();
         let stage = Stage {
             run: here.clone(),
             process,
             place,
             slot: Slot::new(0).unwrap(),
-            carer,
+            recoverer,
             grant: Cell::new(OWNER),
         };
         task(&stage).await;
         here.is_over.set(true);
     });
-    let (panicked, trouble) = run_to_end(executor, RUN_NS, || 0);
-    assert!(!panicked && trouble.is_none(), "{trouble:?}");
+    let (panicked, failure) = run_to_end(executor, RUN_NS, || 0);
+    assert!(!panicked && failure.is_none(), "{failure:?}");
 }
 
-/// The number of timings for which a version in doubt was committed again, or its fate changed. A timing is
-/// the point within its commit at which the client abandons it.
+/// The number of timings for which a version in doubt was used by another commit, or for which its fate
+/// changed. A timing is the point within the commit at which the client abandons it.
 fn used_twice(mutation: Option<&'static str>) -> u32 {
     const TIMINGS_NS: [u64; 6] = [0, 3_000, 8_000, 14_000, 20_000, 26_000];
     broken::set(mutation);
@@ -164,20 +165,20 @@ fn used_twice(mutation: Option<&'static str>) -> u32 {
 #[test]
 fn counts_of_the_next_generation_are_not_given_out_again_after_a_recovery() {
     assert_eq!(used_twice(None), 0);
-    assert!(used_twice(Some(broken::UNSHOWN_FORGOTTEN)) > 3, "the test notices nothing");
+    assert!(used_twice(Some(broken::COUNTS_AHEAD_FORGOTTEN)) > 3, "the test does not notice the mutation");
 }
 
 #[test]
-fn a_slot_with_only_given_up_transactions_shows_its_counts_before_too_many_are_used() {
+fn the_watermark_follows_the_counts_of_a_slot_with_only_abandoned_transactions() {
     on_stage(async |stage| {
         let first = EDGE - TO_THE_EDGE;
         let (worker, table) = stage.client(first).await;
-        for many in 1..=4 * MAX_COUNTS_UNSHOWN {
+        for many in 1..=4 * MAX_COUNTS_AHEAD {
             give_up(&worker, &table, 1).await;
-            let shown = stage.run.word(0);
-            assert!(first + many - shown <= MAX_COUNTS_UNSHOWN, "{many} counts used, {shown} shown");
+            let word = stage.run.word(0);
+            assert!(first + many - word <= MAX_COUNTS_AHEAD, "{many} counts used, watermark {word}");
         }
         let last = commit(&stage.run, &worker, &table).await;
-        assert_eq!(last.unwrap().count(), first + 4 * MAX_COUNTS_UNSHOWN + 1);
+        assert_eq!(last.unwrap().count(), first + 4 * MAX_COUNTS_AHEAD + 1);
     });
 }

@@ -1,4 +1,5 @@
-//! While the run goes on, asks for the outcomes of commits that are indeterminate to their clients.
+//! A process that asks, while the run goes on, for the outcomes of commits that are in doubt for their
+//! clients.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -30,7 +31,7 @@ pub(super) fn start(run: &Rc<Run>) {
             Ok::<_, farpool_txn::recovery::RecoveryError>(())
         };
         if let Err(error) = asked.await {
-            here.complain(format!("nobody can be asked: {error}"));
+            here.complain(format!("the outcomes of commits cannot be asked for: {error}"));
         }
     });
 }

@@ -1,16 +1,16 @@
 //! A run's history in the form that third-party checkers read (Elle's JSON, the workload *list-append*), for
 //! a second opinion.
 //!
-//! A record counts as the list of all commits that have written it, each after the one that it saw and
-//! replaced. So a read of a version is a read of such a list. The reads of a transaction that did not commit
-//! form a transaction of their own, since they come from one snapshot.
+//! A record counts as the list of all commits that have written it: each commit comes after the one whose
+//! version it replaced. So a read of a version is a read of such a list. The reads of a transaction that did
+//! not commit form a transaction of their own, since they come from one snapshot.
 
 use std::collections::BTreeMap;
 
 use farpool_txn::judge::{Outcome, Record, Transaction};
 use farpool_wire::Version;
 
-/// One operation a line; each transaction's invocation comes right before its completion.
+/// Returns one operation a line. The invocation of each transaction comes right before its completion.
 pub(super) fn lines(history: &[Transaction]) -> Vec<String> {
     let replaced = Replaced::of(history);
     let mut lines = Vec::new();
@@ -32,8 +32,8 @@ pub(super) fn lines(history: &[Transaction]) -> Vec<String> {
             Outcome::Aborted => push(&mut lines, process, "ok", &reads),
             Outcome::Unknown(version) => {
                 push(&mut lines, process, "ok", &reads);
-                // By convention a process that does not know the outcome of its operation continues under
-                // another name.
+                // By convention a process does not continue under its name after an operation with an
+                // unknown outcome, so the writes get a process of their own.
                 let doubter = DOUBTERS + lines.len() as u64;
                 push(&mut lines, doubter, "info", &appends(version));
             }
@@ -42,8 +42,8 @@ pub(super) fn lines(history: &[Transaction]) -> Vec<String> {
     lines
 }
 
-/// The least name of processes that run a single transaction and never learn its outcome. Names of sessions
-/// are smaller.
+/// The lowest name of processes that run a single transaction and never learn its outcome. Names of sessions
+/// are lower.
 const DOUBTERS: u64 = 1 << 40;
 
 fn push(lines: &mut Vec<String>, process: u64, ends_as: &str, operations: &[String]) {
@@ -82,7 +82,7 @@ impl Replaced {
     fn list(&self, record: Record, version: Version) -> String {
         let mut versions = Vec::new();
         let mut last = version;
-        // The list is no longer than the number of versions, so that a cycle ends as well.
+        // No list has more entries than there are versions. This limit ends the loop even in a cycle.
         while last != Version::INITIAL && versions.len() <= self.0.len() {
             versions.push(name(last).to_string());
             last = self.0.get(&(record, last)).copied().unwrap_or(Version::INITIAL);

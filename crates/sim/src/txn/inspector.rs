@@ -1,8 +1,9 @@
-//! Inspects far memory from outside every now and then: whenever clients die, what they have left there must
-//! suffice to roll it back.
+//! Inspects far memory from outside every now and then. Clients may die at any moment, so what they have
+//! written there must always suffice for a rollback.
 //!
-//! If a record's header names a commit that its slot's word has not reached, locked or not, that commit's
-//! intents name the record, whole in both copies of the slot's log (`docs/src/txn.md`, *committing*).
+//! If a record's header, locked or not, names a commit that the slot's watermark has not reached, both copies
+//! of the slot's log hold the commit's intents whole, and these name the record (`docs/src/txn.md`,
+//! *committing*).
 
 use std::rc::Rc;
 use std::time::Duration;

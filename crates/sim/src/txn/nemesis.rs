@@ -1,4 +1,5 @@
-//! Faults of clients: they die, stop, or are declared dead while they live.
+//! Faults of clients and of what they store: clients die, stop, are cut off, or are declared dead while they
+//! live; bits of records flip.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -23,11 +24,11 @@ const LOOK_PAUSE: Duration = Duration::from_nanos(700);
 pub(super) struct Kinds {
     /// Accesses are refused while a region's memory moves.
     pub(super) moves_take_time: bool,
-    /// Clients are cut off from nodes, for longer or shorter than they wait for an answer.
+    /// Clients are cut off from nodes, for longer than they wait for an answer or for less.
     pub(super) cuts: bool,
     /// Clients abandon transactions half-way.
     pub(super) drops: bool,
-    /// Bits of records flip. No other fault occurs then.
+    /// Bits of records flip. In such a run no client dies, stops, is cut off or is declared dead.
     pub(super) damage: bool,
 }
 
@@ -40,7 +41,7 @@ impl Kinds {
         Kinds { moves_take_time: is_drawn(400), cuts: is_drawn(300), drops: is_drawn(300), damage: false }
     }
 
-    /// Whether a client may find that it cannot continue, and ask for its slot to be recovered.
+    /// Whether a client may find that it cannot continue, so that its slot has to be recovered.
     pub(super) fn stop_clients(self) -> bool {
         self.cuts || self.drops
     }
@@ -107,14 +108,14 @@ async fn happen(run: Rc<Run>, slot: u16, mishap: Mishap, after: Duration, notice
         Mishap::Death | Mishap::DeathHalfLogged => {
             run.tasks.kill(life.process);
             run.world.sleep(noticed_after).await;
-            recovering::look_after(&run, slot, life.grant);
+            recovering::recover_seat(&run, slot, life.grant);
         }
         Mishap::Stop(lasting) => {
             run.world.pause(life.process, lasting);
             run.world.sleep(noticed_after).await;
-            recovering::look_after(&run, slot, life.grant);
+            recovering::recover_seat(&run, slot, life.grant);
         }
-        Mishap::Suspicion => recovering::look_after(&run, slot, life.grant),
+        Mishap::Suspicion => recovering::recover_seat(&run, slot, life.grant),
         Mishap::Cut(node, lasting) => {
             let (client, node) = (run.world.host_of(life.process), run.nodes[node].host);
             if client != node {
@@ -127,7 +128,8 @@ async fn happen(run: Rc<Run>, slot: u16, mishap: Mishap, after: Duration, notice
     }
 }
 
-/// Moves the memory of the nodes' records, on behalf of a grant outside this run.
+/// Moves the memory of the nodes' records, as a node does when it fences a grant that has no part in this
+/// run.
 async fn move_records(run: Rc<Run>, after: Duration) {
     run.world.sleep(after).await;
     for node in run.nodes.iter().filter(|node| node.is_whole) {
@@ -135,8 +137,8 @@ async fn move_records(run: Rc<Run>, after: Duration) {
     }
 }
 
-/// Flips a bit of a checksum or of data. In headers, in words that name versions, and in ring counters
-/// nothing would detect the damage.
+/// Flips a bit of a checksum or of data. Headers, words that name versions, and ring counters stay as they
+/// are: nothing would detect damage there.
 fn damage(run: &Run, where_to: u64) {
     let mut random = Random::new(where_to, 1);
     let record = random.below(run.records.records());
@@ -161,8 +163,8 @@ fn damage(run: &Run, where_to: u64) {
     run.touch(piece.region, AccessKind::Write, &mut |memory| memory.store(at, damaged));
 }
 
-/// Waits until one copy of a slot's log has a head where the other still has the head of a commit that has
-/// vanished. Gives up after a limited time.
+/// Waits until one copy of a slot's log has a new head in a place where the other copy still has the head of
+/// a commit that was rolled back. Gives up after [`LOOKS`] checks.
 async fn half_a_head(run: &Run, slot: u16) {
     let is_now = || {
         let log = run.log(slot, OWNER);

@@ -1,5 +1,5 @@
 //! The oracle of a run, whole or split over nodes, and the compute servers. The workers of a server may share
-//! a slot, and may begin from what a fetch thread has read. In the simulator a thread is a task with an
+//! a slot, and may begin from cuts that a fetch thread has read. In the simulator a thread is a task with an
 //! endpoint of its own.
 
 use std::rc::Rc;
@@ -18,9 +18,9 @@ use super::{Access, Run, place};
 const MOST_PARTS: u64 = 3;
 /// Workers of a compute server, at most.
 pub(super) const MOST_WORKERS: u16 = 3;
-/// Pause of a fetch thread after each look.
+/// The pause of a fetch thread after each read of the oracle.
 const FETCH_PAUSE: Duration = Duration::from_micros(3);
-/// Duration of a look at all parts while nothing is late.
+/// The time that it takes to read all parts while nothing is late.
 const LOOK: Duration = Duration::from_micros(12);
 
 /// Draws the number of parts of a run's oracle.
@@ -54,7 +54,7 @@ pub(super) fn start_publishers(run: &Rc<Run>, random: &mut Random) {
 pub(super) struct Server {
     /// Workers that share its slot.
     workers: u16,
-    /// Whether they begin from what a fetch thread has read.
+    /// Whether its transactions begin from cuts that a fetch thread has read.
     fetches: bool,
 }
 
@@ -106,14 +106,14 @@ pub(super) fn first_place(slot: u16) -> u16 {
     slot * MOST_WORKERS
 }
 
-/// Starts a process's fetch thread. It ends with the process, or when the run is over.
+/// Starts a process's fetch thread. It ends with the process, or when the run has finished.
 fn start_fetching(run: &Rc<Run>, process: ProcessId, Access { memory, grant }: Access) -> Arc<Fetched> {
     let fetched = Arc::new(Fetched::new());
     let (here, into) = (run.clone(), fetched.clone());
     run.tasks.spawn(process, async move {
         let oracle = here.oracle(grant);
         let done = fetch::<Chosen>(&memory, &oracle, &into, FETCH_PAUSE, || here.is_over.get()).await;
-        // If it is fenced, its workers find that no newer cut arrives.
+        // In a run with faults it may be fenced; then its workers notice that no newer cut arrives.
         if let Err(error) = done
             && !here.has_mishaps.get()
         {

@@ -17,7 +17,7 @@ use super::{DATA_WORDS, ORACLE, OWNER, RECORDS, REGION_BYTES, REGIONS, Run};
 
 /// Runs with long payloads, in thousandths.
 const LONG_PERMILLE: u32 = 500;
-/// Chunks of each node, at least, and how many more at most: too few for all, or room for everything.
+/// The fewest chunks of a node, and how many more there may be: from too few for all payloads to enough.
 const LEAST_CHUNKS: u64 = 4;
 const MORE_CHUNKS: u64 = 16;
 /// Bytes of a chunk: room for two blocks of the largest class in use, or for fourteen of the smallest.
@@ -81,14 +81,14 @@ impl Run {
         self.piece(node, RECORDS, grant, SLAB_START)
     }
 
-    /// The slab, as the threads of a client work with it.
+    /// The slab that the threads of one client share, if the run has a slab.
     pub(super) fn slab(&self, grant: Epoch) -> Option<Arc<Slab>> {
         let pieces = (0..self.nodes.len()).map(|node| self.slab_piece(node, grant)).collect();
         self.slab.map(|layout| Slab::new(pieces, layout, self.members(grant), grant).expect("a few chunks"))
     }
 
-    /// Draws a word of the payload of the record's current version, if the payload is in a block. Returns its
-    /// region and its place there.
+    /// Draws a word of the payload of the record's current version, if the payload is in a block. Returns the
+    /// slab's piece and the word's place in it.
     pub(super) fn word_of_payload(
         &self,
         node: usize,

@@ -1,5 +1,5 @@
 //! The recoverer of a slot whose client has died or was declared dead. It fences the client, rolls back what
-//! the client left, and gives the slot to the next one. If the recoverer dies, another one starts again.
+//! the client left, and gives the slot to the next client. If the recoverer dies, another one starts again.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -24,7 +24,7 @@ const TRIES: u32 = 4;
 const PAUSE: Duration = Duration::from_micros(20);
 
 /// Starts the recovery of a slot whose client has that grant, unless it has already started.
-pub(super) fn look_after(run: &Rc<Run>, slot: u16, grant: Epoch) {
+pub(super) fn recover_seat(run: &Rc<Run>, slot: u16, grant: Epoch) {
     {
         let mut lives = run.lives.borrow_mut();
         let life = lives.get_mut(&slot).expect("every slot has had a client");
@@ -41,7 +41,8 @@ pub(super) fn look_after(run: &Rc<Run>, slot: u16, grant: Epoch) {
     run.tasks.spawn(nowhere, recovering.go_on());
 }
 
-/// If the copies lie on two nodes, one of them may be lost, once.
+/// Draws the copy of the log that the recoverer cannot reach, if any. This needs two nodes, and happens to a
+/// copy only once.
 fn lost_copy(run: &Run, slot: u16, random: &mut Random) -> Option<usize> {
     let copy = random.index(2);
     let may_be_lost = run.nodes.len() > 1 && !run.replaced.borrow().contains(&(slot, copy));
@@ -52,7 +53,7 @@ struct Recovering {
     run: Rc<Run>,
     slot: u16,
     grant: Epoch,
-    /// The copy of the log that no recoverer of the slot reaches now.
+    /// The copy of the log that no recoverer of the slot can reach.
     lost_copy: Option<usize>,
     random: Random,
     _staying: Staying,
@@ -79,7 +80,7 @@ impl Recovering {
             }
         }
         let Some(last) = last else {
-            return run.complain(format!("nobody could look after slot {}", self.slot));
+            return run.complain(format!("every recoverer of slot {} failed", self.slot));
         };
         if !broken::is(broken::REUSED) {
             run.seat(self.slot, None);
@@ -90,7 +91,7 @@ impl Recovering {
         }
     }
 
-    /// One process tries to recover the slot. `None`: the process has died.
+    /// One process tries to recover the slot. Returns `None` if the process has died.
     async fn try_once(&mut self, dies: bool) -> Option<u64> {
         let run = self.run.clone();
         let place = place(&run, &mut self.random);
@@ -111,7 +112,7 @@ impl Recovering {
             };
             match recovered.await {
                 Ok(last) => done.set(Some(last)),
-                Err(error) => here.complain(format!("slot {slot} cannot be looked after: {error}")),
+                Err(error) => here.complain(format!("slot {slot} cannot be recovered: {error}")),
             }
         });
         match dies_after {
@@ -130,7 +131,8 @@ impl Recovering {
     }
 }
 
-/// Rolls back what a slot's client has left in flight, and finds out the outcome of each of its commits.
+/// Rolls back the commits that a slot's client has left in flight, and finds out the outcome of each commit.
+/// Returns the count after which the next client begins.
 async fn recover_slot(run: &Rc<Run>, access: &Access, slot: u16) -> Result<u64, RecoveryError> {
     let slot_of = Slot::new(slot).expect("a few slots");
     let oracle = run.oracle(access.grant);

@@ -7,7 +7,7 @@ use farpool_wire::Slot;
 use super::broken::Chosen;
 use super::*;
 
-/// Attempts of a writer that finds no room while it should find some.
+/// The most attempts of a writer for which there should be room.
 const TRIES: u32 = 50;
 const PAUSE: Duration = Duration::from_micros(20);
 
@@ -48,11 +48,11 @@ pub(super) fn in_order_with(
         worker.leave().await.unwrap();
         here.is_over.set(true);
     });
-    let (panicked, trouble) = run_to_end(executor, RUN_NS, || 0);
-    assert!(!panicked && trouble.is_none() && run.ledger.complaints.borrow().is_empty(), "{trouble:?}");
+    let (panicked, failure) = run_to_end(executor, RUN_NS, || 0);
+    assert!(!panicked && failure.is_none() && run.ledger.complaints.borrow().is_empty(), "{failure:?}");
 }
 
-/// Writes the record, if there is room for what it replaces.
+/// Writes the record, if its ring has room for the version that is replaced. Returns whether it did.
 async fn write_once(run: &Run, worker: &Worker<Chosen>, session: &mut Session, value: u8) -> bool {
     let table = run.table(worker.memory().whole(RECORD_REGION).unwrap().epoch);
     let mut transaction = worker.begin(session).await.unwrap();
@@ -76,7 +76,7 @@ async fn write(run: &Run, worker: &Worker<Chosen>, session: &mut Session, value:
 const RECORD_REGION: RegionId = RegionId { node: NodeId(1), index: RECORDS };
 
 #[test]
-fn a_snapshot_that_is_older_than_the_ring_reads_what_was_moved() {
+fn a_snapshot_older_than_the_ring_reads_a_moved_version() {
     in_order(1, 8, async |run, worker| {
         let (mut session, mut old) = (Session::new(), Session::new());
         write(run, worker, &mut session, 1).await;
@@ -92,7 +92,7 @@ fn a_snapshot_that_is_older_than_the_ring_reads_what_was_moved() {
 }
 
 #[test]
-fn a_version_that_was_moved_is_found_where_its_place_is_about_to_be_written() {
+fn a_moved_version_is_found_while_its_place_in_the_ring_is_being_overwritten() {
     in_order(1, 8, async |run, worker| {
         let (mut session, mut old) = (Session::new(), Session::new());
         write(run, worker, &mut session, 1).await;
@@ -117,7 +117,7 @@ fn a_version_that_was_moved_is_found_where_its_place_is_about_to_be_written() {
             run.world.sleep(PAUSE).await;
         }
         assert!(is_moved());
-        // As left by a writer that dies after the first word of a version's data.
+        // What a writer leaves that dies after it has written the first word of a version's data.
         let place = run.records.old(0, 1).start;
         let regions = &run.nodes[0].memory.regions;
         let written = regions
@@ -130,7 +130,7 @@ fn a_version_that_was_moved_is_found_where_its_place_is_about_to_be_written() {
 }
 
 #[test]
-fn writers_wait_for_old_snapshots_where_there_is_no_room_and_go_on_behind_them() {
+fn writers_without_room_wait_until_old_snapshots_have_ended() {
     in_order(2, 2, async |run, worker| {
         let (mut session, mut old) = (Session::new(), Session::new());
         let snapshot = worker.begin(&mut old).await.unwrap();

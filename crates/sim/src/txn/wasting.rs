@@ -1,16 +1,17 @@
-//! Sessions that prepare transactions and abandon them. These use counts of their slot and leave no trace in
-//! far memory.
+//! Sessions that prepare transactions and abandon them. Such a transaction uses a count of its slot and
+//! leaves no trace in far memory.
 
 use farpool_txn::{CommitError, ReadError, Session, Table, Worker};
 
 use super::broken::Chosen;
 use super::{FAR_TO_THE_EDGE, TIMESTAMP_BITS};
 
-/// Transactions to abandon, at most: the edge may be so far away, and others of the slot commit meanwhile.
+/// The most transactions to begin: as many as it takes to reach the edge, and some more, because some prepare
+/// nothing.
 const MOST: u64 = FAR_TO_THE_EDGE + 20;
 
-/// Prepares and abandons transactions until the slot gives out counts of its next generation. If that is far
-/// away, prepares only one.
+/// Prepares and abandons transactions until the slot gives out counts of its next generation. If the edge is
+/// farther than [`FAR_TO_THE_EDGE`], prepares only one.
 pub(super) async fn use_up_counts(worker: &Worker<Chosen>, table: &Table) -> Result<(), String> {
     let mut session = Session::new();
     for _ in 0..MOST {
@@ -18,7 +19,7 @@ pub(super) async fn use_up_counts(worker: &Worker<Chosen>, table: &Table) -> Res
         let mut transaction = begun.map_err(|error| error.to_string())?;
         match transaction.write(table, 0, None).await {
             Ok(_) => {}
-            // Like a transaction that does nothing else, the write is not tried again.
+            // The write is not tried again: the next transaction begins.
             Err(ReadError::Conflict | ReadError::RingFull | ReadError::NoSpace { .. }) => continue,
             Err(ReadError::SnapshotTooOld | ReadError::Damaged) => return Ok(()),
             Err(error) => return Err(error.to_string()),

@@ -4,16 +4,16 @@ use super::key::KeyHash;
 use super::layout::MOST_ENTRIES;
 
 const WORD_BYTES: usize = size_of::<u64>();
-/// Bits of a bucket's or record's number, from one on; zero is none.
+/// Bits of a bucket's or record's number plus one; zero stands for none.
 pub(super) const NUMBER_BITS: u32 = 43;
-/// Bits of a key's hash in its entry. Between them and the number is one that is zero: for entries that are
-/// taken away.
+/// Bits of a key's hash in its entry. The bit between them and the number is zero: it is reserved for
+/// removing entries.
 pub(super) const HASH_BITS: u32 = 20;
-/// How often keys of one home are parted: once by each bit that entries show.
+/// Most splits below a home bucket: one for each bit of the hash that entries show.
 pub const MOST_DEPTH: u32 = HASH_BITS;
 const NUMBER: u64 = (1 << NUMBER_BITS) - 1;
 
-/// An entry that is not empty: whose record it names, and what it shows of the key's hash.
+/// An entry that is not empty: the number of a record, and some bits of its key's hash.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Entry(u64);
 
@@ -24,12 +24,12 @@ impl Entry {
         Entry((hash.shown() << (u64::BITS - HASH_BITS)) | (number + 1))
     }
 
-    /// As it lies in its bucket.
+    /// The entry's word in its bucket.
     pub fn word(self) -> u64 {
         self.0
     }
 
-    /// What lies in a bucket; `None`: no entry looks like that.
+    /// Decodes a word of a bucket. `None`: it is not an entry.
     fn from_word(word: u64) -> Option<Entry> {
         let entry = Entry(word);
         let is_reserved = word >> NUMBER_BITS & 1 == 1;
@@ -41,7 +41,7 @@ impl Entry {
         (self.0 & NUMBER) - 1
     }
 
-    /// Whether it may be the entry of a key of that hash.
+    /// Whether it may be the entry of a key with this hash.
     pub fn fits(self, hash: KeyHash) -> bool {
         self.shown() == hash.shown()
     }
@@ -51,7 +51,7 @@ impl Entry {
     }
 }
 
-/// To which of its children a bucket of that depth sends what shows this of its hash.
+/// To which of its two children a bucket of this depth sends an entry that shows these bits.
 fn side(shown: u64, depth: u32) -> usize {
     (shown >> depth & 1) as usize
 }
@@ -61,23 +61,23 @@ pub(super) fn children_word(first: u64) -> u64 {
     first + 1
 }
 
-/// The first of two children, as a bucket's word names them. `None`: nothing looks like that; `Some(None)`:
-/// it has none.
+/// The first of the two children that a bucket's word names. `None`: no bucket has such a word. `Some(None)`:
+/// there are no children.
 pub(super) fn children(word: u64) -> Option<Option<u64>> {
     (word <= NUMBER).then(|| word.checked_sub(1))
 }
 
-/// A bucket as it was read: its words may be of different times.
+/// A bucket as it was read. Its words may be of different times.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Bucket {
     children: Option<u64>,
     entries: [Option<Entry>; MOST_ENTRIES],
-    /// How many of those it has.
+    /// How many entries the bucket has room for.
     places: usize,
 }
 
 impl Bucket {
-    /// What was read of a bucket; `None`: no bucket looks like that.
+    /// Decodes the bytes of a bucket. `None`: they are not those of a bucket.
     pub fn decode(bytes: &[u8]) -> Option<Bucket> {
         let (words, []) = bytes.as_chunks::<WORD_BYTES>() else { return None };
         let (first, rest) = words.split_first()?;
@@ -91,28 +91,28 @@ impl Bucket {
         Some(bucket)
     }
 
-    /// The first of the two buckets into which it was split.
+    /// The first of the two buckets into which it was split, if it was.
     pub fn children(&self) -> Option<u64> {
         self.children
     }
 
-    /// Its entries, where there are any.
+    /// Its entries, without the empty ones.
     pub fn entries(&self) -> impl Iterator<Item = Entry> + '_ {
         self.entries[..self.places].iter().flatten().copied()
     }
 
-    /// Places that are empty.
+    /// The empty places.
     pub fn empty_places(&self) -> impl DoubleEndedIterator<Item = usize> + '_ {
         (0..self.places).filter(|&place| self.entries[place].is_none())
     }
 
-    /// As it is once that entry is in its place.
+    /// The bucket with this entry in this place.
     pub(super) fn with(mut self, place: usize, entry: Entry) -> Bucket {
         self.entries[place] = Some(entry);
         self
     }
 
-    /// The two buckets into which one of that depth is split: its entries, in their order.
+    /// The two buckets into which a bucket of this depth is split, with its entries in their order.
     pub(super) fn halves(&self, depth: u32) -> Vec<u8> {
         let bytes = (1 + self.places) * WORD_BYTES;
         let mut image = vec![0; 2 * bytes];
@@ -127,7 +127,7 @@ impl Bucket {
     }
 }
 
-/// Where a key is looked for: a bucket, and how many splits lie above it.
+/// A step of the search for a key: a bucket, and how many splits lie above it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Position {
     pub(super) bucket: u64,
@@ -135,13 +135,13 @@ pub(super) struct Position {
 }
 
 impl Position {
-    /// Where keys begin.
+    /// The start of a search, in a home bucket.
     pub(super) fn home(bucket: u64) -> Position {
         Position { bucket, depth: 0 }
     }
 
-    /// Into which of the two children a key goes on. `None`: all that entries show of keys has parted them
-    /// already.
+    /// The child in which the search for a key goes on. `None`: there were splits by all bits that entries
+    /// show already.
     pub(super) fn child(self, children: u64, hash: KeyHash) -> Option<Position> {
         (self.depth < MOST_DEPTH).then(|| Position {
             bucket: children + side(hash.shown(), self.depth) as u64,
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_bucket_is_not_taken_for_one() {
+    fn invalid_bytes_are_not_decoded_as_a_bucket() {
         let taken = |words: &[u64]| Bucket::decode(&bytes_of(words)).is_some();
         assert!(!taken(&[]) && !taken(&[0; 17]) && Bucket::decode(&[0; 12]).is_none());
         assert!(!taken(&[1 << 43, 0]), "children of no number");
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn all_that_entries_show_parts_keys_and_no_more() {
+    fn buckets_are_split_by_the_bits_that_entries_show_and_no_others() {
         let hash = KeyHash(0b1);
         let first = Position::home(3).child(10, hash).unwrap();
         assert_eq!(first, Position { bucket: 11, depth: 1 });

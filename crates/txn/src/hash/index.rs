@@ -18,34 +18,34 @@ use crate::memory::{Memory, MemoryError, Piece};
 use crate::rules::Shipped;
 
 const WORD_BYTES: u64 = size_of::<u64>() as u64;
-/// Between two looks at whether another thread has taken some numbers or pairs.
+/// Between two checks whether another thread has taken some numbers or pairs.
 const TAKING_PAUSE: Duration = Duration::from_micros(2);
-/// So many of them: who takes some may be a task that nobody goes on with for now.
+/// Most such checks: the one that takes some may be a task that is not being polled.
 const MOST_LOOKS_AT_TAKING: u32 = 500;
-/// Splits that a client remembers: some ten megabytes at most, for a few million keys.
+/// Most splits that a client remembers: about ten megabytes, for a few million keys.
 const MOST_SPLITS_KNOWN: usize = 1 << 18;
-/// Looks at buckets before an insert is given up. At each level others can be first in each entry, and then
-/// in splitting.
+/// Looks at buckets before an insert is given up. At each level other clients can be first at each entry, and
+/// then at splitting.
 const MOST_LOOKS: u32 = (MOST_DEPTH + 1) * (MOST_ENTRIES as u32 + 2);
 
-/// Why a key is not found, or gets no record.
+/// Why a key cannot be looked up, or gets no record.
 #[derive(Debug, thiserror::Error)]
 pub enum IndexError {
-    /// A key of another length than the table's.
+    /// The key has another length than the table's keys.
     #[error("{found} bytes for a key of {wanted}")]
     WrongKeySize {
-        /// What a key has.
+        /// Bytes of the table's keys.
         wanted: usize,
-        /// What was given.
+        /// Bytes of the given key.
         found: usize,
     },
     /// The index has no room for another key: all its numbers or buckets are taken.
     #[error("the table is full")]
     Full,
-    /// The bytes there are not those of an index: memory was damaged.
-    #[error("an index holds what nobody has written there")]
+    /// The bytes in far memory are not those of an index: memory was damaged.
+    #[error("an index holds bytes that no client writes: its memory was damaged")]
     Damaged,
-    /// Far memory does not answer. An insert may have happened: asking again tells.
+    /// Far memory does not answer. An insert may have happened; another look-up tells.
     #[error(transparent)]
     Memory(#[from] MemoryError),
 }
@@ -53,9 +53,9 @@ pub enum IndexError {
 /// The record of a key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Numbered {
-    /// It had one.
+    /// The key had a record.
     Found(u64),
-    /// It has just got it. Others may know of it already.
+    /// The key has just got this record. Other clients may know of it already.
     New(u64),
 }
 
@@ -67,7 +67,7 @@ impl Numbered {
     }
 }
 
-/// An index, as one thread works with it. What it remembers is never wrong, only incomplete.
+/// An index, for use by one thread. The splits that it remembers are never wrong, only incomplete.
 pub struct Index<R = Shipped> {
     layout: IndexLayout,
     pieces: Vec<Piece>,
@@ -78,22 +78,22 @@ pub struct Index<R = Shipped> {
 }
 
 impl<R: IndexRules> Index<R> {
-    /// An index whose memory is zeros, or what others have left there. `None`: the layout is for another
+    /// An index in memory that is zeros, or has been used as this index. `None`: the layout is for another
     /// number of pieces.
     pub fn new(layout: IndexLayout, pieces: Vec<Piece>) -> Option<Self> {
         let spares = Arc::new(IndexSpares::new(&layout));
         Self::sharing(layout, pieces, spares)
     }
 
-    /// The same for one of a process's threads, which share what they have taken of it. `None`: as above, or
-    /// that is of another index.
+    /// The same for one of a process's threads, which share the numbers and buckets that they have taken.
+    /// `None`: as above, or the spares belong to another index.
     pub fn sharing(layout: IndexLayout, pieces: Vec<Piece>, spares: Arc<IndexSpares>) -> Option<Self> {
         let is_right = pieces.len() as u64 == layout.pieces() && spares.is_of(&layout);
         let splits = RefCell::default();
         is_right.then_some(Index { layout, pieces, spares, splits, rules: PhantomData })
     }
 
-    /// How it lies.
+    /// The layout.
     pub fn layout(&self) -> &IndexLayout {
         &self.layout
     }
@@ -101,14 +101,14 @@ impl<R: IndexRules> Index<R> {
     /// The number of a key's record, if it has one.
     ///
     /// # Errors
-    /// When far memory is not to be had.
+    /// When far memory does not answer.
     pub async fn find(&self, memory: &Memory, key: &[u8]) -> Result<Option<u64>, IndexError> {
         let found = self.find_with(memory, key, async |_| ()).await?;
         Ok(found.map(|(number, ())| number))
     }
 
-    /// The number of a key's record, if it has one, and what was done with that meanwhile: `beside` begins
-    /// when the number is likely, together with the READ of the key.
+    /// The number of a key's record, if it has one, with the result of `beside`. That begins with a likely
+    /// number, together with the READ of the key.
     pub(crate) async fn find_with<T>(
         &self,
         memory: &Memory,
@@ -121,10 +121,10 @@ impl<R: IndexRules> Index<R> {
         self.look(memory, &bucket, hash, key, beside).await
     }
 
-    /// The number of a key's record; a key that has none gets one.
+    /// The number of a key's record. A key that has none gets one.
     ///
     /// # Errors
-    /// [`IndexError::Full`]; or when far memory is not to be had: then asking again tells whether the key has
+    /// [`IndexError::Full`]; or when far memory does not answer: then another call tells whether the key has
     /// a number.
     pub async fn find_or_insert(&self, memory: &Memory, key: &[u8]) -> Result<Numbered, IndexError> {
         let hash = self.hash(key)?;
@@ -159,7 +159,7 @@ impl<R: IndexRules> Index<R> {
         Ok(KeyHash::of(shape.seed, key))
     }
 
-    /// Goes down to the bucket that was not split when it was read, and says what it holds.
+    /// Goes down to a bucket that was not split when it was read, and returns that.
     async fn bucket(&self, memory: &Memory, at: &mut Position, hash: KeyHash) -> Result<Bucket, IndexError> {
         loop {
             while let Some(children) = self.known_children(at.bucket) {
@@ -189,7 +189,7 @@ impl<R: IndexRules> Index<R> {
         Ok(())
     }
 
-    /// The record in a bucket that has this key, and what `beside` came to.
+    /// The record in a bucket that has this key, with the result of `beside`.
     async fn look<T>(
         &self,
         memory: &Memory,
@@ -212,7 +212,7 @@ impl<R: IndexRules> Index<R> {
         Ok(None)
     }
 
-    /// Puts a key into an entry that was empty (H2); `None`: somebody was first.
+    /// Puts a key into an entry that was empty (H2). `None`: another client was first.
     async fn put(
         &self,
         memory: &Memory,
@@ -233,7 +233,7 @@ impl<R: IndexRules> Index<R> {
         Ok((found? == 0).then_some(entry))
     }
 
-    /// Writes a key and then its entry (H3), if that is empty; says what was there.
+    /// Writes a key, and then its entry (H3) if that is empty. Returns the word that the entry had.
     async fn publish(
         &self,
         memory: &Memory,
@@ -250,8 +250,8 @@ impl<R: IndexRules> Index<R> {
             return Ok(found);
         }
         if area.piece == piece {
-            // On one queue they take effect in this order; and under one grant, so that the second is not
-            // done where the first is refused.
+            // On one queue they take effect in this order. They are under one grant, so if the first is
+            // refused, the second is, too.
             let mut plan = memory.plan(of_key.region.node, bytes.len())?;
             plan.write(of_key, area.range.start, &bytes);
             plan.compare_and_swap(of_entry, entry_at, 0, entry.word());
@@ -261,8 +261,7 @@ impl<R: IndexRules> Index<R> {
         memory.compare_and_swap(of_entry, entry_at, 0, entry.word()).await
     }
 
-    /// Splits a bucket that is full (H4), unless somebody is first. Either way it is known afterwards to be
-    /// split.
+    /// Splits a full bucket (H4), unless another client does so first. Either way the split is remembered.
     async fn split(&self, memory: &Memory, at: Position, bucket: &Bucket) -> Result<(), IndexError> {
         if at.depth == MOST_DEPTH {
             return Err(IndexError::Full);
@@ -284,7 +283,8 @@ impl<R: IndexRules> Index<R> {
         self.remember_split(at.bucket, first.unwrap_or(pair))
     }
 
-    /// A spare of a piece, or where that has none, of the next: which piece, and its place there.
+    /// Takes a spare of the preferred piece, or, if it has none left, of the next one. Returns the piece, and
+    /// the spare's place in it.
     async fn take(
         &self,
         memory: &Memory,
@@ -316,8 +316,8 @@ impl<R: IndexRules> Index<R> {
     }
 }
 
-/// Whether nobody else can come to know of what was to be named (H5): another was named instead, or nothing
-/// was sent.
+/// Whether no other client can learn of the number or pair that was to be named (H5): another one was named
+/// instead, or nothing was sent.
 fn is_unknown_to_others(found: &Result<u64, MemoryError>) -> bool {
     match found {
         Ok(found) => *found != 0,

@@ -1,4 +1,4 @@
-//! Keys: their hashes, and how they lie beside their records.
+//! Keys: their hashes, and their layout beside their records.
 
 use crc_fast::{CrcAlgorithm, Digest};
 use siphasher::sip::SipHasher13;
@@ -6,27 +6,27 @@ use siphasher::sip::SipHasher13;
 use super::bucket::HASH_BITS;
 
 const WORD_BYTES: usize = size_of::<u64>();
-/// Longest key: what is longer is better kept in the record, and a hash of it here.
+/// Bytes of the longest key. A longer one is better kept in the record, with a hash of it as the key.
 pub const MOST_KEY_BYTES: usize = 256;
 /// Half of the hash function's key; the other is the table's seed.
 const HASH_KEY: u64 = u64::from_le_bytes(*b"farpool\0");
 
-/// What a key comes to: where it begins, and what its entry shows of it.
+/// The hash of a key: it determines the home bucket, and its lowest bits are in the key's entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct KeyHash(pub u64);
 
 impl KeyHash {
-    /// Of a key, in a table of that seed: SipHash-1-3.
+    /// The hash of a key, in a table with this seed: SipHash-1-3.
     pub fn of(seed: u64, key: &[u8]) -> KeyHash {
         KeyHash(SipHasher13::new_with_keys(seed, HASH_KEY).hash(key))
     }
 
-    /// What an entry shows of it: the lowest bits, by which buckets are split.
+    /// The bits that an entry shows: the lowest ones, by which buckets are split.
     pub(super) fn shown(self) -> u64 {
         self.0 & ((1 << HASH_BITS) - 1)
     }
 
-    /// One of `homes`, by all other bits.
+    /// One of `homes` buckets, chosen by all other bits.
     pub(super) fn home(self, homes: u64) -> u64 {
         let bits = u128::from(self.0 >> HASH_BITS);
         ((bits * u128::from(homes)) >> (u64::BITS - HASH_BITS)) as u64
@@ -38,21 +38,21 @@ pub(super) fn key_area_bytes(key_bytes: usize) -> u64 {
     (WORD_BYTES + key_bytes.next_multiple_of(WORD_BYTES)) as u64
 }
 
-/// A key as it lies beside its record: checksum, key, zeros.
+/// The bytes of a key beside its record: checksum, key, zeros.
 pub(super) fn encode_key(number: u64, key: &[u8]) -> Vec<u8> {
     let mut bytes = [&seal(number, key).to_le_bytes(), key].concat();
     bytes.resize(key_area_bytes(key.len()) as usize, 0);
     bytes
 }
 
-/// The key of a record, if it is that.
+/// The key in these bytes, if the checksum says that it belongs to this record.
 pub(super) fn decode_key(number: u64, key_bytes: usize, bytes: &[u8]) -> Option<&[u8]> {
     let (sum, rest) = bytes.split_first_chunk::<WORD_BYTES>()?;
     let key = rest.get(..key_bytes)?;
     (u64::from_le_bytes(*sum) == seal(number, key)).then_some(key)
 }
 
-/// Binds a key to the number of its record.
+/// The checksum of a key. It covers the number of the key's record, too.
 fn seal(number: u64, key: &[u8]) -> u64 {
     let mut digest = Digest::new(CrcAlgorithm::Crc64Nvme);
     digest.update(&number.to_le_bytes());
@@ -99,7 +99,7 @@ mod tests {
         }
 
         #[test]
-        fn homes_are_as_many_as_there_are(hash: u64, homes in 1u64..(1 << 43)) {
+        fn homes_are_in_range(hash: u64, homes in 1u64..(1 << 43)) {
             prop_assert!(KeyHash(hash).home(homes) < homes);
         }
     }

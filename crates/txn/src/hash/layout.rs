@@ -1,5 +1,5 @@
-//! Where an index lies in far memory (`docs/src/wire.md`, *indexes*): counters, buckets and keys in each of
-//! its pieces.
+//! The layout of an index in far memory (`docs/src/wire.md`, *indexes*): counters, buckets and keys in each
+//! of its pieces.
 
 use std::ops::Range;
 
@@ -7,22 +7,24 @@ use super::bucket::NUMBER_BITS;
 use super::key::{KeyHash, MOST_KEY_BYTES, key_area_bytes};
 
 const WORD_BYTES: u64 = size_of::<u64>() as u64;
-/// Entries of a bucket at most: with the word for its children, two cache lines.
+/// Most entries of a bucket: with the word for its children, they fill two cache lines.
 pub const MOST_ENTRIES: usize = 15;
-/// Before the buckets: two counters, and then nothing, so that buckets of two cache lines lie on whole ones.
+/// Before the buckets: two counters and padding, so that buckets of two cache lines are aligned to cache
+/// lines.
 const HEAD_BYTES: u64 = 128;
-/// Where the counters are: how many record numbers, and how many pairs of buckets, were handed out.
+/// The counters: how many record numbers, and how many pairs of buckets, were handed out.
 pub(super) const NUMBERS_AT: u64 = 0;
 pub(super) const PAIRS_AT: u64 = WORD_BYTES;
-/// Buckets, or records, of a piece at most: far more than a region holds, and no sum below overflows.
+/// Most buckets, or records, of a piece: far more than a region holds, and few enough that no sum below
+/// overflows.
 const MOST_IN_A_PIECE: u64 = 1 << 40;
-/// Buckets, or records, at most: their numbers, from one on, fit an entry.
+/// Most buckets, or records, of an index: their numbers plus one fit an entry.
 const MOST_IN_ALL: u64 = (1 << NUMBER_BITS) - 1;
 
-/// What an index has in each of its pieces, and how big it is.
+/// The number and size of the parts of an index, in each of its pieces.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct IndexShape {
-    /// Buckets in which keys begin.
+    /// Home buckets, in which the search for a key begins.
     pub homes: u64,
     /// Pairs of buckets for splits.
     pub pairs: u64,
@@ -32,19 +34,19 @@ pub struct IndexShape {
     pub key_bytes: usize,
     /// Entries of a bucket.
     pub entries: usize,
-    /// Of the hash function. Whoever does not know it cannot choose keys that fall together.
+    /// Seed of the hash function. A client that does not know it cannot choose keys that collide.
     pub seed: u64,
 }
 
-/// Entries of a home bucket when all the keys are there that were expected: half full, so that few are split.
+/// Entries of a home bucket once all expected keys are there: half full, so that few buckets are split.
 const ENTRIES_EXPECTED: u64 = 8;
 /// Records for each pair of buckets: a split adds one bucket, and buckets are two thirds full on average.
 const RECORDS_PER_PAIR: u64 = 8;
-/// More pairs than that: a small table may be uneven.
+/// Further pairs: the keys of a small table may be distributed unevenly.
 const PAIRS_MORE: u64 = 16;
 
 impl IndexShape {
-    /// For so many keys in each piece, of which so many are expected.
+    /// A shape for at most `most` keys in each piece, of which `expected` are expected.
     pub fn for_keys(expected: u64, most: u64, key_bytes: usize, seed: u64) -> IndexShape {
         IndexShape {
             homes: (expected / ENTRIES_EXPECTED).max(1),
@@ -57,7 +59,7 @@ impl IndexShape {
     }
 }
 
-/// How an index lies in its pieces.
+/// The layout of an index in its pieces.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct IndexLayout {
     shape: IndexShape,
@@ -72,8 +74,8 @@ pub(super) struct Spot {
 }
 
 impl IndexLayout {
-    /// Over so many pieces. `None`: one piece, bucket, entry, record and byte of a key there must be at
-    /// least, and not too many.
+    /// A layout over this many pieces. `None`: there must be at least one each of pieces, buckets, entries,
+    /// records and bytes of a key, and not too many.
     pub fn new(shape: IndexShape, pieces: usize) -> Option<IndexLayout> {
         let pieces = pieces as u64;
         let buckets = shape.pairs.checked_mul(2)?.checked_add(shape.homes)?;
@@ -97,7 +99,7 @@ impl IndexLayout {
         self.pieces
     }
 
-    /// How many record numbers it has; each piece has those that follow the one before.
+    /// How many record numbers it has. The numbers of each piece follow those of the piece before.
     pub fn records(&self) -> u64 {
         self.pieces * self.shape.records
     }
@@ -107,7 +109,7 @@ impl IndexLayout {
         self.keys_at() + self.shape.records * self.key_area_bytes()
     }
 
-    /// The bucket in which a key of that hash begins.
+    /// The bucket in which the search for a key with this hash begins.
     pub fn home(&self, hash: KeyHash) -> u64 {
         let home = hash.home(self.pieces * self.shape.homes);
         home / self.shape.homes * self.buckets() + home % self.shape.homes
@@ -124,7 +126,7 @@ impl IndexLayout {
         bucket < self.pieces * self.buckets() && within.is_some_and(|within| within.is_multiple_of(2))
     }
 
-    /// Where some buckets lie that follow each other.
+    /// The place of some consecutive buckets.
     pub(super) fn buckets_from(&self, first: u64, count: u64) -> Option<Spot> {
         let (piece, within) = (first / self.buckets(), first % self.buckets());
         let start = HEAD_BYTES + within * self.bucket_bytes();
@@ -132,7 +134,7 @@ impl IndexLayout {
             .then(|| Spot { piece: piece as usize, range: start..start + count * self.bucket_bytes() })
     }
 
-    /// Where the key of a record lies.
+    /// The place of a record's key.
     pub(super) fn key(&self, number: u64) -> Option<Spot> {
         let (piece, within) = (number / self.shape.records, number % self.shape.records);
         let start = self.keys_at() + within * self.key_area_bytes();
@@ -182,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn only_pairs_are_pairs() {
+    fn only_first_buckets_of_pairs_are_recognised() {
         let layout = IndexLayout::new(SHAPE, 2).unwrap();
         let pairs: Vec<u64> = (0..40).filter(|&bucket| layout.is_pair(bucket)).collect();
         assert_eq!(pairs, [5, 7, 9, 16, 18, 20]);
@@ -211,7 +213,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_hash_has_a_home_and_no_two_things_share_bytes(
+        fn every_hash_has_a_home_and_no_two_parts_share_bytes(
             homes in 1u64..9, pairs in 0u64..5, records in 1u64..9, key_bytes in 1usize..40,
             entries in 1usize..16, pieces in 1usize..4, hash: u64,
         ) {

@@ -1,20 +1,20 @@
-//! What a process has taken of an index and not used yet: record numbers, or pairs of buckets.
+//! Spares: record numbers and pairs of buckets that a process has taken from an index and not used yet.
 //!
-//! They are taken in runs, by one fetch-and-add each on a piece's counter. What a process that dies had taken
-//! is not given out again: so runs are short at first, and each is twice as long as the one before. It takes
-//! along no more than it has used, and one.
+//! They are taken in runs, each by one fetch-and-add on a piece's counter. If the process dies, its spares
+//! are lost. So runs are short at first, and each is twice as long as the one before: at most as many spares
+//! as were used, and one more, are lost.
 
 use parking_lot::Mutex;
 
 use super::layout::{IndexLayout, NUMBERS_AT, PAIRS_AT};
 
-/// Record numbers that are taken at once, at most: a small part of what an insert costs, and little to lose
-/// when a process dies.
+/// Most record numbers that are taken at once: the fetch-and-add is then a small part of the cost of an
+/// insert, and little is lost when a process dies.
 const NUMBERS_AT_ONCE: u64 = 32;
-/// Pairs of buckets that are taken at once, at most. There is one split for several inserts.
+/// Most pairs of buckets that are taken at once. There is one split for several inserts.
 const PAIRS_AT_ONCE: u64 = 8;
 
-/// What the threads of a process have taken of an index for each other.
+/// The spares that the threads of a process have taken from an index for each other.
 #[derive(Debug)]
 pub struct IndexSpares {
     layout: IndexLayout,
@@ -23,7 +23,7 @@ pub struct IndexSpares {
 }
 
 impl IndexSpares {
-    /// Of an index of which the process has nothing yet.
+    /// No spares yet of an index with this layout.
     pub fn new(layout: &IndexLayout) -> IndexSpares {
         let (pieces, shape) = (layout.pieces() as usize, layout.shape());
         let spares = |each, counter_at, at_once| Mutex::new(Spares::new(pieces, each, counter_at, at_once));
@@ -42,9 +42,9 @@ impl IndexSpares {
 /// Spares of one kind.
 #[derive(Debug)]
 pub(super) struct Spares {
-    /// Where in each piece their counter is.
+    /// The place of their counter in each piece.
     pub(super) counter_at: u64,
-    /// How many are taken at once, at most.
+    /// Most that are taken at once.
     at_once: u64,
     /// How many each piece has.
     each: u64,
@@ -55,26 +55,26 @@ pub(super) struct Spares {
 struct OfPiece {
     /// How many are taken next.
     run: u64,
-    /// The next one last.
+    /// The spares, with the next one last.
     spare: Vec<u64>,
-    /// All of the piece's were handed out.
+    /// All that the piece has were handed out.
     is_used_up: bool,
-    /// Somebody takes some just now.
+    /// A thread is taking some.
     is_taking: bool,
 }
 
-/// How it goes on for who needs one where there is none.
+/// What a caller that finds no spare does next.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Ask {
-    /// He adds so many to the piece's counter, and nobody else does meanwhile.
+    /// It adds this many to the piece's counter. Other threads wait meanwhile.
     Take(u64),
-    /// Somebody else takes some.
+    /// It waits: another thread is taking some.
     Wait,
     /// There are no more.
     UsedUp,
 }
 
-/// Who takes some of a piece; dropped, others may.
+/// Held while a caller takes some of a piece. Once it is dropped, others may take some.
 pub(super) struct Taking<'a> {
     pub(super) spares: &'a Mutex<Spares>,
     pub(super) piece: usize,
@@ -96,19 +96,19 @@ impl Spares {
         }
     }
 
-    /// One of a piece's, by its place there.
+    /// A spare of a piece: its place in the piece.
     pub(super) fn take(&mut self, piece: usize) -> Option<u64> {
         self.pieces[piece].spare.pop()
     }
 
-    /// Nobody else has come to know of it, and no WRITE for it is under way: queues of other threads have no
-    /// order with this one's.
+    /// Gives a spare back. No other client has learned of it, and no WRITE for it is in flight: queues of
+    /// other threads are not ordered with this thread's queue.
     pub(super) fn give_back(&mut self, piece: usize, spare: u64) {
         self.pieces[piece].spare.push(spare);
     }
 
-    /// For who has found none, and waits for others or not. Where he [takes](Taking) some, he says when he
-    /// has.
+    /// Called after no spare was found. `waits`: the caller is ready to wait for another thread that takes
+    /// some. A caller that is told to take some holds a [`Taking`] meanwhile.
     pub(super) fn ask(&mut self, piece: usize, waits: bool) -> Ask {
         let of_piece = &mut self.pieces[piece];
         if of_piece.is_used_up {
@@ -122,7 +122,7 @@ impl Spares {
         Ask::Take(run)
     }
 
-    /// The counter stood at `first` before so many were added to it.
+    /// Adds the spares of a run: the counter was at `first` before `run` was added to it.
     pub(super) fn refill(&mut self, piece: usize, first: u64, run: u64) {
         let end = first.saturating_add(run).min(self.each);
         let of_piece = &mut self.pieces[piece];
@@ -135,7 +135,7 @@ impl Spares {
 mod tests {
     use super::*;
 
-    /// What one does who has then taken it.
+    /// Asks, as a caller that has then taken some.
     fn taken(spares: &mut Spares, piece: usize) -> Ask {
         let ask = spares.ask(piece, true);
         spares.pieces[piece].is_taking = false;
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_back_comes_next() {
+    fn a_spare_that_is_given_back_comes_next() {
         let mut spares = Spares::new(1, 10, 0, 4);
         spares.refill(0, 0, 4);
         let one = spares.take(0).unwrap();

@@ -1,4 +1,4 @@
-//! What a worker announces, and what it knows of the horizon.
+//! A worker's announcements, and what it knows of the horizon.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -10,39 +10,39 @@ use crate::error::LeaveError;
 use crate::memory::{Memory, MemoryError};
 use crate::rules::Rules;
 
-/// From one announcement to the next, at least: one WRITE for many transactions, and versions are kept for so
+/// Least time between two announcements: one WRITE serves many transactions, and versions are kept for this
 /// much longer.
 const ANNOUNCE_EVERY: Duration = Duration::from_micros(50);
 
 /// A worker's side of the horizon.
 pub(crate) struct Announcer {
     at: HorizonAt,
-    /// Where its word lies.
+    /// The place of its word.
     word: u64,
-    /// How many transactions are open that began from a cut, by its number.
+    /// How many open transactions began from each cut, by the cut's number.
     open: RefCell<BTreeMap<u64, u32>>,
     /// The number of the last cut that it has read.
     latest: Cell<u64>,
     /// No transaction begins from a cut with a lower number.
     floor: Cell<u64>,
-    /// What its word says, if it is there.
+    /// The number in its word, if the word is set.
     announced: Cell<Option<u64>>,
     announced_at_ns: Cell<u64>,
-    /// Its word is being written: one write at a time.
+    /// Whether its word is being written: one write at a time.
     is_writing: Cell<bool>,
-    /// As far as it knows.
+    /// The latest horizon that it has read.
     horizon: RefCell<Cut>,
 }
 
-/// A snapshot that is in use: its worker does not announce that it has gone beyond it.
+/// A snapshot in use: its worker announces no higher number than this.
 pub(crate) struct Open<'a> {
     announcer: &'a Announcer,
     sequence: u64,
 }
 
 impl Open<'_> {
-    /// Whether its transaction has taken effect will be known when its worker is gone: what it needs, those
-    /// may need who find out.
+    /// Keeps the snapshot announced for good, because its transaction is in doubt: the recoverer, which
+    /// decides the outcome once the worker is gone, may need the same versions.
     pub(crate) fn stays(self) {
         std::mem::forget(self);
     }
@@ -69,7 +69,8 @@ impl Drop for Writing<'_> {
 }
 
 impl Announcer {
-    /// Of a worker that has the place `worker`, and is not there yet. `None`: there is no such place.
+    /// The announcer of a worker that has the place `worker` and has not announced itself yet. `None`: there
+    /// is no such place.
     pub(crate) fn new(at: HorizonAt, worker: u16, slots: usize) -> Option<Announcer> {
         Some(Announcer {
             at,
@@ -84,8 +85,8 @@ impl Announcer {
         })
     }
 
-    /// Pins everything (Z2). Then the worker reads its first cut itself, and goes on from that: what a fetch
-    /// thread has may be from before.
+    /// Pins all versions (Z2). After this, the worker reads its first cut itself and goes on from that one:
+    /// the cut that a fetch thread has may be an earlier one.
     pub(crate) async fn join<R: Rules>(&self, memory: &Memory) -> Result<(), MemoryError> {
         if R::announces_first() {
             memory.write_word(&self.at.piece, self.word, word_of(0)).await?;
@@ -102,12 +103,12 @@ impl Announcer {
         self.floor.set(sequence);
     }
 
-    /// A cut was read: those who begin later may have it, or a later one.
+    /// A cut was read: transactions that begin later may have it or a later one.
     pub(crate) fn note_read(&self, sequence: u64) {
         self.latest.set(self.latest.get().max(sequence));
     }
 
-    /// A transaction begins from a cut; `None`: it is too old for that.
+    /// A transaction begins from a cut. `None`: the cut is too old for that.
     pub(crate) fn open(&self, sequence: u64) -> Option<Open<'_>> {
         if sequence < self.floor.get() {
             return None;
@@ -117,13 +118,13 @@ impl Announcer {
         Some(Open { announcer: self, sequence })
     }
 
-    /// Announces how far the worker has come, if it has not for a while.
+    /// Announces the lowest number that the worker still needs, if the last announcement is old enough.
     pub(crate) async fn announce_if_due<R: Rules>(&self, memory: &Memory) -> Result<(), MemoryError> {
         let next_at = self.announced_at_ns.get() + ANNOUNCE_EVERY.as_nanos() as u64;
         if memory.endpoint().now_ns() < next_at { Ok(()) } else { self.announce::<R>(memory).await }
     }
 
-    /// Announces how far the worker has come (Z1).
+    /// Announces the lowest number that the worker still needs (Z1).
     pub(crate) async fn announce<R: Rules>(&self, memory: &Memory) -> Result<(), MemoryError> {
         let oldest = self.open.borrow().keys().next().copied();
         let least = R::least_needed(oldest, self.latest.get());
@@ -131,7 +132,7 @@ impl Announcer {
             return Ok(());
         }
         let _writing = Writing(&self.is_writing);
-        // Before the word says so, and before anything else of the thread goes on.
+        // Before the word is written, and before any other task of this thread runs.
         self.floor.set(self.floor.get().max(least));
         self.announced_at_ns.set(memory.endpoint().now_ns());
         if R::settles_first() {
@@ -142,7 +143,7 @@ impl Announcer {
         Ok(())
     }
 
-    /// The worker goes. It has no transactions any more, or one that is in doubt.
+    /// Clears the word of a worker that leaves. Fails if a transaction is open or in doubt.
     pub(crate) async fn leave(&self, memory: &Memory) -> Result<(), LeaveError> {
         if self.has_open() {
             return Err(LeaveError::Stuck);
@@ -156,12 +157,12 @@ impl Announcer {
         !self.open.borrow().is_empty()
     }
 
-    /// The horizon, as far as the worker knows.
+    /// The latest horizon that the worker has read.
     pub(crate) fn horizon(&self) -> Cut {
         self.horizon.borrow().clone()
     }
 
-    /// Reads it again.
+    /// Reads the horizon again.
     pub(crate) async fn refresh(&self, memory: &Memory) -> Result<Cut, MemoryError> {
         if let Some((_, cut)) = read_horizon(memory, &self.at).await? {
             let mut horizon = self.horizon.borrow_mut();

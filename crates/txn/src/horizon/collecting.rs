@@ -1,4 +1,4 @@
-//! The collector at work.
+//! The collector's operations.
 
 use std::time::Duration;
 
@@ -11,22 +11,21 @@ use crate::oracle::{Oracle, read_published};
 use crate::rules::Rules;
 use crate::table::Table;
 
-/// While nothing is published, the pause from one look to the next doubles up to this often: a collector with
-/// nothing to do leaves the processor to others.
+/// While nothing is published, the pause between two looks doubles, up to this many times: an idle collector
+/// leaves the processor to others.
 const IDLE_DOUBLINGS: u32 = 8;
-/// The same while a worker has kept the horizon from the last cut: once that worker has ended its snapshot,
-/// somebody may wait for the room.
+/// The same while a snapshot keeps the horizon behind the last cut: once that snapshot has ended, a writer
+/// may be waiting for the room.
 const BEHIND_DOUBLINGS: u32 = 2;
 
-/// Publishes horizons of an oracle's cuts until `is_over`, with `pause` from one look to the next, or longer
-/// while nothing is published; and moves versions of those tables that have an overflow region, out of rings
-/// that are nearly full. One does so at a time: where it has died, the next begins behind the fence of its
-/// grants. Once this has returned without an error, nothing of it is under way.
+/// Publishes horizons of an oracle's cuts until `is_over`, with `pause` between two looks, or longer while
+/// nothing is published. It also moves versions out of rings that are nearly full, in tables that have an
+/// overflow region. There is one collector at a time: if it has died, the next one begins after its grants
+/// were fenced. Once this has returned without an error, nothing of it is in flight.
 ///
-/// `tables` says which tables there are: for each cut that was published, those that it has, or that a later
-/// one has; `None`: the same as the last time. No horizon has a cut before the mover keeps away from tables
-/// that this cut has not. So the memory of a table that was dropped may be given to another once the horizon
-/// has the drop.
+/// `tables` returns, for a published cut, the tables of that cut or a later one. `None`: the same as the last
+/// time. Before a horizon with that cut is published, the mover stops touching tables that the cut does not
+/// have. So the memory of a dropped table may be given to another once the horizon has the drop.
 ///
 /// # Errors
 /// When far memory does not answer, or `tables` fails.
@@ -47,7 +46,7 @@ pub async fn collect<R: Rules, E: From<MemoryError>>(
     let mut looks_in_vain = 0;
     while !is_over() {
         looks_in_vain += 1;
-        // First the cut, then who has which (Z3).
+        // First the cut is read, then the words of the workers (Z3).
         if let Some(cut) = read_published::<R>(memory, oracle).await? {
             if let Some(tables) = tables(&cut).await? {
                 mover.turn_to(memory, &tables, collector.horizon()).await?;
@@ -62,7 +61,8 @@ pub async fn collect<R: Rules, E: From<MemoryError>>(
             let image = at.layout.images().encode(cut);
             memory.write(&at.piece, at.layout.images().image(last).start as u64, &image).await?;
         }
-        // By what was published: the next mover must know of no earlier one (M4).
+        // Entries are given up only by a published horizon: the next mover must not start from an earlier one
+        // (M4).
         if let (Some(horizon), Some(last)) = (collector.horizon(), collector.last_known())
             && (collector.is_held_back() || mover.has_any())
         {
@@ -74,7 +74,7 @@ pub async fn collect<R: Rules, E: From<MemoryError>>(
     Ok(())
 }
 
-/// The least number of a cut that any worker may have.
+/// The lowest number of a cut that any worker may have.
 async fn least(memory: &Memory, at: &HorizonAt) -> Result<Option<u64>, MemoryError> {
     let words = at.layout.words();
     let bytes = memory.read(&at.piece, words.start as u64..words.end as u64).await?;

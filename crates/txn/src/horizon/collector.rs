@@ -1,4 +1,4 @@
-//! Which cut is the horizon.
+//! The rule that chooses the horizon.
 
 use std::collections::VecDeque;
 use std::marker::PhantomData;
@@ -6,11 +6,11 @@ use std::marker::PhantomData;
 use crate::cut::Cut;
 use crate::rules::{Rules, Shipped};
 
-/// Cuts that a collector remembers. Behind an old snapshot some more of them would let the horizon go on a
-/// little earlier.
+/// Most cuts that a collector remembers. With more, the horizon could advance a little earlier while there is
+/// an old snapshot.
 const MOST_KNOWN: usize = 64;
 
-/// Times that the horizon did not go on, because of a worker, before versions are moved for that.
+/// How often a worker must keep the horizon from advancing before versions are moved.
 const HELD_BACK: u32 = 4;
 
 /// Chooses horizons. There is one at a time.
@@ -19,34 +19,35 @@ pub struct Collector<R = Shipped> {
     /// Published cuts later than the horizon, in their order.
     known: VecDeque<Cut>,
     horizon: Option<Cut>,
-    /// So often a worker was found to need an earlier cut than the last, since the horizon has gone on.
+    /// How often a worker was found to need an earlier cut than the last one, since the horizon last
+    /// advanced.
     held_back: u32,
     rules: PhantomData<R>,
 }
 
 impl<R: Rules> Collector<R> {
-    /// Goes on from the last horizon, if there was one: of whoever was the collector before.
+    /// Goes on from the last horizon that a previous collector published, if there is one.
     pub fn after(horizon: Option<Cut>) -> Self {
         Collector { known: VecDeque::new(), horizon, held_back: 0, rules: PhantomData }
     }
 
-    /// The horizon as it is.
+    /// The present horizon.
     pub fn horizon(&self) -> Option<&Cut> {
         self.horizon.as_ref()
     }
 
-    /// The last cut that it knows of.
+    /// The last cut that it knows.
     pub(crate) fn last_known(&self) -> Option<&Cut> {
         self.known.back().or(self.horizon.as_ref())
     }
 
-    /// A cut was published; says whether it was not known.
+    /// Notes a published cut. Returns whether it is new.
     pub fn knows(&mut self, cut: Cut) -> bool {
         if self.last_known().map(Cut::sequence) >= Some(cut.sequence()) {
             return false;
         }
         if self.known.len() == MOST_KNOWN {
-            // Every other one, so that old snapshots find some of their time.
+            // Drops every other cut, so that some of all ages stay.
             let mut keeps = false;
             self.known.retain(|_| {
                 keeps = !keeps;
@@ -57,13 +58,13 @@ impl<R: Rules> Collector<R> {
         true
     }
 
-    /// Whether a cut was published that is no horizon yet.
+    /// Whether it knows a published cut that the horizon has not reached.
     pub(crate) fn is_behind(&self) -> bool {
         !self.known.is_empty()
     }
 
-    /// The next horizon, if workers may have cuts with the number `least` or higher; `None`: it stays as it
-    /// is. All cuts were known before the workers were asked.
+    /// The next horizon, if workers may have cuts with the number `least` or higher. `None`: the horizon
+    /// stays as it is. All cuts were read before the workers' words were.
     pub fn next(&mut self, least: Option<u64>) -> Option<&Cut> {
         let most = R::horizon_up_to(least.unwrap_or(u64::MAX));
         let mut next = None;
@@ -75,8 +76,8 @@ impl<R: Rules> Collector<R> {
         self.horizon.as_ref()
     }
 
-    /// Whether there are workers with snapshots so old that what these need has to be moved out of rings.
-    /// Short transactions come and go, and nothing has to be moved for them.
+    /// Whether there are snapshots so old that the versions that they need have to be moved out of rings.
+    /// Nothing has to be moved for short transactions.
     pub(crate) fn is_held_back(&self) -> bool {
         self.held_back >= HELD_BACK
     }
@@ -116,7 +117,7 @@ mod tests {
     }
 
     proptest! {
-        /// However many cuts there are and however old a snapshot is.
+        /// For any number of cuts, and snapshots of any age.
         #[test]
         fn the_horizon_only_grows_and_no_worker_is_behind_it(steps in prop::collection::vec((any::<bool>(), 0..300_u64), 0..400)) {
             let mut collector = Collector::<Shipped>::after(None);

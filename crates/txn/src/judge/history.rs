@@ -1,53 +1,53 @@
-//! What is known of a transaction by who ran it.
+//! A transaction, as the client that ran it knows it.
 
 use farpool_wire::Version;
 
 use crate::cut::Cut;
 
-/// Which record: tables and keys are one number here.
+/// A record. Table and key are one number here.
 pub type Record = u64;
-/// What a record holds; `None`: there is no such record. Each write has a value of its own, so that values
-/// tell writes apart.
+/// The value of a record. `None`: there is no such record. Each write has a unique value, so that values
+/// identify writes.
 pub type Value = Option<u64>;
 
 /// How a transaction ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Outcome {
-    /// It was said to be committed, as this version. One that wrote nothing has no version, and counts as
-    /// [`Aborted`](Self::Aborted).
+    /// Its client was told that it is committed, as this version. A transaction that wrote nothing has no
+    /// version, and counts as [`Aborted`](Self::Aborted).
     Committed(Version),
-    /// Nothing of it may ever be seen.
+    /// It was not committed: no transaction may ever see anything of it.
     Aborted,
-    /// Its client died, or was told that nobody knows; it would be this version.
+    /// It is in doubt, because its client died or was told so. If it took effect, it is this version.
     Unknown(Version),
 }
 
-/// A record as a transaction found it in its snapshot: not what it wrote itself.
+/// A record as a transaction found it in its snapshot, without its own writes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Read {
-    /// Which.
+    /// The record.
     pub record: Record,
-    /// The version that was there; [`Version::INITIAL`] where nobody has written yet.
+    /// The version that it found; [`Version::INITIAL`] if the record was never written.
     pub version: Version,
-    /// What it held.
+    /// The value of that version.
     pub value: Value,
 }
 
-/// What a transaction put in a record's place.
+/// A transaction's write to a record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Write {
-    /// Which.
+    /// The record.
     pub record: Record,
-    /// The version that it replaced, as validated when it was locked.
+    /// The version that it replaced, as validated when the record was locked.
     pub replaced: Version,
-    /// What it holds from then on.
+    /// The new value.
     pub value: Value,
 }
 
 /// A transaction, from its client's point of view.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Transaction {
-    /// Whose: one transaction after the other.
+    /// Its session, which runs one transaction after the other.
     pub session: u32,
     /// Its snapshot.
     pub begun_from: Cut,
@@ -60,7 +60,7 @@ pub struct Transaction {
 }
 
 impl Transaction {
-    /// Versions of others that it came across.
+    /// The versions of other transactions that it read or replaced.
     pub(super) fn versions_met(&self) -> impl Iterator<Item = Version> + '_ {
         self.reads.iter().map(|read| read.version).chain(self.writes.iter().map(|write| write.replaced))
     }

@@ -1,4 +1,4 @@
-//! Anomalies by name: each script is found out, and the same without the anomaly is not.
+//! Anomalies by name: a history with the anomaly is rejected, and one without it is accepted.
 
 use super::*;
 
@@ -13,7 +13,7 @@ fn cut(sequence: u64, counts: [u64; 3]) -> Cut {
     Cut::new(sequence, counts.into())
 }
 
-/// A transaction of a session that has no other.
+/// A transaction in a session of its own.
 fn from(begun_from: Cut) -> Transaction {
     use std::sync::atomic::{AtomicU32, Ordering};
     static SESSIONS: AtomicU32 = AtomicU32::new(0);
@@ -61,7 +61,7 @@ impl Transaction {
 
 const INITIAL: Version = Version::INITIAL;
 
-/// What was there first, and what two slots do.
+/// The first cut, before any commit.
 fn first() -> Cut {
     cut(0, [0, 0, 0])
 }
@@ -132,7 +132,7 @@ fn otv_a_transaction_that_was_observed_vanishes() {
     let history = [
         from(first()).write(X, INITIAL).write(Y, INITIAL).commit(a),
         from(cut(1, [1, 0, 0])).write(X, a).commit(b),
-        // Sees the second, not the first on which it stands.
+        // Sees the second commit, but not the first, which the second depends on.
         from(cut(2, [0, 1, 0])).read(X, b).read(Y, INITIAL),
     ];
     assert_eq!(judge(&history), Err(Violation::CrossingCuts { one: 1, other: 2 }));

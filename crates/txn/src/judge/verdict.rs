@@ -1,27 +1,29 @@
-//! What snapshot isolation forbids, by the names of the literature where there are any.
+//! Violations of snapshot isolation, with the names of the literature where there are any.
 
 use super::history::Record;
 
-/// What a history does that snapshot isolation forbids. Numbers of transactions are their places in it.
+/// A violation of snapshot isolation in a history. Numbers of transactions are their places in it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Violation {
     /// Long fork.
-    #[error("transactions {one} and {other} began from cuts of which neither sees all of the other")]
+    #[error("transactions {one} and {other} began from cuts, and neither cut sees all that the other sees")]
     CrossingCuts {
         /// One of them.
         one: usize,
         /// The other.
         other: usize,
     },
-    /// A snapshot that is none (observed transaction vanishes, PMP).
-    #[error("the cut of transaction {by} sees transaction {of}, and not all that this one began from")]
+    /// A cut that is not a consistent snapshot (observed transaction vanishes, PMP).
+    #[error(
+        "the cut of transaction {by} sees transaction {of}, but not all that transaction {of} began from"
+    )]
     CutWithoutCause {
-        /// Who began from it.
+        /// The transaction that began from the cut.
         by: usize,
-        /// Whom it sees.
+        /// The transaction that the cut sees.
         of: usize,
     },
-    /// Two commits have one version.
+    /// Two commits have the same version.
     #[error("transactions {one} and {other} were committed as the same version")]
     SameVersion {
         /// One of them.
@@ -38,58 +40,56 @@ pub enum Violation {
         one: usize,
         /// The other.
         other: usize,
-        /// Of what.
+        /// The record.
         record: Record,
     },
-    /// Validation that did not validate.
+    /// Validation missed a conflict.
     #[error("transaction {by} replaced a version of record {record} that its cut does not see")]
     ReplacedUnseen {
-        /// Who did.
+        /// The transaction.
         by: usize,
-        /// Of what.
+        /// The record.
         record: Record,
     },
-    /// G0, or a write on top of one that never was committed.
+    /// G0, or a write on top of one that was never committed.
     #[error("the versions of record {record} do not follow each other")]
     BrokenChain {
-        /// Whose.
+        /// The record.
         record: Record,
     },
     /// G1a.
-    #[error("transaction {by} read a version of record {record} that nobody has committed")]
+    #[error("transaction {by} read a version of record {record} that was never committed")]
     DirtyRead {
-        /// Who did.
+        /// The transaction.
         by: usize,
-        /// What.
+        /// The record.
         record: Record,
     },
     /// G1b, or bytes of several versions.
-    #[error(
-        "transaction {by} read something of record {record} that the version it found did not leave there"
-    )]
+    #[error("transaction {by} read a value of record {record} that the version it found did not write")]
     WrongValue {
-        /// Who did.
+        /// The transaction.
         by: usize,
-        /// What.
+        /// The record.
         record: Record,
     },
     /// G1c and G-single, from one side.
     #[error("transaction {by} read a version of record {record} that its cut does not see")]
     ReadFromTheFuture {
-        /// Who did.
+        /// The transaction.
         by: usize,
-        /// What.
+        /// The record.
         record: Record,
     },
-    /// G-single from the other side; a commit of which half is seen.
+    /// G-single from the other side: a commit is seen in part.
     #[error("transaction {by} read a version of record {record} though its cut sees a later one")]
     StaleRead {
-        /// Who did.
+        /// The transaction.
         by: usize,
-        /// What.
+        /// The record.
         record: Record,
     },
-    /// A session that misses its own commit, or an older cut than before.
+    /// A session misses its own commit, or begins from an older cut than before.
     #[error("transaction {after} does not see what transaction {before} of the same session saw or did")]
     SessionWentBack {
         /// The earlier one.

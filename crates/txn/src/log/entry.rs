@@ -1,4 +1,4 @@
-//! What a log says of a commit.
+//! The entries of a log: heads of commits, and their intents.
 
 use farpool_wire::{NodeId, RecordHeader, RegionId, Version};
 
@@ -6,7 +6,7 @@ use crate::checksum::checksum;
 use crate::record::{MOST_RECORD_BYTES, NumberedHeader, RecordId};
 
 const WORD_BYTES: usize = 8;
-/// Of an intent, before the data.
+/// Words of an intent before its data.
 const INTENT_WORDS: usize = 8;
 /// In an intent: the record is deleted.
 const DELETED: u64 = 1 << 32;
@@ -16,7 +16,7 @@ const DELETED: u64 = 1 << 32;
 pub struct Head {
     /// Which commit.
     pub version: Version,
-    /// The number of the cut from which its transaction began. Nobody reads it yet, nor the new data of
+    /// The number of the cut from which its transaction began. Nothing reads it yet, nor the new data of
     /// intents: both are for the recovery of a lost node, which will replay the logs of several slots in this
     /// order.
     pub begun_from: u64,
@@ -34,7 +34,7 @@ impl Head {
     /// Bytes of its place: the head, the verdict on it, and a word that is spare.
     pub const PLACE_BYTES: usize = Head::BYTES + 2 * WORD_BYTES;
 
-    /// Of intents that will lie at `start`.
+    /// The head of intents that will lie at `start`.
     pub fn new(version: Version, begun_from: u64, start: u64, intents: &[u8]) -> Head {
         let sum = checksum(&[], intents);
         Head { version, begun_from, start, length: intents.len() as u64, sum }
@@ -52,8 +52,8 @@ impl Head {
         bytes
     }
 
-    /// The head in a place's bytes, and whether it was rolled back. `None`: there is none, or it was never
-    /// written whole.
+    /// The head in a place's bytes, and whether its commit was rolled back. `None`: there is no head, or it
+    /// was never written whole.
     pub fn decode(place: &[u8]) -> Option<(Head, bool)> {
         let (words, _) = place.as_chunks::<WORD_BYTES>();
         let words: Vec<u64> = words.iter().map(|word| u64::from_le_bytes(*word)).collect();
@@ -66,12 +66,12 @@ impl Head {
         (is_whole && version != Version::INITIAL).then_some((head, verdict == Head::verdict_on(version)))
     }
 
-    /// The word that says that this commit was rolled back. Of another commit it says nothing.
+    /// The word that says that this commit was rolled back. It says nothing of any other commit.
     pub fn verdict_on(version: Version) -> u64 {
         RecordHeader::of(version).0
     }
 
-    /// The intents in the bytes of their place, if they are the ones.
+    /// The intents in the bytes of their place, if the bytes are those of this commit.
     pub fn intents<'a>(&self, bytes: &'a [u8]) -> Option<Vec<Intent<'a>>> {
         if self.sum != checksum(&[], bytes) {
             return None;
@@ -95,15 +95,15 @@ pub struct Intent<'a> {
     pub region: RegionId,
     /// Where its header lies there.
     pub current: u64,
-    /// Its header before.
+    /// Its header before the commit.
     pub seen: RecordHeader,
-    /// Where the version before is kept: checksum and data.
+    /// Where the version before is kept: its checksum and data.
     pub old: u64,
-    /// The number of that, which says its place in the record's ring.
+    /// The number of that version, which determines its place in the record's ring.
     pub number: u64,
-    /// How long data of the record are.
+    /// The length of the record's data.
     pub data_bytes: usize,
-    /// What it holds then; `None`: it is deleted.
+    /// The record's new data; `None`: it is deleted.
     pub new: Option<&'a [u8]>,
 }
 
@@ -118,7 +118,7 @@ impl<'a> Intent<'a> {
         NumberedHeader { number: self.number, header: self.seen.lasting() }
     }
 
-    /// Appends it to others of its commit.
+    /// Appends it to other intents of its commit.
     pub fn encode(&self, into: &mut Vec<u8>) {
         debug_assert!(self.new.is_none_or(|new| new.len() == self.data_bytes));
         let deleted = if self.new.is_none() { DELETED } else { 0 };
@@ -136,7 +136,7 @@ impl<'a> Intent<'a> {
         into.extend(self.new.unwrap_or_default());
     }
 
-    /// The first of several, and the rest. `None`: no client writes such bytes.
+    /// The first of several intents, and the remaining bytes. `None`: no client writes such bytes.
     fn decode(bytes: &'a [u8]) -> Option<(Intent<'a>, &'a [u8])> {
         let (words, rest) = bytes.split_at_checked(INTENT_WORDS * WORD_BYTES)?;
         let (words, _) = words.as_chunks::<WORD_BYTES>();
@@ -224,13 +224,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn arbitrary_bytes_are_refused_or_read_never_worse(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+        fn arbitrary_bytes_do_not_make_decoding_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
             let _ = Head::decode(&bytes);
             let _ = Head::new(version(1), 0, 0, &bytes).intents(&bytes);
         }
 
         #[test]
-        fn a_head_of_which_words_are_those_of_another_is_none(from in 0..6_usize, to in 0..=6_usize) {
+        fn a_head_with_words_of_another_is_one_of_both_or_none(from in 0..6_usize, to in 0..=6_usize) {
             let (one, other) = (Head::new(version(9), 2, 64, &[1; 24]), Head::new(version(73), 5, 0, &[2; 32]));
             let (from, to) = (8 * from.min(to), 8 * to);
             let mut mixed = [one.encode().to_vec(), vec![0; 16]].concat();

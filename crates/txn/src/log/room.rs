@@ -2,17 +2,17 @@
 
 use std::collections::VecDeque;
 
-/// Gives out the ring's bytes in turn to commits, and gets them back in that order.
+/// Gives out the ring's bytes to commits in order, and gets them back in the same order.
 #[derive(Debug)]
 pub struct LogRoom {
     bytes: u64,
-    /// Where the next ones come from, counted over all laps.
+    /// Where the next bytes start, counted over all laps.
     next: u64,
-    /// What was not given back: to which commit, by its count, and from where on.
+    /// What was not given back yet: the count of the commit that has it, and where it starts.
     taken: VecDeque<(u64, u64)>,
 }
 
-/// Bytes that are free, and follow each other.
+/// Free bytes that follow each other.
 pub struct Found {
     start: u64,
     end: u64,
@@ -24,7 +24,7 @@ impl LogRoom {
         LogRoom { bytes, next: 0, taken: VecDeque::new() }
     }
 
-    /// Finds so many bytes. `None`: they are not free, for now.
+    /// Finds so many bytes. `None`: they are not free now.
     pub fn find(&self, length: u64) -> Option<Found> {
         let left_of_lap = self.bytes - self.next % self.bytes;
         let start = if length <= left_of_lap { self.next } else { self.next + left_of_lap };
@@ -33,8 +33,8 @@ impl LogRoom {
         (length <= self.bytes && end - oldest <= self.bytes).then_some(Found { start, end })
     }
 
-    /// Gives what was found last to a commit, which has a larger count than all before; says where in the
-    /// ring it starts.
+    /// Gives the bytes that were found last to a commit, whose count is higher than all before; returns where
+    /// in the ring they start.
     pub fn take(&mut self, found: Found, count: u64) -> u64 {
         debug_assert!(self.next <= found.start, "it was found before others were taken");
         self.next = found.end;
@@ -42,7 +42,7 @@ impl LogRoom {
         found.start % self.bytes
     }
 
-    /// Gets back what all commits up to a count have.
+    /// Takes back the bytes of all commits up to a count.
     pub fn give_back(&mut self, count: u64) {
         while self.taken.pop_front_if(|(of, _)| *of <= count).is_some() {}
     }
@@ -86,7 +86,7 @@ mod tests {
             for (count, (takes, length)) in (0..).zip(steps) {
                 if takes {
                     let Some(start) = take(&mut room, length, count) else {
-                        prop_assert!(!taken.is_empty(), "what is empty has room");
+                        prop_assert!(!taken.is_empty(), "an empty ring has room");
                         continue;
                     };
                     prop_assert!(start + length <= 128);

@@ -10,15 +10,15 @@ use crate::memory::Piece;
 const WORD_BYTES: u64 = 8;
 /// Words for roles, some of them spare.
 const ROLE_WORDS: u64 = 8;
-/// Words of a seat: claim, beat, carer, and one that is spare.
+/// Words of a seat: claim, heartbeat, recoverer, and a spare one.
 const SEAT_WORDS: u64 = 4;
-/// Of a list of grants: how many there are before them, their checksum behind.
+/// Words around a list of grants: their number before it, and a checksum after it.
 const WORDS_AROUND: u64 = 2;
 
 /// Where the seats of a database lie.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MembersAt {
-    /// In the root region.
+    /// The memory, in the root region.
     pub piece: Piece,
     /// Their layout.
     pub layout: MembersLayout,
@@ -36,42 +36,42 @@ pub struct MembersLayout {
 pub enum Role {
     /// Publishes cuts.
     Publisher,
-    /// Moves old versions and collects those that nobody needs.
+    /// Publishes the horizon, and moves old versions to the overflow regions.
     Collector,
     /// Changes which tables there are.
     Catalog,
 }
 
 impl Role {
-    /// All there are.
+    /// All roles.
     pub const ALL: [Role; 3] = [Role::Publisher, Role::Collector, Role::Catalog];
 }
 
-/// What a seat says.
+/// The words of a seat.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SeatWords {
-    /// Whose it is.
+    /// The claim of its member.
     pub claim: Option<Epoch>,
-    /// How often that one has said that it lives.
+    /// How many heartbeats that member has sent.
     pub beat: u64,
-    /// Who looks after it.
-    pub carer: Option<Epoch>,
+    /// The claim of its recoverer.
+    pub recoverer: Option<Epoch>,
 }
 
 impl MembersLayout {
-    /// For so many slots, and members with a grant for each of so many regions. `None`: there is one of each
-    /// at least.
+    /// The layout for so many slots, and for members with a grant for each of so many regions. `None`: there
+    /// must be at least one of each, and no more slots than an oracle can have.
     pub fn new(slots: u16, regions: u16) -> Option<MembersLayout> {
         let fits = (1..=Slot::MOST).contains(&slots) && regions > 0;
         fits.then_some(MembersLayout { slots, regions })
     }
 
-    /// Bytes that it takes, from a multiple of eight on.
+    /// Bytes that it takes; it starts at a multiple of eight.
     pub fn bytes(&self) -> u64 {
         self.list_start(u64::from(self.slots))
     }
 
-    /// Where it is said who has a role.
+    /// Where the claim of the member that has a role lies.
     pub fn role(&self, role: Role) -> u64 {
         role as u64 * WORD_BYTES
     }
@@ -87,18 +87,18 @@ impl MembersLayout {
         self.seats().start + slot.index() as u64 * SEAT_WORDS * WORD_BYTES
     }
 
-    /// Where it is said whose a seat is.
+    /// Where the claim of a seat's member lies.
     pub fn claim(&self, slot: Slot) -> u64 {
         self.seat(slot)
     }
 
-    /// Where its member says that it lives.
+    /// Where its heartbeat lies.
     pub fn beat(&self, slot: Slot) -> u64 {
         self.seat(slot) + WORD_BYTES
     }
 
-    /// Where it is said who looks after it.
-    pub fn carer(&self, slot: Slot) -> u64 {
+    /// Where the claim of its recoverer lies.
+    pub fn recoverer(&self, slot: Slot) -> u64 {
         self.seat(slot) + 2 * WORD_BYTES
     }
 
@@ -117,7 +117,7 @@ impl MembersLayout {
         let seats = words.chunks_exact(SEAT_WORDS as usize).map(|words| {
             let word = |place: usize| u64::from_le_bytes(words[place]);
             let epoch = |place| Some(Epoch(word(place))).filter(|epoch| epoch.0 != 0);
-            SeatWords { claim: epoch(0), beat: word(1), carer: epoch(2) }
+            SeatWords { claim: epoch(0), beat: word(1), recoverer: epoch(2) }
         });
         seats.collect()
     }
@@ -131,8 +131,8 @@ impl MembersLayout {
         bytes
     }
 
-    /// The grants in bytes that were read from [`grants`](Self::grants). `None`: there is no list, or no
-    /// whole one.
+    /// The grants in bytes that were read from [`grants`](Self::grants). `None`: there is no list, or it is
+    /// not whole.
     pub fn decode_grants(&self, bytes: &[u8]) -> Option<Vec<Epoch>> {
         let (body, sum) = bytes.split_last_chunk::<{ WORD_BYTES as usize }>()?;
         if u64::from_le_bytes(*sum) != checksum(CrcAlgorithm::Crc64Nvme, body) {
@@ -161,7 +161,7 @@ mod tests {
         let layout = MembersLayout::new(3, 2).unwrap();
         assert_eq!((layout.role(Role::Publisher), layout.role(Role::Collector)), (0, 8));
         assert_eq!((layout.seats(), layout.bytes()), (64..160, 256));
-        assert_eq!((layout.claim(slot(1)), layout.beat(slot(1)), layout.carer(slot(1))), (96, 104, 112));
+        assert_eq!((layout.claim(slot(1)), layout.beat(slot(1)), layout.recoverer(slot(1))), (96, 104, 112));
         assert_eq!((layout.grants(slot(0)), layout.grants(slot(2))), (160..192, 224..256));
         let list = layout.encode_grants(&[Epoch(9), Epoch(4)]);
         let words: Vec<u64> = list.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
@@ -174,7 +174,7 @@ mod tests {
     fn memory_that_is_all_zeros_has_free_seats_and_no_lists() {
         let layout = MembersLayout::new(2, 3).unwrap();
         let seats = layout.decode_seats(&[0; 64]);
-        assert_eq!(seats, [SeatWords { claim: None, beat: 0, carer: None }; 2]);
+        assert_eq!(seats, [SeatWords { claim: None, beat: 0, recoverer: None }; 2]);
         assert_eq!(layout.decode_grants(&[0; 40]), None);
     }
 

@@ -1,4 +1,4 @@
-//! What one member does for all (M5).
+//! Roles: what one member does for all (M5).
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use farpool_wire::Epoch;
 use super::layout::{MembersAt, Role};
 use crate::memory::{Memory, MemoryError};
 
-/// Who has a role.
+/// The claim of the member that has a role.
 ///
 /// # Errors
 /// When far memory does not answer.
@@ -16,10 +16,10 @@ pub async fn role_of(memory: &Memory, at: &MembersAt, role: Role) -> Result<Opti
     Ok(Some(Epoch(claim)).filter(|claim| claim.0 != 0))
 }
 
-/// Takes a role, if nobody has it; says whether it is the caller's now.
+/// Takes a role, if no member has it; returns whether the caller has it now.
 ///
 /// # Errors
-/// When far memory does not answer: it may be.
+/// When far memory does not answer: the caller may have the role all the same.
 pub async fn take_role(
     memory: &Memory,
     at: &MembersAt,
@@ -32,7 +32,7 @@ pub async fn take_role(
     Ok(memory.compare_and_swap(&at.piece, at.layout.role(role), 0, claim.0).await? == 0)
 }
 
-/// Frees a role, if it is of that claim.
+/// Frees a role, if the member with this claim has it.
 ///
 /// # Errors
 /// When far memory does not answer.
@@ -45,12 +45,12 @@ pub async fn give_up_role(
     memory.compare_and_swap(&at.piece, at.layout.role(role), claim.0, 0).await.map(drop)
 }
 
-/// Does what a role is for whenever nobody else does, until `is_over`; looks every `pause` whether somebody
-/// does. `work` returns once it is over and nothing of it is under way.
+/// Does the work of a role whenever no other member does, until `is_over`; looks every `pause` whether the
+/// role is free. `work` returns once it has finished, with nothing of it in flight.
 ///
 /// # Errors
-/// What `work` returns, or when far memory does not answer. Something may be under way then: the member has
-/// to be shut out before the role is another's.
+/// The error of `work`, or when far memory does not answer. Something may be in flight then: the member has
+/// to be evicted before another member gets the role.
 pub async fn fill_role<E: From<MemoryError>>(
     memory: &Memory,
     at: &MembersAt,

@@ -1,43 +1,43 @@
 //! The rules on which membership rests, apart from the code that follows them.
 //!
-//! They are a type parameter, as [`crate::Rules`] are of workers: a simulation puts a wrong one in the place
-//! of a right one and sees that it notices. Production is compiled with [`Shipped`] alone.
+//! They are a type parameter, as [`crate::Rules`] are of workers: a simulation puts a wrong rule in the place
+//! of a right one, and checks that the mistake is noticed. Production is compiled with [`Shipped`] alone.
 
 use crate::rules::Shipped;
 
-/// What decides who has a seat, and when it is another's.
+/// The rules that decide which member has a seat, and when another member may have it.
 pub trait SeatRules: 'static {
-    /// Whether a member's list of grants is there before the seat is its own (M2).
+    /// Whether a member's list of grants is there before the member uses its seat (M2).
     fn lists_grants_first() -> bool {
         true
     }
 
-    /// Whether who finds another at work on a seat leaves it to that one (M3).
-    fn leaves_it_to_carers() -> bool {
+    /// Whether a member that finds another one recovering a seat leaves the seat to it (M3).
+    fn leaves_it_to_recoverers() -> bool {
         true
     }
 
-    /// Whether a carer that is silent himself is shut out before another takes his place (M3).
-    fn shuts_carers_out() -> bool {
+    /// Whether a recoverer that is silent itself is evicted before another takes its place (M3).
+    fn evicts_recoverers() -> bool {
         true
     }
 
-    /// Whether who has fenced a member looks once more whether the seat is still that one's (M4).
+    /// Whether a member that has fenced another one looks again whether the seat is still that one's (M4).
     fn looks_again_behind_fence() -> bool {
         true
     }
 
-    /// Whether a seat is given back only once all duties of its member are over (M4, M5).
+    /// Whether a seat is given back only once all duties of its member have finished (M4, M5).
     fn waits_for_duties() -> bool {
         true
     }
 
-    /// Whether what a member left is undone with both copies of its log, or not at all.
+    /// Whether what a member left is undone only with both copies of its log.
     fn needs_both_copies() -> bool {
         true
     }
 
-    /// Whether a member is shut out before its roles are free (M5).
+    /// Whether a member is evicted before its roles are free (M5).
     fn fences_before_roles() -> bool {
         true
     }
@@ -57,7 +57,7 @@ pub trait SeatRules: 'static {
         true
     }
 
-    /// Whether what its workers announced is taken away before its seat is free (M4).
+    /// Whether the announcements of a member's workers are taken away before its seat is free (M4).
     fn forgets_before_seat() -> bool {
         true
     }

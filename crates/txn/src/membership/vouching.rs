@@ -1,16 +1,16 @@
 //! Whether a member may send heartbeats. Pure: takes what its parts show of their work, and the time.
 //!
-//! V1. A beat vouches for all parts of the member: the threads of its duties, their work, and its commits.
-//!     While a part makes no progress for too long, the member sends no beats. The others then shut it out as
-//!     if it had died, and take over its roles.
-//! V2. A part that waits for far memory is not stuck. A thread that waits for a node still polls; and a part
-//!     that is judged by its work gets as long as a node may be silent before it is lost. So a node that
-//!     stops ends no member by this rule.
-//! V3. Nothing depends on the judgement being right. The member is shut out by a fence; if the part goes on
-//!     before that, the member sends beats again as if nothing had happened.
+//! V1. A heartbeat vouches for all parts of the member: the threads of its duties, their work, and its
+//!     commits. While a part makes no progress for too long, the member sends no heartbeats. The others then
+//!     evict it as if it had died, and take over its roles.
+//! V2. A part that waits for far memory is not stuck. A thread that waits for a node still polls. A part that
+//!     is judged by its work gets, in addition, as long as a node may be silent before the node is lost. So
+//!     when a node stops, this rule ends no member.
+//! V3. Nothing depends on the judgement being right. The member is evicted by a fence; if the part goes on
+//!     before that, the member sends heartbeats again as if nothing had happened.
 //! V4. A member that has not looked for long has stood still as a whole: its parts get their time anew.
-//! V5. Limits are counted in patiences of the other members, which wait one more patience before they shut
-//!     the member out.
+//! V5. Limits are multiples of the other members' patience. These wait one more patience before they evict
+//!     the member.
 
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
@@ -22,23 +22,23 @@ use crate::rules::Shipped;
 use crate::slot::SharedSlot;
 
 /// A duty's thread does nothing else. It stands still no longer than a busy machine keeps any thread from its
-/// processor, and the patience was chosen by that.
+/// processor, and the patience was chosen to allow for that.
 const THREAD_PATIENCES: u32 = 1;
 /// A thread that commits also runs the program's own code, between two polls of a commit.
 const HOLDER_PATIENCES: u32 = 3;
 /// Work gets so long, and in addition as long as a node may be silent.
 const WORK_PATIENCES: u32 = 3;
 
-/// A part of a member that a beat vouches for.
+/// A part of a member that a heartbeat vouches for.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Part {
     /// The thread of a duty.
     Thread(&'static str),
     /// The work of a duty.
     Work(&'static str),
-    /// A thread with a commit that others wait for, by its number.
+    /// A thread that others wait for, in the middle of a commit or of a change of tables; by its number.
     Holder(u64),
-    /// The oldest commit that is under way.
+    /// The slot's oldest commit in flight.
     OldestCommit,
 }
 
@@ -86,7 +86,7 @@ pub struct Vouching<R = Shipped> {
 }
 
 impl<R: SeatRules> Vouching<R> {
-    /// For a member that the others take for dead after `patience`, with nodes that are lost after a silence
+    /// For a member that the others declare dead after `patience`, with nodes that are lost after a silence
     /// of `node_silence`.
     pub fn new(patience: Duration, node_silence: Duration) -> Self {
         Vouching {
@@ -98,8 +98,8 @@ impl<R: SeatRules> Vouching<R> {
         }
     }
 
-    /// Looks at all parts; returns one that has made no progress for too long, if there is one: then the
-    /// member must send no beats.
+    /// Looks at all parts. Returns one that has made no progress for too long, if there is one: then the
+    /// member must send no heartbeats.
     pub fn look(&mut self, now_ns: u64, signs: &[Sign]) -> Option<Part> {
         if now_ns.saturating_sub(self.looked_at_ns) >= self.patience_ns / 2 {
             self.seen.clear();
@@ -152,7 +152,7 @@ mod tests {
         Vouching::new(Duration::from_nanos(PATIENCE), Duration::from_nanos(NODE_SILENCE))
     }
 
-    /// How long a member sends beats after `part` has shown its last progress; `None`: for good.
+    /// When a member stops sending heartbeats if `part` has shown its last progress at time 0; `None`: never.
     fn silent_after(part: Part, others: &[Part]) -> Option<u64> {
         let mut vouching = vouching();
         for now_ns in (0..1_000).step_by(STEP as usize) {
@@ -168,7 +168,7 @@ mod tests {
 
     #[test]
     fn a_member_is_silent_once_one_part_of_it_has_made_no_progress_for_too_long() {
-        let others = [Part::Thread("carer"), Part::Work("carer"), Part::Holder(1)];
+        let others = [Part::Thread("recoverer"), Part::Work("recoverer"), Part::Holder(1)];
         assert_eq!(silent_after(Part::Thread("publisher"), &others), Some(PATIENCE));
         assert_eq!(silent_after(Part::Holder(2), &others), Some(3 * PATIENCE));
         let behind_a_silent_node = Some(3 * PATIENCE + NODE_SILENCE);
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_that_goes_on_before_the_member_was_shut_out_lets_it_speak_again() {
+    fn a_part_that_goes_on_before_the_member_is_evicted_lets_it_send_heartbeats_again() {
         let mut vouching = vouching();
         let part = Part::Thread("publisher");
         for now_ns in 0..40 {

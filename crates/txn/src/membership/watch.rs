@@ -1,4 +1,4 @@
-//! Who does not live any more, by one member's clock. Pure: takes what the seats say, and the time.
+//! Which members are dead, by one member's clock. Pure: takes what the seats say, and the time.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use farpool_wire::{Epoch, Slot};
 
 use super::layout::SeatWords;
 
-/// A member that has not said for long that it lives.
+/// A member that has sent no heartbeat for too long.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Suspect {
     /// Its slot.
@@ -15,42 +15,42 @@ pub struct Suspect {
     pub claim: Epoch,
 }
 
-/// From one look to the next at most this part of the patience counts as silence of the others. A watcher
+/// From one look to the next, at most this part of the patience counts as silence of the others. A watcher
 /// that does not look, because the memory with the seats does not answer or its own thread waits for a
-/// processor, cannot tell whether they are silent; and mostly they cannot send beats then either. It is twice
-/// the interval of beats.
+/// processor, cannot tell whether they are silent; and mostly they cannot send heartbeats then either. A
+/// fifth is twice the interval of heartbeats.
 const PART_OF_PATIENCE: u64 = 5;
 
-/// What one member has seen of the others. It goes by its own clock alone, from when *it* saw a beat last: no
-/// time of two machines is compared.
+/// What one member has seen of the others. It goes by its own clock alone, and counts from when *it* last saw
+/// a new heartbeat: times of two machines are never compared.
 #[derive(Debug)]
 pub struct Watch {
     patience_ns: u64,
     seats: Vec<Seen>,
     looked_at_ns: u64,
-    /// The time of watching that counts, so far.
+    /// How much of the time of watching counts, so far.
     counted_ns: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Seen {
     seat: SeatWords,
-    /// The counted time when the seat was first seen with this beat.
+    /// The counted time when the seat was first seen with this heartbeat.
     since_ns: u64,
 }
 
 impl Watch {
-    /// Takes for dead who has been silent for so long.
+    /// Declares a member dead once it has been silent for `patience`.
     pub fn new(patience: Duration) -> Watch {
         Watch { patience_ns: patience.as_nanos() as u64, seats: Vec::new(), looked_at_ns: 0, counted_ns: 0 }
     }
 
-    /// Looks at all seats, in the order of slots; says who is taken for dead.
+    /// Looks at all seats, in the order of slots; returns the members that are declared dead.
     pub fn look(&mut self, now_ns: u64, seats: &[SeatWords]) -> Vec<Suspect> {
         let gap_ns = now_ns.saturating_sub(self.looked_at_ns);
         if gap_ns >= self.patience_ns / 2 {
-            // The watcher has not looked for long: what was silent meanwhile may have stood still together
-            // with it, as processes of one machine do.
+            // The watcher itself has not looked for long. Members that were silent meanwhile may have stood
+            // still together with it, as processes of one machine do.
             self.seats.clear();
         }
         self.looked_at_ns = now_ns;
@@ -79,18 +79,18 @@ mod tests {
     use super::*;
 
     fn seat(claim: u64, beat: u64) -> SeatWords {
-        SeatWords { claim: Some(Epoch(claim)).filter(|claim| claim.0 != 0), beat, carer: None }
+        SeatWords { claim: Some(Epoch(claim)).filter(|claim| claim.0 != 0), beat, recoverer: None }
     }
 
     fn suspects(watch: &mut Watch, now_ns: u64, seats: &[SeatWords]) -> Vec<(usize, u64)> {
         watch.look(now_ns, seats).iter().map(|suspect| (suspect.slot.index(), suspect.claim.0)).collect()
     }
 
-    /// A look comes before a fifth of it is over.
+    /// Most tests look once in each fifth of it.
     const PATIENCE: Duration = Duration::from_nanos(50);
 
     #[test]
-    fn who_is_silent_for_as_long_as_patience_lasts_is_taken_for_dead() {
+    fn a_member_that_is_silent_for_the_patience_is_declared_dead() {
         let mut watch = Watch::new(PATIENCE);
         for now_ns in [5, 15, 25, 35, 45] {
             let beats = if now_ns < 45 { 1 } else { 2 };
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_stood_still_himself_gives_the_others_time() {
+    fn a_watcher_that_has_stood_still_gives_the_others_time() {
         let mut watch = Watch::new(PATIENCE);
         assert_eq!(suspects(&mut watch, 0, &[seat(7, 1)]), []);
         for now_ns in [1_000, 1_010, 1_020, 1_030, 1_040] {
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn time_in_which_the_seats_could_not_be_read_is_no_silence_of_the_others() {
+    fn time_in_which_the_seats_could_not_be_read_hardly_counts_as_silence() {
         let mut watch = Watch::new(PATIENCE);
         for now_ns in [0, 24, 48, 72, 96] {
             assert_eq!(

@@ -3,7 +3,7 @@
 //! A1. An operation is retried only after its region was attached again. From then on the first try takes no
 //!     effect any more. Where the connection broke, the fabric promises that for the queue's next
 //!     incarnation, once the node has answered it.
-//! A2. No region is attached again while a plan with WRITEs is under way, and no such plan is posted
+//! A2. No region is attached again while a plan with WRITEs is in flight, and no such plan is posted
 //!     meanwhile: if the first WRITEs of a plan were refused, its last must not take effect.
 //! A3. An operation that its node has not answered by the deadline is not retried. The deadline is as long as
 //!     a lease may last; a longer wait would only delay the error.
@@ -25,7 +25,7 @@ const MOVE_PATIENCE: Duration = Duration::from_secs(20);
 /// Between two looks at whether it has moved.
 pub(super) const MOVE_PAUSE: Duration = Duration::from_micros(50);
 
-/// Tries to connect again within an operation's deadline: in production, one in 12 ms.
+/// Tries to connect again within an operation's deadline: one every 12 ms in production.
 const TRIES_TO_CONNECT: u32 = 1_024;
 /// The part of an operation's deadline for which a node's address refuses connections until the node's
 /// process is taken to have ended: half a second in production, because a firewall that reloads its rules
@@ -119,7 +119,10 @@ impl Memory {
             }
             match queue.attach(region, epoch, key).await {
                 Ok(()) => {
-                    connecting.buried.into_iter().for_each(|last| self.loose.settled(region.node, last));
+                    connecting
+                        .superseded
+                        .into_iter()
+                        .for_each(|last| self.in_flight.settled(region.node, last));
                     return Ok(());
                 }
                 Err(
@@ -134,7 +137,7 @@ impl Memory {
                     self.pause_before_connecting().await;
                 }
                 // The grant was fenced (A4).
-                Err(OpError::Refused(refusal)) => return Err(shut_out(error, refusal)),
+                Err(OpError::Refused(refusal)) => return Err(evicted(error, refusal)),
                 Err(again) if self.note_failure(&again) == Failed::Lost => {
                     trying.lost_since_ns.get_or_insert(self.endpoint.now_ns());
                     let patience = self.endpoint.deadline() / GONE_PART;
@@ -151,8 +154,8 @@ impl Memory {
     /// Opens the next incarnation of a queue. Whether there is a connection is known once something is
     /// answered.
     fn connect_again(&self, queue: &Queue, connecting: &mut Connecting) {
-        // The incarnations that sent these have ended.
-        connecting.buried = self.loose.last_of(queue.node());
+        // The incarnations that sent these writes are superseded.
+        connecting.superseded = self.in_flight.last_of(queue.node());
         connecting.refused = queue.reconnect().err().map(|error| error.kind());
     }
 
@@ -181,9 +184,9 @@ impl Trying {
 /// Connecting again to a node.
 #[derive(Default)]
 struct Connecting {
-    /// The last loose end that the queue's next incarnation puts an end to, once it is answered.
-    buried: Option<u64>,
-    /// Why not even a connection could be begun.
+    /// The last in-flight write that can no longer land once the queue's next incarnation is answered.
+    superseded: Option<u64>,
+    /// Why the last try could not even begin to connect.
     refused: Option<ErrorKind>,
     /// Since when every try was refused, and the node answered none.
     refused_since_ns: Option<u64>,
@@ -206,7 +209,7 @@ impl Connecting {
 
 /// How an operation ends if the node refuses to attach its region for this thread again: what was in doubt
 /// stays in doubt.
-fn shut_out(error: OpError, refusal: Refusal) -> OpError {
+fn evicted(error: OpError, refusal: Refusal) -> OpError {
     match error {
         OpError::NotSent { .. } => OpError::Refused(refusal),
         OpError::Unknown { node, .. } => OpError::Unknown { node, cause: Uncertain::EpochMoved },
@@ -230,7 +233,7 @@ impl Drop for Following<'_> {
     }
 }
 
-/// Plans with WRITEs are under way. If this is dropped before they have ended, no region is attached again.
+/// Plans with WRITEs are in flight. If this is dropped before they have ended, no region is attached again.
 pub(super) struct Posted<'a> {
     memory: &'a Memory,
     plans: u32,

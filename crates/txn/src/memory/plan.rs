@@ -1,7 +1,7 @@
-//! Operations of one node that are posted together; and several such groups, one for each node, that are
-//! under way at the same time.
+//! Plans: operations on one node that are posted together. Several plans, one for each node, may be in flight
+//! at the same time.
 //!
-//! In the steady state nothing is allocated: what a plan is made of is kept for the next.
+//! In the steady state nothing is allocated: the parts of a plan are kept for the next one.
 
 use std::cell::RefCell;
 use std::future::poll_fn;
@@ -13,20 +13,20 @@ use farpool_fabric::{ARENA_GRANULE_BYTES, Batch, OpError, Queue, Running};
 use farpool_wire::{NodeId, RegionId};
 
 use super::again::{MOVE_PAUSE, Posted, Trying};
-use super::loose::is_in_doubt;
+use super::in_flight::is_in_doubt;
 use super::{Memory, MemoryError, Piece, Traffic};
 
-/// Buffer of a plan that is kept: the least that an arena gives.
+/// Buffer of a plan that is kept: the smallest that an arena gives.
 const SPARE_BYTES: usize = ARENA_GRANULE_BYTES;
-/// Plans that are kept: what some transactions have at a time, and a small part of an arena.
+/// Most plans that are kept: as many as some transactions have at a time, and a small part of an arena.
 const MOST_SPARES: usize = 32;
 
-/// What plans are made of, while it is not used.
+/// The parts of plans that are not in use.
 #[derive(Default)]
 pub(super) struct Spares(RefCell<Vec<Parts>>);
 
 impl Spares {
-    /// Gives the arena back what it has.
+    /// Gives their buffers back to the arena.
     pub(super) fn clear(&self) {
         self.0.borrow_mut().clear();
     }
@@ -34,12 +34,12 @@ impl Spares {
 
 struct Parts {
     batch: Batch,
-    /// Those that it goes to.
+    /// The regions that its operations go to.
     regions: Vec<RegionId>,
     swaps: Vec<Swap>,
 }
 
-/// Operations of one node that are posted together, in their order; then what became of them.
+/// Operations on one node that are posted together, in their order; afterwards, their results.
 pub(crate) struct Plan<'a> {
     memory: &'a Memory,
     node: NodeId,
@@ -51,31 +51,31 @@ pub(crate) struct Plan<'a> {
     asked: Traffic,
     /// It has WRITEs.
     writes: bool,
-    /// The compare-and-swaps were tried before.
+    /// This is a retry: the compare-and-swaps were tried before.
     is_again: bool,
-    /// Why it could not be done again, if it had to be.
+    /// Why it could not be retried, if it had to be.
     ended: Option<OpError>,
 }
 
 enum Stage<'a> {
     Here(Batch),
     Posted(Running<'a>),
-    /// From one to the other.
+    /// On the way from one to the other.
     Passing,
 }
 
 /// A compare-and-swap of a plan.
 struct Swap {
-    /// Which of its operations.
+    /// Its index among the plan's operations.
     place: usize,
     expected: u64,
     new: u64,
 }
 
-const IS_HERE: &str = "nobody has the plan while it is posted";
+const IS_HERE: &str = "a plan is not used while it is posted";
 
 impl Memory {
-    /// Operations on one node, with one doorbell.
+    /// A plan for one node, which is posted with one doorbell.
     pub(crate) fn plan(&self, node: NodeId, bytes: usize) -> Result<Plan<'_>, MemoryError> {
         let queue = self.queue(node)?;
         let spare = if bytes <= SPARE_BYTES { self.spares.0.borrow_mut().pop() } else { None };
@@ -113,7 +113,7 @@ impl Plan<'_> {
         batch
     }
 
-    /// Empties it for other operations, which have as many bytes.
+    /// Empties it for other operations, whose bytes fit the same buffer.
     pub(crate) fn clear(&mut self) {
         self.batch_mut().clear();
         self.regions.clear();
@@ -132,7 +132,7 @@ impl Plan<'_> {
         place
     }
 
-    /// Adds a READ; says where in the buffer its bytes will be.
+    /// Adds a READ; returns where in the buffer its bytes will be.
     pub(crate) fn read(&mut self, piece: &Piece, range: Range<u64>) -> Range<usize> {
         let place = self.place(piece, (range.end - range.start) as usize);
         self.batch_mut().read(piece.address(range.start), piece.epoch, place.clone());
@@ -144,7 +144,7 @@ impl Plan<'_> {
         self.write_with(piece, at, bytes.len(), |place| place.copy_from_slice(bytes));
     }
 
-    /// As [`write`](Self::write), of so many bytes that `fill` puts into the buffer.
+    /// As [`write`](Self::write), with so many bytes that `fill` puts into the buffer.
     pub(crate) fn write_with(&mut self, piece: &Piece, at: u64, bytes: usize, fill: impl FnOnce(&mut [u8])) {
         self.writes = true;
         let place = self.place(piece, bytes);
@@ -153,7 +153,7 @@ impl Plan<'_> {
         batch.write(piece.address(at), piece.epoch, place);
     }
 
-    /// Adds a compare-and-swap to a word that no other client writes there.
+    /// Adds a compare-and-swap that puts a word which no other client puts there.
     pub(crate) fn compare_and_swap(&mut self, piece: &Piece, at: u64, expected: u64, new: u64) {
         self.place(piece, 0);
         self.asked.bytes += size_of::<u64>() as u64;
@@ -162,7 +162,7 @@ impl Plan<'_> {
         self.batch_mut().compare_and_swap(piece.address(at), piece.epoch, expected, new);
     }
 
-    /// What comes next waits for all READs and atomics before it.
+    /// Makes all operations after this wait for all READs and atomics before it.
     pub(crate) fn fence(&mut self) {
         self.batch_mut().fence();
     }
@@ -183,7 +183,7 @@ impl Plan<'_> {
         let Stage::Posted(running) = &mut self.stage else { return Poll::Ready(()) };
         Pin::new(running).poll(context).map(|batch| {
             if self.changes_memory() && batch.results().iter().any(is_in_doubt) {
-                self.memory.loose.add(self.node);
+                self.memory.in_flight.add(self.node);
             }
             self.stage = Stage::Here(batch);
         })
@@ -194,22 +194,22 @@ impl Plan<'_> {
         self.writes || !self.swaps.is_empty()
     }
 
-    /// Why it failed, if all that failed may be done again once its regions are attached anew: an operation
-    /// in doubt, where there is one.
+    /// Why it failed, if all operations that failed may be retried once their regions are attached again. If
+    /// one is in doubt, this is its error.
     fn to_do_again(&self) -> Option<OpError> {
         let mut failed = self.batch().results().iter().filter_map(|result| result.as_ref().err());
         let may_be = failed.all(|error| self.memory.note_retryable(error));
-        may_be.then(|| self.trouble()).flatten()
+        may_be.then(|| self.failure()).flatten()
     }
 
-    /// The first trouble, and one in doubt before all others.
-    fn trouble(&self) -> Option<OpError> {
+    /// The error of the first operation in doubt, or else the first error.
+    fn failure(&self) -> Option<OpError> {
         let failed = || self.batch().results().iter().filter_map(|result| result.as_ref().err());
         let unknown = failed().find(|error| matches!(error, OpError::Unknown { .. }));
         unknown.or_else(|| failed().next()).copied()
     }
 
-    /// Waits until all of it may be done again; false: it may not be.
+    /// Waits until all of it may be retried; false: it must not be.
     async fn gets_ready_again(&mut self, error: OpError, trying: &mut Trying) -> bool {
         for &region in &self.regions {
             if let Err(error) = self.memory.ready_again(region, error, trying).await {
@@ -220,30 +220,30 @@ impl Plan<'_> {
         true
     }
 
-    /// What was read into that place, or why not all was done.
+    /// What was read into that place of the buffer. It means something only if all was done.
     pub(crate) fn bytes(&self, place: Range<usize>) -> &[u8] {
         &self.batch().buffer()[place]
     }
 
-    /// Whether all was done; else the first trouble, and an unknown one before all others.
+    /// Whether all was done. If not, the error of the first operation in doubt, or else the first error.
     pub(crate) fn check(&self) -> Result<(), MemoryError> {
-        self.ended.or_else(|| self.trouble()).map_or(Ok(()), |error| Err(error.into()))
+        self.ended.or_else(|| self.failure()).map_or(Ok(()), |error| Err(error.into()))
     }
 
-    /// The word before the plan's last operation, an atomic, if all was done.
+    /// What the plan's last operation, an atomic, found, if all was done.
     pub(crate) fn last_word(&self) -> Result<u64, MemoryError> {
         self.check()?;
         Ok(self.words().last().unwrap_or_default())
     }
 
-    /// The words before the plan's atomics, in its order and with zeros for its transfers; they mean
-    /// something if all was done.
+    /// What the plan's atomics found, in their order and with zeros for its transfers. It means something
+    /// only if all was done.
     pub(crate) fn words(&self) -> impl Iterator<Item = u64> + '_ {
         let results = self.batch().results().iter().enumerate();
         results.map(|(place, result)| {
             let word = *result.as_ref().unwrap_or(&0);
             let tried = if self.is_again { self.swaps.as_slice() } else { &[] };
-            // If it is found there, an earlier try was it.
+            // If the new word is found there, an earlier try has put it.
             let swap = tried.iter().find(|swap| swap.place == place && swap.new == word);
             swap.map_or(word, |swap| swap.expected)
         })
@@ -254,7 +254,7 @@ impl Drop for Plan<'_> {
     fn drop(&mut self) {
         let Stage::Here(mut batch) = std::mem::replace(&mut self.stage, Stage::Passing) else {
             if self.changes_memory() {
-                self.memory.loose.add(self.node);
+                self.memory.in_flight.add(self.node);
             }
             return;
         };

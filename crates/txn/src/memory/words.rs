@@ -20,12 +20,12 @@ impl Memory {
         self.write_word_from(buffer, piece, at, word).await.map(drop)
     }
 
-    /// Room for a word, taken ahead by an operation that must not fail later for want of it.
+    /// A buffer for a word, taken in advance by an operation that must not fail later for lack of one.
     pub(crate) fn word_buffer(&self) -> Result<ArenaBuf, MemoryError> {
         Ok(self.take(WORD_BYTES)?)
     }
 
-    /// Writes a word by way of a [`word_buffer`](Self::word_buffer), which comes back.
+    /// Writes a word from a [`word_buffer`](Self::word_buffer), which is returned.
     pub(crate) fn write_word_from(
         &self,
         mut buffer: ArenaBuf,

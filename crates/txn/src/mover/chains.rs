@@ -1,4 +1,4 @@
-//! Which versions lie in the overflow region of a piece.
+//! The versions in the overflow region of a piece.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -7,10 +7,10 @@ use farpool_wire::RecordHeader;
 use crate::cut::Cut;
 use crate::record::NumberedHeader;
 
-/// What lies in the entries of a piece.
+/// The contents of a piece's entries.
 #[derive(Debug)]
 pub(super) struct Chains {
-    /// Of each record, by its place in the piece: never empty.
+    /// The chain of each record, by its place in the piece. No chain is empty.
     chains: BTreeMap<u64, VecDeque<Moved>>,
     free: Vec<u64>,
 }
@@ -22,19 +22,21 @@ pub(super) struct Moved {
     pub(super) named: NumberedHeader,
 }
 
-/// What becomes of a version that is to be moved.
+/// The answer to a request to move a version.
 #[derive(PartialEq, Eq, Debug)]
 pub(super) enum Push {
-    /// It goes to this entry; that of the version before it is `before`, unless nobody needs that.
+    /// It goes to this entry. `before` is the entry of the version before it, unless no snapshot needs that
+    /// one.
     At { entry: u64, before: Option<u64> },
     /// There is no room.
     Full,
-    /// Not now: versions before it have to be moved first.
+    /// Not now: earlier versions have to be moved first.
     NotYet,
 }
 
 impl Chains {
-    /// Of a region with so many entries, whose chains were found in it, each from its latest version on.
+    /// Chains of a region with this many entries. `found` are the chains that lie there, each from its latest
+    /// version on.
     pub(super) fn new(entries: u64, found: impl IntoIterator<Item = (u64, Vec<Moved>)>) -> Chains {
         let chains: BTreeMap<u64, VecDeque<Moved>> =
             found.into_iter().map(|(index, chain)| (index, chain.into())).collect();
@@ -45,17 +47,17 @@ impl Chains {
         Chains { chains, free }
     }
 
-    /// Whether nothing lies there.
+    /// Whether the region has no version.
     pub(super) fn is_empty(&self) -> bool {
         self.chains.is_empty()
     }
 
-    /// Whether anything of a record lies there.
+    /// Whether the region has any version of a record.
     pub(super) fn has_any(&self, index: u64) -> bool {
         self.chains.contains_key(&index)
     }
 
-    /// Whether this version of a record lies there.
+    /// Whether the region has this version of a record.
     pub(super) fn has(&self, index: u64, named: NumberedHeader) -> bool {
         let mut chain = self.chains.get(&index).into_iter().flatten();
         chain.any(|moved| {
@@ -84,12 +86,12 @@ impl Chains {
         Push::At { entry, before }
     }
 
-    /// Gives up what nobody needs any more of a record, whose current version, if that is known, is `current`
-    /// (M3).
+    /// Gives up the entries of a record that no snapshot needs any more (M3). `current` is the record's
+    /// current version, if that is known.
     pub(super) fn collect(&mut self, index: u64, current: Option<RecordHeader>, horizon: &Cut) {
         let Some(chain) = self.chains.get_mut(&index) else { return };
         let last = chain.front().expect("a chain has a version").named.header.version();
-        // If they are the same, a commit was undone that had replaced it.
+        // If both are the same, a commit that had replaced this version was rolled back.
         if current.is_some_and(|current| current.version() != last && horizon.sees(current.version())) {
             return self.give_up(index);
         }
@@ -121,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn versions_are_moved_one_behind_the_other() {
+    fn versions_are_moved_in_their_order() {
         let mut chains = Chains::new(3, []);
         let seen = horizon(4);
         assert_eq!(chains.push(1, named(6), &seen), Push::NotYet, "number 5 may be needed");
@@ -135,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_behind_the_horizon_makes_room() {
+    fn versions_that_the_horizon_sees_replaced_are_given_up() {
         let found = (1..=3).map(|number| Moved { entry: number, named: named(number) }).rev().collect();
         let mut chains = Chains::new(4, [(7, found)]);
         chains.collect(7, None, &horizon(1));
@@ -156,9 +158,9 @@ mod tests {
     }
 
     proptest! {
-        /// Versions come and are moved, and the horizon grows behind them.
+        /// Versions are written and moved, and the horizon advances after them.
         #[test]
-        fn all_that_is_needed_of_what_was_moved_is_there(steps in prop::collection::vec(0..4_u8, 0..300)) {
+        fn every_moved_version_that_is_needed_is_there(steps in prop::collection::vec(0..4_u8, 0..300)) {
             let (mut chains, mut seen, mut moved) = (Chains::new(6, []), 0, None);
             for step in steps {
                 let next = moved.map_or(0, |moved| moved + 1);
@@ -174,7 +176,7 @@ mod tests {
                     2 => seen = next.min(seen + 1),
                     _ => {}
                 }
-                // Snapshots may need the last one that the horizon sees, and later ones.
+                // Snapshots may need the last version that the horizon sees, and later ones.
                 for number in seen..next {
                     prop_assert!(chains.has(5, named(number)), "{number} of {seen} to {moved:?}");
                 }

@@ -1,4 +1,4 @@
-//! The mover at work.
+//! The mover's operations.
 
 use farpool_wire::RecordHeader;
 
@@ -10,8 +10,8 @@ use crate::record::{NumberedHeader, RecordId, RecordLayout, Ring, WORD_BYTES};
 use crate::rules::Rules;
 use crate::table::Table;
 
-/// Of rings, or of the words that begin chains, that are read at once: between two such READs the horizon may
-/// go on.
+/// Bytes of rings, or of heads of chains, that are read at once. The horizon may advance between two such
+/// READs.
 const BYTES_AT_ONCE: usize = 16 << 10;
 
 /// Moves versions of some tables.
@@ -32,9 +32,9 @@ struct PieceMover {
 }
 
 impl Mover {
-    /// Moves versions of these tables from now on, where they have overflow regions, and of no others. Finds
-    /// what lies in those that it has not tended so far (M4). `horizon`: the last that was published, by
-    /// which the mover before may have given up entries; or none ever was.
+    /// From now on, moves versions of these tables, if they have overflow regions, and of no others. Finds
+    /// the chains in the tables that are new to it (M4). `horizon` is the last published one, if there is
+    /// one: the previous mover may have given up entries by it.
     pub(crate) async fn turn_to(
         &mut self,
         memory: &Memory,
@@ -54,12 +54,12 @@ impl Mover {
         Ok(())
     }
 
-    /// Whether anything lies in the overflow regions.
+    /// Whether the overflow regions have any version.
     pub(crate) fn has_any(&self) -> bool {
         self.pieces.iter().any(|piece| !piece.chains.is_empty())
     }
 
-    /// Looks at some records of each piece, other ones each time.
+    /// Looks at some records of each piece, different ones each time.
     pub(crate) async fn step<R: Rules>(&mut self, memory: &Memory, horizon: &Cut) -> Result<(), MemoryError> {
         for piece in &mut self.pieces {
             piece.step::<R>(memory, horizon).await?;
@@ -69,7 +69,7 @@ impl Mover {
 }
 
 impl PieceMover {
-    /// Finds what lies in a piece's overflow region.
+    /// Finds the chains in a piece's overflow region.
     async fn find(
         memory: &Memory,
         piece: Piece,
@@ -83,7 +83,7 @@ impl PieceMover {
         Ok(mover)
     }
 
-    /// All chains that are to be found.
+    /// Reads all chains.
     async fn found(
         &self,
         memory: &Memory,
@@ -104,8 +104,9 @@ impl PieceMover {
         Ok(found)
     }
 
-    /// A record's chain from an entry on: as far as its numbers have no gap, and up to what the horizon sees.
-    /// What comes behind that may have been given up, and be another version's by now.
+    /// A record's chain from an entry on, as far as its numbers have no gap, and up to the first version that
+    /// the horizon sees. Entries after that may have been given up, and may have been reused for another
+    /// version.
     async fn chain_from(
         &self,
         memory: &Memory,
@@ -144,7 +145,7 @@ impl PieceMover {
         let rings = self.layout.ring(start).start..self.layout.ring(end - 1).end;
         let rings = memory.read(&self.piece, rings).await?;
         for (index, ring) in (start..).zip(rings.chunks_exact(ring_bytes)) {
-            // A counter that is none: transactions complain.
+            // If the counter is not valid, transactions report the error.
             if let Some(ring) = self.layout.decode_ring(ring) {
                 self.tend::<R>(memory, horizon, index, &ring).await?;
             }
@@ -153,7 +154,7 @@ impl PieceMover {
         Ok(())
     }
 
-    /// Sees to it that the next writers of a record have room in its ring.
+    /// Makes room in a record's ring for its next writers.
     async fn tend<R: Rules>(
         &mut self,
         memory: &Memory,
@@ -181,7 +182,7 @@ impl PieceMover {
         Ok(())
     }
 
-    /// Moves a version; false: not now, and so none behind it.
+    /// Moves a version. False: it cannot be moved now, so no later one can be.
     async fn move_one<R: Rules>(
         &mut self,
         memory: &Memory,
@@ -195,7 +196,7 @@ impl PieceMover {
         let Some(found) = self.layout.decode_old(record, old, &bytes).filter(|found| found.is_right) else {
             return Ok(false); // header and data are of different times
         };
-        // Nobody else writes the header meanwhile: its place may be written again only once this has taken
+        // No client writes the header meanwhile: its place may be written again only once this has taken
         // effect.
         let at = self.layout.old_header(index, old.number).start;
         let (unmarked, marked) = (old.header.0, old.header.moved().0);

@@ -1,4 +1,4 @@
-//! Where an oracle lies in far memory (`docs/src/wire.md`, *the oracle's board*).
+//! The layout of an oracle in far memory (`docs/src/wire.md`, *the oracle's board*).
 
 use std::ops::Range;
 
@@ -10,14 +10,14 @@ use crate::cut::Cut;
 const WORD_BYTES: usize = 8;
 
 /// The layout of an oracle: a word for each slot, then two images of cuts. The publisher writes cut *n* to
-/// image *n mod 2*, so that the one before stays whole meanwhile.
+/// image *n mod 2*, so that the image of the cut before stays whole meanwhile.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Board {
     slots: usize,
 }
 
 impl Board {
-    /// Of an oracle with so many slots, from 1 to [`Slot::MOST`].
+    /// The board of an oracle with this many slots, from 1 to [`Slot::MOST`].
     pub fn new(slots: u16) -> Option<Board> {
         (1..=Slot::MOST).contains(&slots).then_some(Board { slots: slots.into() })
     }
@@ -27,27 +27,27 @@ impl Board {
         self.slots
     }
 
-    /// Bytes that the whole takes, from a multiple of eight on.
+    /// Bytes of the whole board. It starts at a multiple of eight.
     pub fn bytes(&self) -> usize {
         self.images().end
     }
 
-    /// Where the slots' words lie: what the publisher reads.
+    /// The place of the slots' words, which the publisher reads.
     pub fn words(&self) -> Range<usize> {
         0..self.slots * WORD_BYTES
     }
 
-    /// Where a slot's word lies: how far it has come. `None`: this oracle has no such slot.
+    /// The place of a slot's word, its watermark. `None`: this oracle has no such slot.
     pub fn word(&self, slot: Slot) -> Option<usize> {
         (slot.index() < self.slots).then_some(slot.index() * WORD_BYTES)
     }
 
-    /// Where both images lie: what a transaction reads to begin.
+    /// The place of both images, which a transaction reads to begin.
     pub fn images(&self) -> Range<usize> {
         self.both_images().range()
     }
 
-    /// Where a cut's image lies.
+    /// The place of a cut's image.
     pub fn image(&self, sequence: u64) -> Range<usize> {
         self.both_images().image((sequence % 2) as usize)
     }
@@ -56,12 +56,12 @@ impl Board {
         Images::new(self.words().end, self.slots)
     }
 
-    /// The words in bytes that were read from [`words`](Self::words).
+    /// Decodes the words in bytes that were read from [`words`](Self::words).
     pub fn decode_words(&self, bytes: &[u8]) -> Option<Vec<u64>> {
         (bytes.len() == self.words().len()).then(|| words(bytes).collect())
     }
 
-    /// The image of a cut of this oracle.
+    /// Encodes the image of a cut of this oracle.
     pub fn encode(&self, cut: &Cut) -> Vec<u8> {
         self.both_images().encode(cut)
     }
@@ -72,7 +72,7 @@ impl Board {
         self.find(bytes).map(|found| found.cut)
     }
 
-    /// The same, and whether nothing later was published when the READ began.
+    /// The same, with whether no later cut was published when the READ began.
     pub(crate) fn find(&self, bytes: &[u8]) -> Option<Image> {
         self.both_images().decode(bytes)
     }
@@ -123,10 +123,10 @@ mod tests {
     }
 
     proptest! {
-        /// Cuts are published one after another into memory from which somebody reads meanwhile: words as
-        /// they were at any time since he began, in any order.
+        /// Cuts are published one after another into memory that a READ fetches meanwhile: each word as it
+        /// was at any time since the READ began, in any order.
         #[test]
-        fn what_is_read_while_cuts_are_published_is_one_of_them_or_nothing(
+        fn a_read_while_cuts_are_published_finds_one_of_them_or_nothing(
             counts in prop::collection::vec(prop::array::uniform3(any::<u64>()), 1..6),
             from in any::<prop::sample::Index>(),
             ages in prop::collection::vec(any::<prop::sample::Index>(), 10),

@@ -1,10 +1,10 @@
-//! The fetch thread of a compute server (paper 3, section 4.2): one thread reads what is published, and the
-//! server's workers begin from the last that it has, without an operation of their own.
+//! The fetch thread of a compute server (paper 3, section 4.2). It reads published cuts, and the server's
+//! workers begin from the last one that it has read, without an operation of their own.
 //!
-//! F1. What workers get are published cuts, whole, in the order of their numbers. So cuts stay totally
-//!     ordered between compute servers, however far their fetch threads are apart.
-//! F2. Once the fetch thread has ended, for whatever reason, nobody begins any more: a cut that grows old
-//!     unnoticed would be a snapshot, but not a recent one.
+//! F1. Workers get published cuts, whole, in the order of their numbers. So cuts stay totally ordered among
+//!     compute servers, however far their fetch threads are apart.
+//! F2. Once the fetch thread has ended, for whatever reason, no worker begins a transaction any more.
+//!     Otherwise its cuts would grow old unnoticed: they would be snapshots, but not recent ones.
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,19 +18,19 @@ use crate::cut::Cut;
 use crate::memory::{Memory, MemoryError};
 use crate::rules::Rules;
 
-/// Number of no cut: nothing was fetched yet.
+/// Not a cut's number: nothing was fetched yet.
 const NOTHING: u64 = u64::MAX - 1;
-/// Number of no cut: nothing is fetched any more.
+/// Not a cut's number: nothing is fetched any more.
 const ENDED: u64 = u64::MAX;
 
-/// What a fetch thread has read last.
+/// The cut that a fetch thread has read last.
 ///
-/// A lock beside its number, rather than a pointer that is swapped: workers look at the number alone until
-/// there is something new, and each then keeps a copy of its own, whose count of users no other thread
+/// It is a number and a lock, rather than a pointer that is swapped. Workers look only at the number until
+/// there is a new cut. Then each worker makes its own copy, with a reference count that no other thread
 /// touches.
 #[derive(Debug)]
 pub struct Fetched {
-    /// Of the cut under the lock, which is at least as late.
+    /// The number of a cut: the one under the lock is this or a later one.
     number: AtomicU64,
     last: Mutex<Cut>,
 }
@@ -42,20 +42,20 @@ impl Default for Fetched {
 }
 
 impl Fetched {
-    /// Nothing yet.
+    /// No cut yet.
     pub fn new() -> Fetched {
         Fetched::default()
     }
 
-    /// Keeps a cut, unless a later one is there.
+    /// Keeps a cut, unless it has a later one.
     fn keep(&self, cut: Cut) {
         let number = cut.sequence();
         let mut last = self.last.lock();
-        // Relaxed: changed under the lock alone.
+        // Relaxed: it is changed only under the lock.
         let before = self.number.load(Ordering::Relaxed);
         if before == NOTHING || before < number {
             *last = cut;
-            self.number.store(number, Ordering::Relaxed); // the lock orders the cut for who takes it for that
+            self.number.store(number, Ordering::Relaxed); // relaxed: readers get the cut under the lock
         }
     }
 
@@ -65,19 +65,19 @@ impl Fetched {
     }
 }
 
-/// A worker's view of what its compute server has fetched.
+/// A worker's copy of the cut that its compute server has fetched.
 #[derive(Debug)]
 pub(crate) struct Copied {
     own: RefCell<Option<Cut>>,
 }
 
-/// What there is to begin from.
+/// The cut to begin from, if there is one.
 pub(crate) enum Latest {
-    /// The last that was fetched.
+    /// The last one that was fetched.
     Cut(Cut),
-    /// Nothing yet.
+    /// No cut was fetched yet.
     Nothing,
-    /// Nothing any more.
+    /// The fetch thread has ended.
     Ended,
 }
 
@@ -88,7 +88,7 @@ impl Copied {
 
     /// The last cut that was fetched.
     pub(crate) fn latest(&self, fetched: &Fetched) -> Latest {
-        // Relaxed: whatever is found newer is taken under the lock.
+        // Relaxed: if the number is new, the cut is read under the lock.
         let number = fetched.number.load(Ordering::Relaxed);
         match number {
             NOTHING => return Latest::Nothing,
@@ -107,7 +107,7 @@ impl Copied {
     }
 }
 
-/// Ends what was fetched when the thread does, by a panic as well (F2).
+/// Marks the fetched cut as ended when the thread ends, by a panic as well (F2).
 struct Fetching<'a>(&'a Fetched);
 
 impl Drop for Fetching<'_> {
@@ -116,8 +116,8 @@ impl Drop for Fetching<'_> {
     }
 }
 
-/// Fetches what is published, until `is_over`, with `pause` from one look to the next: so much older, and a
-/// READ, is what workers begin from.
+/// Fetches published cuts until `is_over`, with `pause` between two looks. The cuts from which workers begin
+/// are older by up to that pause and a READ.
 ///
 /// # Errors
 /// When far memory does not answer.
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_begins_once_the_fetch_thread_has_ended() {
+    fn no_worker_begins_once_the_fetch_thread_has_ended() {
         let (fetched, copied) = (Fetched::new(), Copied::new());
         fetched.keep(Cut::new(1, [1].into()));
         drop(Fetching(&fetched));

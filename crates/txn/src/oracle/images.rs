@@ -1,4 +1,5 @@
-//! Images of cuts in far memory: two that take turns, so that one is whole while the other is written.
+//! Images of cuts in far memory. Two images take turns, so that one is whole while the other is being
+//! written.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -8,10 +9,10 @@ use crate::checksum::checksum;
 use crate::cut::Cut;
 
 const WORD_BYTES: usize = 8;
-/// Of an image: its sequence number before the counts, its checksum behind them.
+/// Words of an image around its counts: the sequence number before them, the checksum after them.
 const WORDS_AROUND: usize = 2;
 
-/// Where two images lie of cuts of so many slots.
+/// The place of two images, of cuts with this many slots.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Images {
     start: usize,
@@ -28,7 +29,7 @@ impl Images {
         self.start..self.start + 2 * self.image_bytes()
     }
 
-    /// The first, or the second.
+    /// The place of the first or second image.
     pub(crate) fn image(&self, which: usize) -> Range<usize> {
         let start = self.start + which * self.image_bytes();
         start..start + self.image_bytes()
@@ -53,7 +54,7 @@ impl Images {
             return None;
         }
         let (first, second) = bytes.split_at(self.image_bytes());
-        let (which, cut, other, behind) = match (decode_image(first), decode_image(second)) {
+        let (which, cut, other, other_bytes) = match (decode_image(first), decode_image(second)) {
             (Some(cut), Some(other)) if other.sequence() > cut.sequence() => (1, other, Some(cut), first),
             (Some(cut), other) => (0, cut, other, second),
             (None, Some(cut)) => (1, cut, None, first),
@@ -61,7 +62,7 @@ impl Images {
         };
         let is_latest = match other {
             Some(other) => other.sequence() + 1 == cut.sequence(),
-            None => words(behind).all(|word| word == 0),
+            None => words(other_bytes).all(|word| word == 0),
         };
         Some(Image { which, cut, is_latest })
     }
@@ -70,12 +71,13 @@ impl Images {
 /// An image that was found whole.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Image {
-    /// The first, or the second.
+    /// Which image it is: 0 or 1.
     pub(crate) which: usize,
-    /// What it holds.
+    /// The cut.
     pub(crate) cut: Cut,
-    /// The next cut was not published yet when the READ began: the image for that still had the cut before
-    /// this, whole, or nothing. Had it been written by then, none of the earlier words would be left there.
+    /// Whether the next cut was not published yet when the READ began: the image for that one still had the
+    /// cut before this, whole, or nothing. If the next cut had been written by then, none of the earlier
+    /// words would be left there.
     pub(crate) is_latest: bool,
 }
 
@@ -85,7 +87,7 @@ pub(crate) fn words(bytes: &[u8]) -> impl Iterator<Item = u64> {
     words.iter().map(|word| u64::from_le_bytes(*word))
 }
 
-/// An image whose checksum is right is what one write has left, not parts of several.
+/// The cut in an image. If the checksum is right, one write has left all of it.
 fn decode_image(bytes: &[u8]) -> Option<Cut> {
     let (body, sum) = bytes.split_last_chunk::<WORD_BYTES>()?;
     if u64::from_le_bytes(*sum) != checksum(&[], body) {

@@ -1,13 +1,14 @@
-//! The oracle that paper 3 begins with (section 3.1): two counters for all. Kept as a baseline, for what the
-//! timestamp vector is measured against (section 7.2).
+//! The oracle that paper 3 begins with (section 3.1): two counters for all clients. It is kept as a baseline
+//! for measurements of the timestamp vector (section 7.2).
 //!
-//! N1. A commit timestamp is fetched and added to by one operation, so that each is given to one at most.
-//! N2. Whoever has one writes it to its place in a list once he is done. One thread moves the read timestamp
-//!     over what is done without a gap: it alone writes that word, which only grows.
+//! N1. One operation fetches a commit timestamp and increments the counter, so each timestamp is given to at
+//!     most one client.
+//! N2. A client that is done writes its timestamp to its place in a list. One thread moves the read timestamp
+//!     over all timestamps that are done without a gap. Only this thread writes that word, which only grows.
 //! N3. A place of the list is used again only once the read timestamp has passed it.
 //!
-//! Not here: recovery. Who dies with a commit timestamp stops the read timestamp for all (section 3.2), and
-//! so does one that was given to nobody, because the counter's memory moved.
+//! Not here: recovery. A client that dies with a commit timestamp stops the read timestamp for all (section
+//! 3.2). So does a timestamp that no client got, because the counter's memory moved.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -16,7 +17,7 @@ use crate::error::BeginError;
 use crate::memory::{Memory, MemoryError, Piece};
 
 const WORD_BYTES: u64 = 8;
-/// What is written by different parties lies on different cache lines.
+/// Words that are written by different clients lie on different cache lines.
 const LINE_BYTES: u64 = 64;
 /// The last timestamp that all transactions see.
 const READ_AT: u64 = 0;
@@ -25,30 +26,30 @@ const COMMIT_AT: u64 = LINE_BYTES;
 const LIST_AT: u64 = 2 * LINE_BYTES;
 /// Places that are looked at together: a READ of 4 KiB.
 const PLACES_AT_ONCE: u64 = 512;
-/// Between two looks at the list where nothing was done.
+/// The pause after a look at the list that found nothing new.
 const PAUSE: Duration = Duration::from_micros(2);
-/// How long a transaction waits for a place in the list; they become free within far less.
+/// How long a transaction waits for a place in the list. Places become free far sooner.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Where a naive oracle lies. Its memory is zeros, or what was left there.
+/// The place of a naive oracle. Its memory is zeros, or has been used as this oracle.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NaiveAt {
     piece: Piece,
-    /// How far the read timestamp may be behind.
+    /// How far commit timestamps may be ahead of the read timestamp.
     places: u64,
 }
 
-/// A timestamp transaction that is over.
+/// A finished transaction of timestamps only.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NaiveStamped {
     /// The timestamp from which it began.
     pub read: u64,
-    /// The one as which it was committed.
+    /// The commit timestamp that it got.
     pub commit: u64,
 }
 
 impl NaiveAt {
-    /// An oracle whose list has so many places. `None`: there must be one.
+    /// An oracle whose list has this many places. `None`: there must be at least one.
     pub fn new(piece: Piece, places: u64) -> Option<NaiveAt> {
         (places > 0).then_some(NaiveAt { piece, places })
     }
@@ -62,8 +63,8 @@ impl NaiveAt {
         LIST_AT + timestamp % self.places * WORD_BYTES
     }
 
-    /// Where the places of the timestamps behind `read` lie, up to the list's end.
-    fn places_behind(&self, read: u64) -> Range<u64> {
+    /// The places of the timestamps after `read`, up to the list's end.
+    fn places_after(&self, read: u64) -> Range<u64> {
         let start = self.place(read + 1);
         start..self.bytes().min(start + PLACES_AT_ONCE * WORD_BYTES)
     }
@@ -71,15 +72,15 @@ impl NaiveAt {
     /// The timestamp that a transaction begins from.
     ///
     /// # Errors
-    /// When far memory is not to be had.
+    /// When far memory does not answer.
     pub async fn read_timestamp(&self, memory: &Memory) -> Result<u64, MemoryError> {
         memory.read_word(&self.piece, READ_AT).await
     }
 
-    /// A transaction of nothing but timestamps: begins, takes a commit timestamp, and says that it is done.
+    /// A transaction of timestamps only: it begins, takes a commit timestamp, and marks that as done.
     ///
     /// # Errors
-    /// When far memory is not to be had, or the list stays full.
+    /// When far memory does not answer, or the list stays full.
     pub async fn stamp(&self, memory: &Memory) -> Result<NaiveStamped, BeginError> {
         let read = self.read_timestamp(memory).await?;
         let commit = memory.fetch_and_add(&self.piece, COMMIT_AT, 1).await? + 1;
@@ -88,7 +89,7 @@ impl NaiveAt {
         Ok(NaiveStamped { read, commit })
     }
 
-    /// N3.
+    /// Waits until the timestamp's place may be used (N3).
     async fn wait_for_place(&self, memory: &Memory, mut read: u64, commit: u64) -> Result<(), BeginError> {
         let endpoint = memory.endpoint();
         let mut give_up_at = None;
@@ -103,14 +104,14 @@ impl NaiveAt {
         Ok(())
     }
 
-    /// Moves the read timestamp, until `is_over`. One thread does.
+    /// Moves the read timestamp until `is_over`. Only one thread may do so.
     ///
     /// # Errors
     /// When far memory does not answer.
     pub async fn advance(&self, memory: &Memory, is_over: impl Fn() -> bool) -> Result<(), MemoryError> {
         let mut read = self.read_timestamp(memory).await?;
         while !is_over() {
-            let found = memory.read(&self.piece, self.places_behind(read)).await?;
+            let found = memory.read(&self.piece, self.places_after(read)).await?;
             let come = come_to(read, &found);
             if come > read {
                 memory.write_word(&self.piece, READ_AT, come).await?;
@@ -123,7 +124,8 @@ impl NaiveAt {
     }
 }
 
-/// How far all is done without a gap, from the places of the timestamps behind `read`.
+/// The last timestamp up to which all are done without a gap. `places` are those of the timestamps after
+/// `read`.
 fn come_to(read: u64, places: &[u8]) -> u64 {
     let (words, _) = places.as_chunks::<{ WORD_BYTES as usize }>();
     let done =
@@ -147,12 +149,12 @@ mod tests {
         let naive = naive(1000);
         assert_eq!((naive.place(1), naive.place(999), naive.place(1000)), (136, 128 + 8 * 999, 128));
         assert_eq!(naive.bytes(), 128 + 8 * 1000);
-        assert_eq!(naive.places_behind(0), 136..136 + 4096);
-        assert_eq!(naive.places_behind(997), 128 + 8 * 998..128 + 8 * 1000, "no further than the list's end");
+        assert_eq!(naive.places_after(0), 136..136 + 4096);
+        assert_eq!(naive.places_after(997), 128 + 8 * 998..128 + 8 * 1000, "no further than the list's end");
     }
 
     #[test]
-    fn the_read_timestamp_comes_as_far_as_all_is_done_and_takes_no_round_of_the_list_for_another() {
+    fn the_read_timestamp_stops_at_the_first_gap_and_ignores_the_round_before() {
         let list = |words: &[u64]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
         assert_eq!(come_to(7, &list(&[8, 9, 0, 11])), 9);
         assert_eq!(come_to(7, &list(&[8 - 4, 9])), 7, "what lies there is from the round before");

@@ -1,4 +1,4 @@
-//! Who makes cuts.
+//! The publisher's rule for making cuts.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ pub struct Publisher<R = Shipped> {
 }
 
 impl<R: Rules> Publisher<R> {
-    /// Goes on from the last cut that was published: by whoever was the publisher before, or [`Cut::first`].
+    /// Goes on from the last cut that the previous publisher published, or from [`Cut::first`].
     pub fn after(last: Cut) -> Self {
         Publisher { last, rules: PhantomData }
     }
@@ -24,9 +24,9 @@ impl<R: Rules> Publisher<R> {
         &self.last
     }
 
-    /// What to publish, one after the other, behind a cut over whose successor somebody has died: parts of
-    /// that may be there, or all of it, and somebody may have seen it. So nothing else gets its number. The
-    /// first goes to the same image, and has no less.
+    /// Two cuts to publish, one after the other, if a publisher has died while it wrote the successor of the
+    /// last whole cut. Parts of that successor may be there, or all of it, and a client may have seen it. So
+    /// no other cut gets its number. The first of the two goes to the same image, and sees at least as much.
     pub fn after_torn(&mut self, words: &[u64]) -> [Cut; 2] {
         let counts: Arc<[u64]> = R::next_counts(self.last.counts(), words).into();
         let number = self.last.sequence();
@@ -34,7 +34,7 @@ impl<R: Rules> Publisher<R> {
         [Cut::new(number + 3, counts), self.last.clone()]
     }
 
-    /// The next cut, from the slots' words, each read once and after the cut before was made; `None` if
+    /// The next cut, from the slots' words. Each was read once, after the cut before was made. `None`:
     /// nothing was committed since.
     pub fn next(&mut self, words: &[u64]) -> Option<&Cut> {
         let before = self.last.counts();
@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_new_makes_no_cut() {
+    fn no_cut_is_made_without_a_new_commit() {
         let mut publisher = Publisher::<Shipped>::after(Cut::first(2));
         assert_eq!(publisher.next(&[0, 0]), None);
         assert_eq!(publisher.next(&[0, 1]).map(Cut::sequence), Some(1));
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn behind_a_cut_that_is_torn_come_two_that_have_no_less_and_the_first_is_where_that_was() {
+    fn after_a_torn_cut_two_cuts_follow_that_see_no_less_and_the_first_replaces_it() {
         let mut publisher = Publisher::<Shipped>::after(Cut::new(6, [1, 5].into()));
         let cuts = publisher.after_torn(&[2, 4]);
         assert_eq!(cuts, [Cut::new(9, [2, 5].into()), Cut::new(10, [2, 5].into())]);
@@ -71,7 +71,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever a scan finds, also where it finds less than one before.
+        /// Scans may find any words, even lower ones than an earlier scan.
         #[test]
         fn each_cut_reaches_all_before_it(scans in prop::collection::vec(prop::array::uniform4(0..50_u64), 1..40)) {
             let mut publisher = Publisher::<Shipped>::after(Cut::first(4));

@@ -1,4 +1,4 @@
-//! The publisher at work: reads the slots' words, writes images.
+//! The publisher's operations: it reads the slots' words, and writes images.
 
 use std::pin::pin;
 use std::time::Duration;
@@ -14,26 +14,28 @@ use crate::memory::{Memory, MemoryError};
 use crate::rules::Rules;
 use crate::slot::SharedSlot;
 
-/// Between two looks while commits come: publication is late by so much at most, and a scan.
+/// Between two looks while there are commits: this, and the time of one scan, is the longest delay of
+/// publication.
 const PAUSE: Duration = Duration::from_micros(2);
-/// Once nothing has been committed for the first time of a pair, looks are the second apart: a publisher with
-/// nothing to do leaves the processor to others. The first commit of another process is published so late at
-/// most. The first is longer than a session of one client takes from one commit to the next; the last, than
-/// a program rests that is in use.
+/// Pairs of times. Once nothing has been committed for the first time of a pair, the pause between two looks
+/// is the second one: an idle publisher leaves the processor to others. That pause is the longest delay with
+/// which the next commit of another process is published. The shortest idle time is longer than a session of
+/// one client takes from one commit to the next, and the longest one is longer than the pauses of a program
+/// in use.
 const RESTS: [(Duration, Duration); 3] = [
     (Duration::from_secs(5), Duration::from_millis(20)),
     (Duration::from_millis(100), Duration::from_millis(1)),
     (Duration::from_millis(1), Duration::from_micros(128)),
 ];
 
-/// Publishes cuts of an oracle that is whole, or of a part, until `is_over`; with `pace` after each cut,
-/// which for parts is [`Oracle::pace`](super::Oracle::pace). Where nothing has been committed for a
-/// while, it looks seldom; but it notices what is committed in `own`, the slot of this process, at once. Goes
-/// on behind what was published last. The member that published it has ended, or its grant was fenced: then
-/// the later image that is whole is the last that anybody has seen or will see.
+/// Publishes cuts of an oracle in one part, or of one part of an oracle, until `is_over`. After each cut it
+/// pauses for `pace`, which for parts is [`Oracle::pace`](super::Oracle::pace). If nothing has been committed
+/// for a while, it looks less often; but it notices commits in `own`, the slot of this process, at once. It
+/// goes on after the last published cut. The member that published it has ended, or its grant was fenced. So
+/// the later image that is whole is the last one that any client has seen or will see.
 ///
 /// # Errors
-/// When far memory does not answer: nobody knows then which cut is the last.
+/// When far memory does not answer: then it is in doubt which cut is the last one.
 pub async fn publish<R: Rules>(
     memory: &Memory,
     oracle: OracleAt,
@@ -49,13 +51,13 @@ pub async fn publish<R: Rules>(
             // Until both images are whole, readers cannot tell which cut is the latest.
             let mut publisher = Publisher::after(cut);
             for cut in publisher.after_torn(&read_words(memory, &oracle).await?) {
-                show(memory, &oracle, &cut).await?;
+                write_image(memory, &oracle, &cut).await?;
             }
             publisher
         }
         None => {
             let first = Cut::first(oracle.board.slots());
-            show(memory, &oracle, &first).await?;
+            write_image(memory, &oracle, &first).await?;
             Publisher::after(first)
         }
     };
@@ -65,7 +67,7 @@ pub async fn publish<R: Rules>(
         let words = read_words(memory, &oracle).await?;
         match publisher.next(&words) {
             Some(cut) => {
-                show(memory, &oracle, cut).await?;
+                write_image(memory, &oracle, cut).await?;
                 last_ns = endpoint.now_ns();
                 endpoint.sleep(pace).await;
             }
@@ -81,7 +83,7 @@ pub async fn publish<R: Rules>(
     Ok(())
 }
 
-/// Waits for so long, or until something is committed in this slot.
+/// Waits for this time, or until something is committed in this slot.
 async fn rest(endpoint: &Endpoint, long: Duration, slot: Option<&SharedSlot>) {
     match slot {
         Some(slot) => {
@@ -91,14 +93,14 @@ async fn rest(endpoint: &Endpoint, long: Duration, slot: Option<&SharedSlot>) {
     }
 }
 
-/// How far the slots have come.
+/// The watermarks of the slots.
 async fn read_words(memory: &Memory, oracle: &OracleAt) -> Result<Vec<u64>, MemoryError> {
     let words = oracle.board.words();
     let bytes = memory.read(&oracle.piece, words.start as u64..words.end as u64).await?;
     Ok(oracle.board.decode_words(&bytes).expect("as many bytes as were asked for"))
 }
 
-async fn show(memory: &Memory, oracle: &OracleAt, cut: &Cut) -> Result<(), MemoryError> {
+async fn write_image(memory: &Memory, oracle: &OracleAt, cut: &Cut) -> Result<(), MemoryError> {
     let image = oracle.board.encode(cut);
     memory.write(&oracle.piece, oracle.board.image(cut.sequence()).start as u64, &image).await
 }

@@ -1,14 +1,15 @@
-//! Reading what was published: of one part as it is, of several at one instant.
+//! Reading the published cut: of an oracle in one part as it is, of several parts at one instant.
 //!
-//! Of one part, a READ gets the last cut whose image it finds whole. If that is number *n*, then *n* was
-//! published, whole, before the READ ended. Where the other image has *n* - 1, whole, *n* + 1 was not
-//! published before the READ began: it is the *latest*. Else it may have been, if *n* + 3 is being written
-//! over it.
+//! One part: a READ gets the later cut whose image it finds whole. If that is number *n*, then *n* was
+//! published, whole, before the READ ended. If the other image has *n* - 1, whole, then *n* + 1 was not
+//! published before the READ began: *n* is the *latest*. Otherwise *n* + 1 may have been published, and *n* +
+//! 3 may be being written over it.
 //!
-//! Of several parts, all are read, and then all again. If each part has the same number both times, the
-//! second time as the latest, then at the instant between the two, when no READ was under way, each part had
-//! published just that. Parts only grow; so of two such cuts that of the later instant sees at least as much,
-//! whoever read them (paper 3 leaves this open in section 4.2).
+//! Several parts: all are read, and then all again. Say that each part has the same number both times, and
+//! the second time as the latest. No READ was in flight at the instant between the two looks, and at that
+//! instant each part had published just these cuts. Parts only grow. So of two such cuts, the one of the
+//! later instant sees at least as much, whichever clients read them (paper 3 leaves this open in section
+//! 4.2).
 
 use futures_util::future::try_join_all;
 
@@ -18,12 +19,12 @@ use crate::cut::Cut;
 use crate::memory::{Memory, MemoryError};
 use crate::rules::Rules;
 
-/// Looks at all parts before the caller decides whether to go on: publishers leave time for some
+/// Looks at all parts before the caller decides whether to go on. Publishers leave time for some of them
 /// ([`Oracle::pace`]).
 const LOOKS: u32 = 16;
 
-/// A cut that was published: the last, or in rare cases an earlier one, but for oracles of several parts.
-/// `None`: nothing was published yet, or it was being replaced while it was read.
+/// A published cut: the last one or, for an oracle in one part, rarely an earlier one. `None`: nothing was
+/// published yet, or cuts were being replaced while they were read.
 ///
 /// # Errors
 /// When far memory does not answer.
@@ -34,8 +35,8 @@ pub async fn read_published<R: Rules>(memory: &Memory, oracle: &Oracle) -> Resul
     }
 }
 
-/// The cut published last, before this returns and not before it began. `None`: as above, or that cannot be
-/// told.
+/// A cut that was the last published one at some instant between the call and the return. `None`: as above,
+/// or the READs do not tell which cut that is.
 ///
 /// # Errors
 /// When far memory does not answer.
@@ -69,7 +70,7 @@ fn join(oracle: &Oracle, parts: Vec<Image>) -> Cut {
     oracle.join(&parts.into_iter().map(|part| part.cut).collect::<Vec<_>>())
 }
 
-/// What each part has published.
+/// The published cut of each part.
 async fn look<R: Rules>(memory: &Memory, oracle: &Oracle) -> Result<Option<Vec<Image>>, MemoryError> {
     let parts = try_join_all(oracle.parts().iter().map(|part| read_part::<R>(memory, part))).await?;
     Ok(parts.into_iter().collect())

@@ -1,7 +1,7 @@
 //! An oracle, in one part or split over several nodes (paper 3, section 4.2: partitioning).
 //!
-//! Slot *i* of an oracle of *P* parts is slot *i* div *P* of part *i* mod *P*, so that the parts are of one
-//! size, but for one slot.
+//! Slot *i* of an oracle of *P* parts is slot *i* div *P* of part *i* mod *P*. So the parts' sizes differ by
+//! at most one slot.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,16 +12,16 @@ use super::board::Board;
 use crate::cut::Cut;
 use crate::memory::Piece;
 
-/// A look at all parts of an oracle takes no longer, over tcp on one host (`farpool bench io`), while nobody
-/// is kept from running. Readers who take longer look again.
+/// A look at all parts of an oracle takes no longer than this over TCP on one host (`farpool bench io`), as
+/// long as no thread has to wait for a processor. A reader that takes longer looks again.
 pub const LOOK: Duration = Duration::from_micros(60);
 
-/// By so many looks, times the number of parts, publishers pause. Within two pauses each of *P* parts changes
-/// twice at most; so of the 2*P* + 1 gaps between the changes one is longer than three looks (four times 2*P*
-/// by 2*P* + 1), and of looks that follow each other two begin and end within.
+/// A publisher's pause is this many looks for each part. Within two pauses each of *P* parts changes at most
+/// twice. So of the 2*P* + 1 gaps between the changes, one is at least 8*P* / (2*P* + 1) looks long. With two
+/// parts or more, that is more than three looks. So of looks that follow each other, two begin and end in it.
 const LOOKS_PER_PART: u32 = 4;
 
-/// Where a part of an oracle lies: most have one.
+/// The place of a part of an oracle. Most oracles have one part.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct OracleAt {
     /// The memory.
@@ -44,8 +44,8 @@ impl From<OracleAt> for Oracle {
 }
 
 impl Oracle {
-    /// An oracle of so many slots, with a part in each of these pieces. `None`: each part has a slot at
-    /// least.
+    /// An oracle of this many slots, with a part in each of these pieces. `None`: each part must have at
+    /// least one slot.
     pub fn split(slots: u16, pieces: &[Piece]) -> Option<Oracle> {
         let parts = u16::try_from(pieces.len()).ok().filter(|&parts| parts > 0)?;
         let of_part = |(number, piece): (u16, &Piece)| {
@@ -66,7 +66,7 @@ impl Oracle {
         self.slots
     }
 
-    /// Where a slot's word lies. `None`: there is no such slot.
+    /// The place of a slot's word. `None`: there is no such slot.
     pub(crate) fn word(&self, slot: Slot) -> Option<(Piece, u64)> {
         let parts = self.parts.len();
         let part = self.parts[slot.index() % parts];
@@ -75,7 +75,8 @@ impl Oracle {
     }
 
     /// The pause that each publisher makes after each cut, so that readers find all parts unchanged for long
-    /// enough, where one look at all parts takes them `look` at most. Who takes longer tries again.
+    /// enough. It assumes that one look at all parts takes at most `look`. A reader that takes longer tries
+    /// again.
     pub fn pace(&self, look: Duration) -> Duration {
         match self.parts.len() {
             1 => Duration::ZERO,
@@ -83,8 +84,8 @@ impl Oracle {
         }
     }
 
-    /// The cut that the cuts of all parts make up. Their numbers add up to its own: of two such cuts, one of
-    /// which has no part that is earlier than the other's, the later has the larger sum.
+    /// The whole cut, made up of the cuts of all parts. Its number is the sum of theirs. If no part of one
+    /// such cut is earlier than in another one, the later cut has the larger sum.
     pub(crate) fn join(&self, parts: &[Cut]) -> Cut {
         debug_assert_eq!(parts.len(), self.parts.len());
         let counts = (0..self.slots).map(|slot| parts[slot % parts.len()].counts()[slot / parts.len()]);

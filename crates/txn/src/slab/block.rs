@@ -1,4 +1,4 @@
-//! A block from when a transaction takes it until that is over.
+//! A block, from when a transaction takes it until that transaction has finished.
 
 use std::mem;
 use std::ops::Range;
@@ -17,7 +17,8 @@ use crate::slot::SharedSlot;
 use crate::table::Table;
 use crate::worker::Worker;
 
-/// Of a payload that go by one transfer: a long one does not take all buffers of a thread.
+/// Bytes of a payload that are transferred at once, so that a long payload does not take all buffers of a
+/// thread.
 const PART_BYTES: u64 = 64 << 10;
 
 /// A block that a transaction has taken, for a version of a record that it is about to write.
@@ -27,20 +28,20 @@ pub(crate) struct Fresh {
     at: BlockAt,
     record: RecordId,
     number: u64,
-    /// By a wrong rule, what is to be in it.
+    /// By a wrong rule of simulations: the payload, which is written only after the commit.
     unwritten: Option<Vec<u8>>,
     becomes: Becomes,
 }
 
-/// What becomes of a block when its transaction ends here and now.
+/// What becomes of the block when this is dropped.
 #[derive(PartialEq)]
 enum Becomes {
-    /// Nobody knows of it: it is free again.
+    /// Nothing points to it: it is free again.
     Free,
-    /// Something may still be written there, or a commit that points to it took effect: it is free only once
-    /// this member is gone.
+    /// A write to it may still land, or a commit that points to it may have taken effect: it becomes free
+    /// only once this member is gone.
     InDoubt,
-    /// It is a committed version's.
+    /// It belongs to a committed version.
     Kept,
 }
 
@@ -48,19 +49,19 @@ impl Drop for Fresh {
     fn drop(&mut self) {
         match self.becomes {
             Becomes::Free => self.slab.chunks.lock().give_back(self.at),
-            Becomes::InDoubt => self.slot.note_loose_end(),
+            Becomes::InDoubt => self.slot.note_write_in_flight(),
             Becomes::Kept => {}
         }
     }
 }
 
 impl Fresh {
-    /// The block is in doubt, until its commit is known to have happened or not.
+    /// The block is in doubt until the outcome of its commit is known.
     pub(crate) fn mark_in_doubt(&mut self) {
         self.becomes = Becomes::InDoubt;
     }
 
-    /// Nothing has come of its transaction.
+    /// Nothing of its transaction is left.
     pub(crate) fn given_back(mut self) {
         self.becomes = Becomes::Free;
     }
@@ -77,8 +78,8 @@ impl Fresh {
 }
 
 impl Slab {
-    /// Puts a payload into a block, for that version of a record which the caller is about to write (B2), and
-    /// says how it is found.
+    /// Puts a payload into a block, for the version of a record that the caller is about to write (B2).
+    /// Returns the block and the pointer to it.
     ///
     /// # Errors
     /// When there is no block for it, or far memory does not answer.
@@ -106,7 +107,7 @@ impl Slab {
         Ok((fresh, Pointer::new(record, at, payload)))
     }
 
-    /// Writes a block and its header: this member alone does.
+    /// Writes a block and its header. No other member writes there.
     async fn write(
         &self,
         memory: &Memory,
@@ -129,8 +130,8 @@ impl Slab {
         header.and(data)
     }
 
-    /// Reads the payload of a record, as far as it may be one. `None`: there is no such block, or it is none
-    /// of this record's payloads.
+    /// Reads the payload of a record. `None`: there is no such block, or its bytes are not the payload that
+    /// the pointer was made for.
     pub(crate) async fn get<R: Rules>(
         &self,
         memory: &Memory,
@@ -147,15 +148,15 @@ impl Slab {
         Ok(Some(payload).filter(|payload| R::takes_payload(pointer.is_of(record, payload))))
     }
 
-    /// Where a block lies.
+    /// The place of a block.
     fn place(&self, at: BlockAt) -> Option<(&Piece, Range<u64>)> {
         let (piece, chunk) = self.chunk(at.chunk)?;
         Some((piece, self.layout.block(chunk, at.class, at.block)?))
     }
 }
 
-/// What a block's header says: one more than the record's number, so that zeros are none, and the number of
-/// the version.
+/// The header of a block: the record's number plus one, since zero stands for none, and the number of the
+/// version.
 pub(super) fn encode_header(record: RecordId, number: u64) -> [u8; 16] {
     let mut bytes = [0; 16];
     bytes[..8].copy_from_slice(&record.0.wrapping_add(1).to_le_bytes());

@@ -1,5 +1,5 @@
-//! What a member knows of the chunks that it owns: which blocks are free, and for what the others were
-//! written. Pure.
+//! What a member knows about the chunks that it owns: which blocks are free, and for which versions the
+//! others were written. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,13 +11,13 @@ use crate::record::RecordId;
 pub(super) struct Chunks {
     layout: SlabLayout,
     owned: BTreeMap<u32, Chunk>,
-    /// Those that have free blocks.
+    /// The chunks that have free blocks.
     open: BTreeSet<(Class, u32)>,
-    /// Those that are being taken, or given up: nobody else of this member does the same, and where nobody
-    /// knows what came of it, nobody ever will.
+    /// The chunks that are being taken or given up: no other thread of this member does the same meanwhile.
+    /// If the outcome is in doubt, a chunk stays here for ever.
     moving: BTreeSet<u32>,
     next_stamp: u64,
-    /// The block that is looked at next.
+    /// The chunk and block that are looked at next.
     next: (u32, u32),
 }
 
@@ -31,23 +31,23 @@ struct Chunk {
 #[derive(Clone, Copy, Debug)]
 enum State {
     Free,
-    /// Of a transaction that is under way, or of which nobody knows what became.
+    /// Taken by a transaction that is in flight or in doubt.
     Fresh,
     Used(Written),
 }
 
-/// For what a block was written.
+/// The version that a block was written for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Written {
     /// The record.
     pub(super) record: RecordId,
     /// The number of its version.
     pub(super) number: u64,
-    /// Each time that a block is used this is another.
+    /// Different for each use of a block.
     stamp: u64,
 }
 
-/// Which blocks.
+/// A selection of blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Of {
     All,
@@ -66,24 +66,25 @@ impl Of {
 }
 
 impl Chunks {
-    /// None yet.
+    /// No chunks yet.
     pub(super) fn new(layout: SlabLayout) -> Chunks {
         let (owned, open, moving) = (BTreeMap::new(), BTreeSet::new(), BTreeSet::new());
         Chunks { layout, owned, open, moving, next_stamp: 0, next: (0, 0) }
     }
 
-    /// Begins to take a chunk; false: it is this member's already, or somebody of it is at that.
+    /// Begins to take a chunk. False: this member has it already, or another thread of this member is taking
+    /// it or giving it up.
     pub(super) fn begin_taking(&mut self, chunk: u32) -> bool {
         !self.owned.contains_key(&chunk) && self.moving.insert(chunk)
     }
 
-    /// A chunk that was being taken or given up is another's, or nobody's.
+    /// A chunk that was being taken or given up does not belong to this member.
     pub(super) fn remove(&mut self, chunk: u32) {
         self.moving.remove(&chunk);
     }
 
-    /// A chunk that was being taken is this member's; all its blocks are free but those that were written for
-    /// something.
+    /// A chunk that was being taken belongs to this member. Its blocks are free, except for those in
+    /// `written`.
     pub(super) fn add(&mut self, chunk: u32, class: Class, written: &[Option<(RecordId, u64)>]) {
         self.moving.remove(&chunk);
         let mut blocks = vec![State::Free; self.layout.blocks(class) as usize];
@@ -101,7 +102,7 @@ impl Chunks {
         self.owned.insert(chunk, Chunk { class, blocks, free });
     }
 
-    /// A free block.
+    /// Takes a free block.
     pub(super) fn take(&mut self, class: Class) -> Option<BlockAt> {
         let &(_, chunk) = self.open.range((class, 0)..=(class, u32::MAX)).next()?;
         let of = self.owned.get_mut(&chunk)?;
@@ -113,7 +114,7 @@ impl Chunks {
         Some(BlockAt { chunk, class, block })
     }
 
-    /// A block was written for a version that was committed.
+    /// A block belongs to a committed version.
     pub(super) fn keep(&mut self, at: BlockAt, record: RecordId, number: u64) {
         let stamp = self.next_stamp;
         self.next_stamp += 1;
@@ -122,13 +123,13 @@ impl Chunks {
         }
     }
 
-    /// Nothing has come of what a block was taken for.
+    /// Nothing is left of the transaction that took a block: the block is free again.
     pub(super) fn give_back(&mut self, at: BlockAt) {
         self.free(at, |state| matches!(state, State::Fresh));
     }
 
-    /// Frees a block that is not needed any more, unless it was given out again since it was found to hold
-    /// this. Says whether it is free now.
+    /// Frees a block that is not needed any more, unless it was reused since it was found to hold this
+    /// version. Returns whether this has freed it.
     pub(super) fn free_unneeded(&mut self, at: BlockAt, found: Written) -> bool {
         self.free(at, |state| matches!(state, State::Used(written) if *written == found))
     }
@@ -147,7 +148,7 @@ impl Chunks {
         self.owned.get_mut(&at.chunk)?.blocks.get_mut(at.block as usize)
     }
 
-    /// So many blocks at most that are used: others each time, until all had their turn.
+    /// At most `most` blocks that are in use: different ones with each call, until all have had their turn.
     pub(super) fn used(&mut self, of: Of, most: usize) -> Vec<(BlockAt, Written)> {
         let next = self.next;
         let place = |at: &BlockAt| (at.chunk, at.block);
@@ -168,7 +169,7 @@ impl Chunks {
         chunks.map(|(_, chunk)| chunk.blocks.len() - chunk.free.len()).sum()
     }
 
-    /// Begins to give up a chunk that has no block which is in use, of another class than `kept`.
+    /// Begins to give up a chunk that has no block in use and is of another class than `kept`.
     pub(super) fn begin_giving_up(&mut self, kept: Option<Class>) -> Option<u32> {
         let is_empty = |chunk: &Chunk| {
             chunk.free.len() == chunk.blocks.len() && kept.is_none_or(|kept| chunk.class != kept)
@@ -201,13 +202,13 @@ mod tests {
         Class::of(bytes).unwrap()
     }
 
-    /// Chunks of three small blocks, or one large one.
+    /// Chunks that have room for three small blocks or one large block.
     fn chunks() -> Chunks {
         Chunks::new(SlabLayout::new(9, 448).unwrap())
     }
 
     #[test]
-    fn blocks_are_taken_and_free_again_if_nothing_comes_of_them() {
+    fn blocks_are_taken_and_become_free_again_when_given_back() {
         let mut chunks = chunks();
         assert_eq!(chunks.take(class(1)), None);
         assert!(chunks.begin_taking(4) && !chunks.begin_taking(4));
@@ -220,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_that_was_given_out_again_is_not_free_because_of_what_was_known_before() {
+    fn a_reused_block_is_not_freed_by_outdated_knowledge() {
         let mut chunks = chunks();
         chunks.add(4, class(1), &[Some((RECORD, 7)), None, None]);
         let (at, before) = chunks.used(Of::All, 9)[0];

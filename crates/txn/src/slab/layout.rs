@@ -1,33 +1,33 @@
-//! Where chunks, the headers of their blocks, and the blocks lie in a piece of a slab (`docs/src/wire.md`,
+//! The layout of a piece of a slab: chunks, the headers of their blocks, and the blocks (`docs/src/wire.md`,
 //! *slabs*).
 
 use std::ops::Range;
 
-/// Owner and class, for each chunk.
+/// Bytes of a chunk's words: owner and class.
 const WORDS_EACH: u64 = 16;
-/// Record and number, for each block.
+/// Bytes of a block's header: record and number.
 pub(super) const HEADER_BYTES: u64 = 16;
-/// What chunks are a multiple of, and blocks start at: a cache line.
+/// The size of chunks is a multiple of this, and blocks start at multiples of it: a cache line.
 const ALIGN: u64 = 64;
 /// The smallest block.
 const LEAST_BLOCK_BYTES: u64 = 128;
-/// From 128 bytes on, each twice as large as the one before.
+/// The number of classes: from 128 bytes on, blocks of each are twice as large as those of the one before.
 const CLASSES: u8 = 14;
-/// Longest payload of a record: a block of the largest class. It goes by several transfers, so that it does
-/// not take all of a thread's buffers.
+/// Bytes of the longest payload of a record: a block of the largest class. It is transferred in parts, so
+/// that it does not take all buffers of a thread.
 pub const MOST_PAYLOAD_BYTES: usize = 1 << 20;
-/// Largest chunk: blocks of any class in it have numbers that fit a pointer.
+/// Bytes of the largest chunk: in it, the numbers of blocks of any class fit a pointer.
 const MOST_CHUNK_BYTES: u64 = 1 << 30;
 /// Bits of a pointer for the block's number, and for its class.
 const BLOCK_BITS: u32 = 24;
 const CLASS_BITS: u32 = 8;
 
-/// How large the blocks of a chunk are.
+/// The size class of a chunk's blocks.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Class(u8);
 
 impl Class {
-    /// The smallest whose blocks have room for a payload. `None`: it is too long.
+    /// The smallest class whose blocks have room for a payload of this length. `None`: it is too long.
     pub fn of(payload_bytes: usize) -> Option<Class> {
         let mut classes = (0..CLASSES).map(Class);
         classes.find(|class| class.bytes() >= payload_bytes as u64)
@@ -38,7 +38,7 @@ impl Class {
         LEAST_BLOCK_BYTES << self.0
     }
 
-    /// As it is written beside a chunk's owner: zero is none.
+    /// The word that is written beside a chunk's owner. Zero stands for no class.
     pub(super) fn word(self) -> u64 {
         u64::from(self.0) + 1
     }
@@ -49,14 +49,14 @@ impl Class {
     }
 }
 
-/// Which block of a slab.
+/// The name of a block of a slab.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct BlockAt {
-    /// The chunk, counted over all pieces.
+    /// The chunk's number, counted over all pieces.
     pub chunk: u32,
-    /// How large it is.
+    /// The size class of the block.
     pub class: Class,
-    /// The how-manieth of its chunk.
+    /// The block's number in its chunk.
     pub block: u32,
 }
 
@@ -76,8 +76,9 @@ impl BlockAt {
     }
 }
 
-/// How a slab lies in each of its pieces: owner and class of every chunk, then the chunks. In a chunk, the
-/// headers of all its blocks lie before them: so one READ tells for which records they were written.
+/// The layout of a slab in each of its pieces: owner and class of every chunk, then the chunks. In a chunk,
+/// the headers of all its blocks lie before the blocks. So one READ tells for which records the blocks were
+/// written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SlabLayout {
     chunks: u64,
@@ -85,7 +86,7 @@ pub struct SlabLayout {
 }
 
 impl SlabLayout {
-    /// So many chunks of so many bytes, a multiple of 64, with room for one block at least.
+    /// This many chunks of this many bytes each: a multiple of 64, with room for at least one block.
     pub fn new(chunks: u64, chunk_bytes: u64) -> Option<SlabLayout> {
         let fits = chunk_bytes.is_multiple_of(ALIGN) && chunk_bytes <= MOST_CHUNK_BYTES;
         let layout = SlabLayout { chunks, chunk_bytes };
@@ -93,8 +94,8 @@ impl SlabLayout {
         (fits && is_countable && layout.blocks(Class(0)) > 0).then_some(layout)
     }
 
-    /// Chunks that have room for blocks of payloads of up to so many bytes, `blocks` of them at least, in
-    /// about so many bytes in all. `None`: payloads are too long.
+    /// A layout of about `bytes` in all, in which each chunk has room for at least `blocks` blocks with
+    /// payloads of up to `longest` bytes. `None`: payloads are too long.
     pub fn for_payloads(longest: usize, blocks: u64, bytes: u64) -> Option<SlabLayout> {
         let class = Class::of(longest)?;
         let chunk_bytes = (blocks.max(1) * (class.bytes() + HEADER_BYTES)).next_multiple_of(ALIGN);
@@ -122,7 +123,7 @@ impl SlabLayout {
         classes.filter(|class| self.blocks(*class) > 0).map(Class::bytes).next().unwrap_or(0) as usize
     }
 
-    /// Blocks of a chunk of that class.
+    /// Blocks of a chunk of this class.
     pub fn blocks(&self, class: Class) -> u32 {
         (self.chunk_bytes / (HEADER_BYTES + class.bytes())) as u32
     }
@@ -132,12 +133,12 @@ impl SlabLayout {
         0..self.chunks * WORDS_EACH
     }
 
-    /// Where it is said who owns a chunk.
+    /// The place of a chunk's owner word.
     pub fn owner(&self, chunk: u64) -> u64 {
         chunk * WORDS_EACH
     }
 
-    /// Where it is said of which class its blocks are.
+    /// The place of a chunk's class word.
     pub(super) fn class(&self, chunk: u64) -> u64 {
         self.owner(chunk) + WORDS_EACH / 2
     }
@@ -158,7 +159,7 @@ impl SlabLayout {
         start..start + HEADER_BYTES
     }
 
-    /// A block, by the chunk's place in the piece. `None`: it has none of that number.
+    /// The place of a block, by its chunk's number in the piece. `None`: there is no such block.
     pub fn block(&self, chunk: u64, class: Class, block: u32) -> Option<Range<u64>> {
         let first = self.headers(chunk, class).end.next_multiple_of(ALIGN);
         let start = first + u64::from(block) * class.bytes();
@@ -207,7 +208,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_two_things_share_bytes(chunks in 1..4_u64, lines in 3..200_u64, payload in 0..6_000_usize) {
+        fn no_two_parts_share_bytes(chunks in 1..4_u64, lines in 3..200_u64, payload in 0..6_000_usize) {
             let layout = SlabLayout::new(chunks, lines * ALIGN).unwrap();
             let class = class(payload);
             let mut spots = vec![(layout.words().start, layout.words().end)];

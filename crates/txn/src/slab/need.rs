@@ -1,7 +1,7 @@
-//! Whether anybody may need a block, told by the record for which it was written. Pure.
+//! Decides whether a snapshot may need a block, by the record that the block was written for. Pure.
 //!
-//! Say that a block was written for version number *n*, by a transaction that is over. What is known was read
-//! behind a horizon that was known before: first the record's current version, then its ring.
+//! Say that a block was written for version number *n*, by a transaction that has finished. First the horizon
+//! was read, then the record's current version, then its ring.
 
 use super::layout::BlockAt;
 use super::payload::Held;
@@ -9,8 +9,9 @@ use crate::cut::Cut;
 use crate::record::{FoundVersion, Ring};
 use crate::rules::Rules;
 
-/// Whether a block that was written for the version `number` of a record may be needed, which was found as it
-/// is in `current` and then `ring`. If `current` is words of several versions, nothing is known.
+/// Whether a snapshot may need a block that was written for version `number` of a record. The record was read
+/// as `current` and then `ring`. If `current` has words of several versions, nothing is known, and the answer
+/// is yes.
 pub(super) fn is_needed<R: Rules>(
     (at, number): (BlockAt, u64),
     current: &FoundVersion<'_>,
@@ -21,18 +22,19 @@ pub(super) fn is_needed<R: Rules>(
         return true;
     }
     if current.number < number {
-        // Had that version been committed, there would be one of its number, or a later one.
+        // If that version had been committed, the current version would have its number or a later one.
         return false;
     }
     if current.number == number {
-        // Nor is it committed if another has its number.
+        // If another version has its number, that version was not committed.
         return Held::block_of(current.data) == Some(at);
     }
-    // All snapshots see a later version, or one may see this.
+    // The block is needed unless all snapshots see a later version.
     let is_seen = |version| horizon.sees(version);
     let in_ring = ring.into_iter().flat_map(|ring| ring.behind(number, current.number));
-    let is_behind = is_seen(current.header.version()) || in_ring.map(|it| it.version()).any(is_seen);
-    !R::frees_block(is_behind)
+    let is_replaced_for_all =
+        is_seen(current.header.version()) || in_ring.map(|it| it.version()).any(is_seen);
+    !R::frees_block(is_replaced_for_all)
 }
 
 #[cfg(test)]
@@ -75,7 +77,7 @@ mod tests {
             Record { layout, current: (first, 0), ring: vec![0; places + 1] }
         }
 
-        /// The version before is kept, and this one installed.
+        /// Keeps the current version in the ring, and installs this one.
         fn install(&mut self, count: u64, block: u32) {
             let (old, _) = self.current;
             let places = self.ring.len() as u64 - 1;
@@ -95,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn the_current_version_s_block_is_needed_and_that_of_one_which_never_came_is_not() {
+    fn the_block_of_the_current_version_is_needed_and_that_of_a_version_never_committed_is_not() {
         let mut record = Record::new(2);
         record.install(1, 7);
         let all = horizon(9);
@@ -114,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn of_words_of_several_versions_nothing_is_known() {
+    fn nothing_is_known_from_words_of_several_versions() {
         let layout = RecordLayout::new(1, DATA_BYTES, 1).unwrap();
         let mut body = layout.encode_body(RECORD, NumberedHeader { number: 9, header: header(1) }, &[0; 24]);
         body[30] ^= 1;
@@ -123,13 +125,13 @@ mod tests {
     }
 
     proptest! {
-        /// Versions come, some are undone again, and the horizon grows behind those that are there for good.
+        /// Versions are installed, some are rolled back, and the horizon advances over those that stay.
         #[test]
-        fn what_a_snapshot_may_see_keeps_its_block_and_the_rest_becomes_free(
+        fn versions_that_a_snapshot_may_see_keep_their_blocks_and_all_others_become_free(
             places in 1..5_usize, steps in prop::collection::vec(0..4_u8, 0..120),
         ) {
             let mut record = Record::new(places);
-            // Of committed versions: number, count, block. Then the blocks of those that were undone.
+            // Number, count and block of committed versions; then number and block of those rolled back.
             let (mut committed, mut undone) = (vec![(0, 0, 0)], Vec::new());
             let (mut seen, mut count, mut block) = (0, 0, 0);
             for step in steps {
@@ -142,7 +144,8 @@ mod tests {
                         if step == 0 {
                             committed.push((number, count, block));
                         } else {
-                            // Not over yet: of others' blocks it says what is right all the same.
+                            // The commit has not finished yet. The answers for blocks of others must be right
+                            // all the same.
                             for &(of, _, block) in needed(&committed, seen) {
                                 prop_assert!(record.is_needed(block, of, &horizon(seen)));
                             }

@@ -1,37 +1,37 @@
-//! What a record's data are where its payload may be long: the payload itself, or a pointer to its block
+//! The data of a record whose payload may be long: the payload itself, or a pointer to its block
 //! (`docs/src/wire.md`, *slabs*).
 
 use super::layout::{BlockAt, MOST_PAYLOAD_BYTES};
 use crate::checksum::checksum;
 use crate::record::{RecordId, WORD_BYTES};
 
-/// Length, block and checksum: data of a record that may point to a block have so many bytes at least.
+/// Fewest bytes of data of a record that may point to a block: length, block and checksum.
 pub const LEAST_DATA_BYTES: usize = 3 * WORD_BYTES;
-/// In the word that says how long a payload is: it lies in a block.
+/// A bit of the length word: the payload lies in a block.
 const OUT_OF_PLACE: u64 = 1 << 63;
 
-/// Where a payload lies that does not fit its record.
+/// The place of a payload that does not fit its record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Pointer {
-    /// In which block.
+    /// The block.
     pub at: BlockAt,
-    /// How long it is.
+    /// The payload's length in bytes.
     pub length: usize,
-    /// Its checksum, with the record's number and the block's name.
+    /// A checksum over the payload, the record's number and the block's name.
     pub sum: u64,
 }
 
-/// What the data of a record say of its payload.
+/// The decoded data of a record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Held<'a> {
-    /// This is it.
+    /// The data are the payload itself.
     Here(&'a [u8]),
-    /// It lies in a block.
+    /// The payload lies in a block.
     There(Pointer),
 }
 
 impl Pointer {
-    /// To a payload of a record that lies, or will lie, in that block.
+    /// A pointer to a record's payload that lies, or will lie, in this block.
     pub fn new(record: RecordId, at: BlockAt, payload: &[u8]) -> Pointer {
         Pointer { at, length: payload.len(), sum: sum(record, at, payload) }
     }
@@ -43,19 +43,20 @@ impl Pointer {
 }
 
 impl<'a> Held<'a> {
-    /// The longest payload that fits the place of a record with so many bytes of data.
+    /// The longest payload that fits the place of a record with this many bytes of data.
     pub fn most_here(data_bytes: usize) -> usize {
         data_bytes - WORD_BYTES
     }
 
-    /// Makes data of a record those of the longest payload that fits there, and gives the place for that.
+    /// Turns a record's data into those of the longest payload that fits there, and returns the room for that
+    /// payload.
     pub(crate) fn here_in(data: &mut [u8]) -> &mut [u8] {
         let (length, payload) = data.split_at_mut(WORD_BYTES);
         length.copy_from_slice(&(payload.len() as u64).to_le_bytes());
         payload
     }
 
-    /// As data of a record, with so many bytes in all.
+    /// Encodes the data of a record, with this many bytes in all.
     pub fn encode(&self, data_bytes: usize) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(data_bytes);
         match self {
@@ -73,7 +74,7 @@ impl<'a> Held<'a> {
         bytes
     }
 
-    /// What data say. `None`: nobody writes such data.
+    /// Decodes the data of a record. `None`: no client writes such data.
     pub fn decode(data: &'a [u8]) -> Option<Held<'a>> {
         let (word, rest) = data.split_first_chunk()?;
         let word = u64::from_le_bytes(*word);
@@ -88,7 +89,7 @@ impl<'a> Held<'a> {
         fits.then(|| Held::There(Pointer { at, length, sum: u64::from_le_bytes(*sum) }))
     }
 
-    /// The block that data point to, if they do.
+    /// The block that the data point to, if they do.
     pub(super) fn block_of(data: &[u8]) -> Option<BlockAt> {
         match Held::decode(data)? {
             Held::There(pointer) => Some(pointer.at),
@@ -144,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn data_that_nobody_writes_are_refused() {
+    fn invalid_data_are_refused() {
         let long = (17_u64).to_le_bytes();
         assert_eq!(Held::decode(&[&long[..], &[0; 16]].concat()), None, "longer than its place");
         assert_eq!(Held::decode(&[0; 7]), None);
@@ -156,7 +157,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn payloads_come_back(payload in prop::collection::vec(any::<u8>(), 0..40), more in 0..5_usize) {
+        fn payloads_round_trip(payload in prop::collection::vec(any::<u8>(), 0..40), more in 0..5_usize) {
             let data_bytes = payload.len().next_multiple_of(8) + 8 * (1 + more);
             let data = Held::Here(&payload).encode(data_bytes);
             prop_assert_eq!(Held::decode(&data), Some(Held::Here(&payload)));
@@ -164,7 +165,7 @@ mod tests {
         }
 
         #[test]
-        fn arbitrary_bytes_are_refused_or_read_never_worse(data in prop::collection::vec(any::<u8>(), 0..60)) {
+        fn arbitrary_data_cause_no_panic(data in prop::collection::vec(any::<u8>(), 0..60)) {
             let _ = Held::decode(&data);
         }
     }

@@ -1,4 +1,4 @@
-//! Finding blocks that nobody needs any more.
+//! Finding blocks that no snapshot needs any more.
 
 use std::sync::Arc;
 
@@ -16,17 +16,19 @@ use crate::worker::Worker;
 
 /// Blocks whose records are looked at in one step, each by two READs.
 const STEP: usize = 32;
-/// Bytes that are read in one step at most, but for what one record takes: a small part of a thread's arena.
+/// Most bytes that are read in one step, unless a single record takes more: a small part of a thread's arena.
 const STEP_BYTES: usize = 64 << 10;
-/// Blocks of the class that is wanted which are looked at before another chunk is taken: with the many blocks
-/// of that, few for each.
+/// Blocks of the wanted class that are looked at before another chunk is taken. The new chunk has many
+/// blocks, so the cost for each of them is small.
 const LOOKED_AT_FIRST: usize = 256;
-/// Blocks that are looked at before it is said that there is no room: the next who asks goes on behind them.
+/// Blocks that are looked at before *no space* is returned. The next caller goes on with the blocks after
+/// them.
 const LOOKED_AT: usize = 1 << 16;
-/// How often a block is looked for that others of this member take first.
+/// How often the search for a block is repeated when other threads of this member take the blocks that it
+/// frees.
 const TRIES: u64 = 16;
 
-/// A block that is used, and where the record lies for which it was.
+/// A block in use, and the place of the record that it was written for.
 struct Candidate {
     at: BlockAt,
     written: Written,
@@ -34,7 +36,7 @@ struct Candidate {
 }
 
 impl Slab {
-    /// A block of that class for the caller alone; `None`: there is none, now.
+    /// Takes a block of this class for the caller alone. `None`: there is none at present.
     pub(super) async fn allocate<R: Rules>(
         self: &Arc<Self>,
         worker: &Worker<R>,
@@ -56,7 +58,8 @@ impl Slab {
             if !std::mem::replace(&mut has_looked_at_all, true)
                 && self.sweep(worker, table, Of::All, LOOKED_AT).await? > 0
             {
-                // For whoever is as short of room as the caller, and for him.
+                // Empty chunks are given up for the caller, and for other members that are short of room,
+                // too.
                 self.give_up_empty(worker, Some(class)).await?;
                 continue;
             }
@@ -66,11 +69,11 @@ impl Slab {
         Ok(None)
     }
 
-    /// Looks at the records of so many blocks, and frees those that nobody needs; says how many. Of one
-    /// class, some are enough.
+    /// Looks at the records of up to `most` blocks, and frees the blocks that no snapshot needs. Returns how
+    /// many. If the blocks are of one class, it stops after the first step that frees some.
     ///
-    /// The horizon is read before the records: a version that it has was committed then, or nothing of it was
-    /// left, so that it is not found in its place as one that will be undone.
+    /// The horizon is read before the records. A commit that it sees had finished by then, so a version of
+    /// such a commit that is found in its place is committed, and will not be rolled back.
     pub(super) async fn sweep<R: Rules>(
         &self,
         worker: &Worker<R>,
@@ -81,7 +84,7 @@ impl Slab {
         let most = most.min(self.chunks.lock().count_taken(of));
         let horizon = match &worker.announcer {
             Some(announcer) => announcer.refresh(worker.memory()).await?,
-            None => Cut::first(0), // nobody says what he needs
+            None => Cut::first(0), // workers announce no snapshots
         };
         let each = table.layout().current_bytes() + table.layout().ring_bytes();
         let step = (STEP_BYTES / each).clamp(1, STEP);
@@ -97,7 +100,7 @@ impl Slab {
         Ok(freed)
     }
 
-    /// Frees those of some blocks that nobody needs; says how many.
+    /// Frees those of some blocks that no snapshot needs. Returns how many.
     async fn look_at<R: Rules>(
         &self,
         worker: &Worker<R>,
@@ -110,7 +113,7 @@ impl Slab {
         for (at, written) in used {
             match table.place_of(written.record) {
                 Some(place) => candidates.push(Candidate { at, written, place }),
-                // Of none of this table's records: its writer died before he had written whole what is there.
+                // The header names no record of this table: its writer died before the header was whole.
                 None => freed += usize::from(self.chunks.lock().free_unneeded(at, written)),
             }
         }
@@ -133,11 +136,11 @@ impl Slab {
     }
 }
 
-/// A look at the records of some blocks that lie on one node.
+/// A look at the records of some blocks, all on one node.
 struct Look<'a> {
     group: &'a [Candidate],
     layout: RecordLayout,
-    /// Where workers announce their snapshots, rings are read.
+    /// Whether rings are read, which is so if workers announce their snapshots.
     has_rings: bool,
 }
 
@@ -154,7 +157,7 @@ impl<'a> Look<'a> {
             plan.read(&place.piece, layout.current(place.index));
         }
         if has_rings {
-            // Behind the versions: the rings have all before them.
+            // After the current versions: so the rings have all versions before these.
             plan.fence();
             for Candidate { place, .. } in group {
                 plan.read(&place.piece, layout.ring(place.index));
@@ -163,7 +166,7 @@ impl<'a> Look<'a> {
         Ok((plan, Look { group, layout, has_rings }))
     }
 
-    /// Whether the block of the `turn`-th may be needed, by what the plan has found.
+    /// Whether a snapshot may need the block of candidate number `turn`, by what the plan has read.
     fn is_needed<R: Rules>(&self, plan: &Plan<'_>, turn: usize, horizon: &Cut) -> Result<bool, ReadError> {
         let Candidate { at, written, place } = &self.group[turn];
         let (current, ring) = (self.layout.current_bytes(), self.layout.ring_bytes());
@@ -177,8 +180,8 @@ impl<'a> Look<'a> {
 }
 
 impl<R: Rules> Worker<R> {
-    /// Gives back what nobody needs any more of a table's slab: for a member that writes nothing there for a
-    /// while, so that others have room.
+    /// Frees the blocks of a table's slab that no snapshot needs any more, and gives empty chunks back. For a
+    /// member that does not write there for a while, so that others have room.
     ///
     /// # Errors
     /// When far memory does not answer.

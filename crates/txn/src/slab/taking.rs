@@ -1,4 +1,4 @@
-//! Taking chunks, and giving them up (B3).
+//! Taking chunks and giving them up (B3).
 
 use farpool_wire::Epoch;
 
@@ -12,13 +12,13 @@ use crate::rules::Rules;
 use crate::slot::SharedSlot;
 use crate::worker::Worker;
 
-/// Owners and classes, or headers of blocks, that are read at once.
+/// Bytes of owners and classes, or of block headers, that are read at once.
 const BYTES_AT_ONCE: u64 = 32 << 10;
-/// Owner of a chunk of which no block is in use.
-const NOBODY: u64 = 0;
+/// The owner word of a chunk that no member owns.
+const NO_OWNER: u64 = 0;
 
-/// A chunk that is being taken or given up. Dropped before it is known what came of that, nobody of this
-/// member touches it again.
+/// A chunk that is being taken or given up. If this is dropped before the outcome is known, no thread of this
+/// member touches the chunk again.
 struct Moving<'a> {
     slab: &'a Slab,
     slot: &'a SharedSlot,
@@ -29,28 +29,28 @@ struct Moving<'a> {
 impl Drop for Moving<'_> {
     fn drop(&mut self) {
         if !self.is_over {
-            self.slot.note_loose_end();
+            self.slot.note_write_in_flight();
         }
     }
 }
 
 impl Slab {
-    /// Takes a chunk that nobody has, for blocks of that class; false: there is none.
+    /// Takes a chunk without an owner, for blocks of this class. False: there is none.
     pub(super) async fn take_free<R: Rules>(
         &self,
         worker: &Worker<R>,
         class: Class,
     ) -> Result<bool, MemoryError> {
         let owners = self.owners(worker.memory()).await?;
-        for &(chunk, _) in owners.iter().filter(|(_, owner)| *owner == NOBODY) {
-            if self.take_one(worker, chunk, NOBODY, class).await? {
+        for &(chunk, _) in owners.iter().filter(|(_, owner)| *owner == NO_OWNER) {
+            if self.take_one(worker, chunk, NO_OWNER, class).await? {
                 return Ok(true);
             }
         }
         Ok(false)
     }
 
-    /// Makes a chunk of this member's of which no block is in use one of that class; false: there is none.
+    /// Changes a chunk of this member that has no block in use to this class. False: there is none.
     pub(super) async fn use_empty<R: Rules>(
         &self,
         worker: &Worker<R>,
@@ -62,17 +62,18 @@ impl Slab {
         Ok(true)
     }
 
-    /// Takes a chunk whose owner is gone, with all that is in it. `None`: there is none.
+    /// Takes a chunk whose owner is gone, with everything in it. `None`: there is none.
     pub(super) async fn take_over<R: Rules>(
         &self,
         worker: &Worker<R>,
         class: Class,
     ) -> Result<Option<u32>, MemoryError> {
         let owners = self.owners(worker.memory()).await?;
-        // Behind the owners: who has no seat now, and owned a chunk before, is gone for ever.
+        // The seats are read after the owners: a member that owned a chunk then and has no seat now is gone
+        // for ever.
         let seats = read_seats(worker.memory(), &self.members).await?;
         let is_gone = |owner: u64| !seats.iter().any(|seat| seat.claim == Some(Epoch(owner)));
-        let others = owners.into_iter().filter(|(_, owner)| *owner != NOBODY && *owner != self.claim.0);
+        let others = owners.into_iter().filter(|(_, owner)| *owner != NO_OWNER && *owner != self.claim.0);
         for (chunk, owner) in others.filter(|(_, owner)| R::takes_over(is_gone(*owner))) {
             if self.take_one(worker, chunk, owner, class).await? {
                 return Ok(Some(chunk));
@@ -81,7 +82,7 @@ impl Slab {
         Ok(None)
     }
 
-    /// All chunks with their owners, from one on that differs between members.
+    /// All chunks with their owners, starting with a chunk that differs between members.
     async fn owners(&self, memory: &Memory) -> Result<Vec<(u32, u64)>, MemoryError> {
         let mut owners = Vec::new();
         for piece in &self.pieces {
@@ -102,7 +103,7 @@ impl Slab {
         Moving { slab: self, slot: worker.slot(), chunk, is_over: false }
     }
 
-    /// Takes a chunk from its owner; false: somebody else was first.
+    /// Takes a chunk from its owner. False: another member was first.
     async fn take_one<R: Rules>(
         &self,
         worker: &Worker<R>,
@@ -121,24 +122,24 @@ impl Slab {
             moving.remove();
             return Ok(false);
         }
-        if owner == NOBODY {
+        if owner == NO_OWNER {
             self.set_up(worker, moving, class).await?;
             return Ok(true);
         }
-        // Only now: whoever had it before may have changed that until he was gone.
+        // Read only now: the previous owner may have changed the class until it was gone.
         let word = memory.read_word(piece, self.layout.class(within)).await?;
         match Class::from_word(word) {
             Some(class) => {
                 let written = self.headers(memory, piece, within, class).await?;
                 moving.add(class, &written);
             }
-            // Its owner died before it had a class: no block of it was ever written.
+            // Its owner died before the chunk had a class: none of its blocks was ever written.
             None => self.set_up(worker, moving, class).await?,
         }
         Ok(true)
     }
 
-    /// Gives a chunk that is this member's, and has no block in use, blocks of that class.
+    /// Sets the class of a chunk that belongs to this member and has no block in use.
     async fn set_up<R: Rules>(
         &self,
         worker: &Worker<R>,
@@ -151,7 +152,7 @@ impl Slab {
         Ok(())
     }
 
-    /// For what the blocks of a chunk were written.
+    /// The versions that the blocks of a chunk were written for.
     async fn headers(
         &self,
         memory: &Memory,
@@ -168,7 +169,7 @@ impl Slab {
         Ok(headers)
     }
 
-    /// Gives up all chunks of which no block is in use, but those of that class.
+    /// Gives up all chunks that have no block in use, except those of class `kept`.
     pub(super) async fn give_up_empty<R: Rules>(
         &self,
         worker: &Worker<R>,
@@ -180,20 +181,20 @@ impl Slab {
             let moving = self.moving(worker, chunk);
             let (piece, within) = self.chunk(chunk).expect("it was taken in a piece");
             let at = self.layout.owner(within);
-            worker.memory().compare_and_swap(piece, at, self.claim.0, NOBODY).await?;
+            worker.memory().compare_and_swap(piece, at, self.claim.0, NO_OWNER).await?;
             moving.remove();
         }
     }
 }
 
 impl Moving<'_> {
-    /// It is not this member's.
+    /// The chunk does not belong to this member.
     fn remove(mut self) {
         self.slab.chunks.lock().remove(self.chunk);
         self.is_over = true;
     }
 
-    /// It is this member's.
+    /// The chunk belongs to this member.
     fn add(mut self, class: Class, written: &[Option<(RecordId, u64)>]) {
         self.slab.chunks.lock().add(self.chunk, class, written);
         self.is_over = true;

@@ -1,5 +1,5 @@
 //! The threads that commit in a slot, as their compute server watches them. A thread that stands still in a
-//! commit holds locks, or keeps later commits of the slot from being shown, until it goes on.
+//! commit holds locks, or keeps the watermark from reaching later commits of the slot, until it goes on.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -13,19 +13,19 @@ pub(crate) struct Hand {
     /// Unique in its slot.
     number: u64,
     turns: Turns,
-    /// How many things of the worker others wait for: commits that are under way and not installed, or the
+    /// How many things of the worker others wait for: commits in flight that are not installed yet, or the
     /// turn to write the slot's word.
     holding: AtomicU32,
-    /// How often that has grown. It shows progress, too: in shared memory a thread may commit again and again
-    /// without polling its endpoint.
+    /// How often `holding` has grown. That is progress, too: in shared memory a thread may commit again and
+    /// again without polling its endpoint.
     begun: AtomicU64,
 }
 
-/// Others wait for something of this worker until this is dropped.
+/// Until this is dropped, others wait for something of this worker.
 #[derive(Debug)]
 pub(crate) struct Holding<'a>(&'a Hand);
 
-/// Others wait for something that is no worker's commit until this is dropped.
+/// Until this is dropped, others wait for something that is no worker's commit.
 #[derive(Debug)]
 pub struct Held {
     /// Dropping it removes it from its slot.
@@ -50,7 +50,7 @@ struct Joined {
 }
 
 impl Hand {
-    /// From now on others wait for something.
+    /// Until the returned value is dropped, others wait for something of this worker.
     #[inline]
     pub(crate) fn holds(&self) -> Holding<'_> {
         // Only the worker's own thread writes either; they carry no data.
@@ -59,7 +59,7 @@ impl Hand {
         Holding(self)
     }
 
-    /// Only the worker's own thread changes it; its watcher may see that a moment later.
+    /// Only the worker's own thread changes it; its compute server may see the change a moment later.
     #[inline]
     fn held(&self) -> u32 {
         self.holding.load(Ordering::Relaxed) // carries no data

@@ -1,40 +1,42 @@
-//! Which commits of a slot are under way, which are over, and how far they are shown: in words, so that
-//! threads that share the slot wait for no lock.
+//! Which commits of a slot are in flight, which have finished, and how far the watermark has come. All of it
+//! is kept in atomic words, so that threads that share the slot wait for no lock.
 //!
-//! S1. Each commit gets a count of its own; counts only grow, also where clients of the slot come and go.
-//! S2. A slot is said to have come as far as its commits are over *without a gap*: a later one that is over
-//!     already is seen only with all before it. One that fails counts as over once nothing of it is left
-//!     (`docs/src/txn.md`).
-//! S3. One thread at a time has the *turn*: it alone says how far the slot is shown. It finds all that was
-//!     over before it took the turn.
-//! S4. Who is about to sleep says so in the word of the turn, and then looks once more. That word's changes
-//!     have an order: either he finds there what has happened, or who makes it happen finds that somebody
-//!     sleeps.
-//! S5. A commit's place in the ring is taken again by the one `PLACES` behind it, and only once all up to it
-//!     are settled: shown, or nothing is left of them. So who finds another commit there has looked for one
-//!     that is settled, and finds that out, too.
-//! S6. Counts are at most [`MAX_COUNTS_UNSHOWN`] ahead of what is shown, also where nothing is left of their
-//!     commits. So a recoverer that reads the slot's word after its client's death knows a bound on the
+//! S1. Each commit gets a count of its own. Counts only grow, also when one client of the slot follows
+//!     another.
+//! S2. The watermark reaches only as far as commits have finished *without a gap*: a later commit that has
+//!     already finished is seen only together with all before it. A commit that fails has finished once
+//!     nothing of it is left (`docs/src/txn.md`).
+//! S3. One thread at a time has the *turn*: it alone moves the watermark. It finds everything that had
+//!     finished before it took the turn.
+//! S4. A thread that is about to sleep says so in the word of the turn, and then looks again. The changes of
+//!     that word have an order: either the sleeper finds what has happened, or the thread that makes it
+//!     happen finds that another thread sleeps.
+//! S5. A commit's place in the ring is used again by the commit `PLACES` later, and only once all commits up
+//!     to the earlier one are settled: the watermark has reached them, or nothing is left of them. So a
+//!     thread that finds another commit in a place was looking for a commit that is settled, and finds that
+//!     out, too.
+//! S6. Counts are at most [`MAX_COUNTS_AHEAD`] ahead of the watermark, including those of commits of which
+//!     nothing is left. So a recoverer that reads the slot's word after the client's death has a bound on the
 //!     counts that were given out.
 //!
-//! The code is generic over the words, so that models of all interleavings run the very same code.
+//! The code is generic over the words, so that the models of its interleavings run the same code.
 
 #[cfg(test)]
 mod models;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::MAX_COUNTS_UNSHOWN;
+use super::MAX_COUNTS_AHEAD;
 
-/// The last count of a slot, for good.
+/// The highest count that a slot can give out: counts have 49 bits.
 const LAST: u64 = (1 << 49) - 1;
 /// In `begun`, above the count: no more commits begin.
 const CLOSED: u64 = 1 << 63;
-/// In `turn`: somebody has it.
+/// In `turn`: a thread has it.
 const TAKEN: u64 = 1;
-/// In `turn`: somebody sleeps until it is given back.
+/// In `turn`: a thread sleeps, and must be woken when something has changed.
 const AWAITED: u64 = 1 << 1;
-/// In `turn`: nobody gets it any more.
+/// In `turn`: no thread gets it any more.
 const STUCK: u64 = 1 << 2;
 
 /// A word that threads share.
@@ -68,7 +70,7 @@ macro_rules! word {
 
             #[inline]
             fn compare_exchange(&self, current: u64, new: u64, order: Ordering) -> Result<u64, u64> {
-                // Relaxed: who fails looks again.
+                // Relaxed: a thread that fails looks again.
                 self.compare_exchange(current, new, order, Ordering::Relaxed)
             }
 
@@ -99,68 +101,70 @@ use word;
 
 word!(AtomicU64);
 
-/// Of a slot, with so many commits under way at most.
+/// The ledger of a slot, with at most `PLACES` commits in flight.
 ///
-/// The first four words share a cache line: threads that commit by turns change all of them, and wait for
-/// each line by itself.
+/// The first four words share a cache line: threads that commit in turns change all of them, and would wait
+/// for each line separately.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(super) struct Ledger<W, const PLACES: usize> {
     /// The last count that was given out.
     begun: W,
-    /// All up to this count are shown. Changed by who has the turn.
-    shown: W,
-    /// Who has the turn, and whether others sleep.
+    /// The watermark: every commit up to this count has finished, and the slot's word in far memory says so.
+    /// Only the thread with the turn changes it.
+    watermark: W,
+    /// Whether a thread has the turn, and whether others sleep.
     turn: W,
-    /// All up to this count are shown, or nothing is left of them; `shown` may have come further.
+    /// All commits up to this count are settled: the watermark has reached them, or nothing is left of them.
+    /// `watermark` may be further.
     vanished: W,
-    /// Of the commits behind both, each in the place of its count: twice the count once it is over, and one
-    /// more if nothing of it is left or needed.
-    over: [W; PLACES],
+    /// For each commit after both, in the place of its count: twice the count once the commit has finished,
+    /// and one more if nothing of it is left or needed.
+    finished: [W; PLACES],
 }
 
 /// Why a commit does not begin.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum NotBegun {
-    /// Later ones may.
+    /// Too many commits are in flight, or the slot has used its last count.
     Full,
-    /// Later ones may, once the slot is shown as far as its commits have finished (S6).
-    Unshown,
-    /// None will.
+    /// Too many counts are ahead of the watermark: later commits may begin once it has moved (S6).
+    TooFarAhead,
+    /// No commit begins any more.
     Closed,
 }
 
-/// How it goes on for who wants to be shown.
+/// What a commit that has finished does next, to be reached by the watermark.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Look {
-    /// It is.
-    Shown,
-    /// It will not be.
+    /// Nothing: the watermark has reached it.
+    Reached,
+    /// Nothing: the watermark will not reach it.
     Stuck,
-    /// He has the turn, and shows all up to this count.
+    /// Its thread has the turn, and moves the watermark to this count.
     Show(u64),
-    /// Somebody else has the turn.
+    /// It looks again soon: another thread has the turn.
     Soon,
-    /// An earlier commit is not over.
+    /// It sleeps: an earlier commit has not finished or, after [`Ledger::look`], another thread has the turn.
     Sleep,
 }
 
-/// Others sleep until now: wake them.
+/// Whether threads have slept until now: then the caller must wake them.
 #[must_use]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Awaited(pub(super) bool);
 
 impl<W: Word, const PLACES: usize> Ledger<W, PLACES> {
-    /// Of a slot whose last commit is `last`, with nothing under way: what the client before began has ended,
-    /// too.
+    /// The ledger of a slot whose last commit is `last`, and in which nothing is in flight: everything that
+    /// the client before has begun has ended, too.
     pub(super) fn after(last: u64) -> Self {
         let word = W::new;
-        // Places whose commit was before this all.
-        let over = std::array::from_fn(|_| word(0));
-        Ledger { begun: word(last), shown: word(last), turn: word(0), vanished: word(last), over }
+        // Zero is the place of count 0, which is before all counts that are looked for.
+        let finished = std::array::from_fn(|_| word(0));
+        Ledger { begun: word(last), watermark: word(last), turn: word(0), vanished: word(last), finished }
     }
 
-    /// Begins a commit, and says which it is.
+    /// Begins a commit, and returns its count.
     pub(super) fn begin(&self) -> Result<u64, NotBegun> {
         // Relaxed, here and in the exchange: a count carries no data.
         let mut begun = self.begun.load(Ordering::Relaxed);
@@ -168,14 +172,14 @@ impl<W: Word, const PLACES: usize> Ledger<W, PLACES> {
             if begun & CLOSED != 0 {
                 return Err(NotBegun::Closed);
             }
-            // What is under way may be overestimated, if `begun` is outdated even as less than nothing: then
-            // it is looked at again.
+            // The number in flight may be overestimated. If `begun` is outdated, it may even come out below
+            // zero: then the exchange fails, and the loop looks again.
             if begun.saturating_sub(self.settled()) >= PLACES as u64 || begun == LAST {
                 return Err(NotBegun::Full);
             }
-            // This thread may see less than is shown: then the word is merely written once more.
-            if begun.saturating_sub(self.shown()) >= MAX_COUNTS_UNSHOWN {
-                return Err(NotBegun::Unshown);
+            // The watermark that this thread sees may be outdated: then the word is merely written once more.
+            if begun.saturating_sub(self.watermark()) >= MAX_COUNTS_AHEAD {
+                return Err(NotBegun::TooFarAhead);
             }
             match self.begun.compare_exchange(begun, begun + 1, Ordering::Relaxed) {
                 Ok(_) => return Ok(begun + 1),
@@ -184,12 +188,12 @@ impl<W: Word, const PLACES: usize> Ledger<W, PLACES> {
         }
     }
 
-    /// A commit is installed. If the turn is free and the slot has come further, the caller has the turn, and
-    /// shows all up to a count.
+    /// A commit is installed. If the turn is free and all commits before this one have finished, the caller
+    /// gets the turn, and moves the watermark to the returned count.
     ///
-    /// Whoever shows his commit himself does not note that it is over: nobody else looks for it before it is
-    /// shown, or the turn is given back. Where threads commit by turns, that halves what they wait for each
-    /// other's caches.
+    /// A thread that moves the watermark over its own commit does not note that the commit has finished: no
+    /// other thread looks for it before the watermark has reached it, or the turn is given back. Where
+    /// threads commit in turns, that halves the time for which they wait for each other's caches.
     #[inline]
     pub(super) fn end(&self, count: u64) -> (Option<u64>, Awaited) {
         let has_turn = self.take_turn();
@@ -200,44 +204,45 @@ impl<W: Word, const PLACES: usize> Ledger<W, PLACES> {
             }
         }
         self.note(count, 0);
-        // He who is behind a gap, and sleeps, is woken by whoever closes it: that one's changes of the turn
-        // come before this, or after.
+        // A thread that sleeps behind a gap is woken by the thread that closes the gap: that thread changes
+        // the turn either before this or after it.
         (None, if has_turn { self.give_turn_back() } else { Awaited(false) })
     }
 
-    /// A commit is over, and nothing of it is left or needed.
+    /// A commit has finished, and nothing of it is left or needed.
     pub(super) fn vanish(&self, count: u64) -> Awaited {
         self.note(count, 1);
-        // Release: who sleeps behind it, or will, finds it over (S4).
+        // Release: a thread that sleeps behind this commit, or will, finds that it has finished (S4).
         let awaited = self.no_longer_awaited();
         self.settle();
         awaited
     }
 
     fn note(&self, count: u64, is_needless: u64) {
-        // Release: pairs with the acquire of who shows it, by whom it must be installed.
+        // Release: pairs with the acquire of the thread that moves the watermark over the commit, and must
+        // find it installed.
         self.place(count).store(count << 1 | is_needless, Ordering::Release);
     }
 
     fn place(&self, count: u64) -> &W {
-        &self.over[count as usize % PLACES]
+        &self.finished[count as usize % PLACES]
     }
 
-    /// How far the slot is shown.
+    /// The watermark: every commit up to this count has finished.
     #[inline]
-    pub(super) fn shown(&self) -> u64 {
-        // Acquire: pairs with the release of who shows it, whose commits are complete for the caller from
-        // here on.
-        self.shown.load(Ordering::Acquire)
+    pub(super) fn watermark(&self) -> u64 {
+        // Acquire: pairs with the release of the thread that moved it. From here on, the commits that it has
+        // reached are complete for the caller.
+        self.watermark.load(Ordering::Acquire)
     }
 
-    /// All up to this count are shown, or nothing is left of them.
+    /// All commits up to this count are settled: the watermark has reached them, or nothing is left of them.
     pub(super) fn settled(&self) -> u64 {
-        // Acquire, both: pairs with the release of who found that.
-        self.shown().max(self.vanished.load(Ordering::Acquire))
+        // Acquire, both: pairs with the release of the thread that found that.
+        self.watermark().max(self.vanished.load(Ordering::Acquire))
     }
 
-    /// The count of the oldest commit in flight: neither shown nor vanished.
+    /// The count of the oldest commit in flight: the watermark has not reached it, and it has not vanished.
     pub(super) fn oldest_under_way(&self) -> Option<u64> {
         let settled = self.settled();
         // Relaxed: a count carries no data.
@@ -245,15 +250,15 @@ impl<W: Word, const PLACES: usize> Ledger<W, PLACES> {
         (begun > settled).then_some(settled + 1)
     }
 
-    /// How far all is over without a gap.
+    /// The count up to which all commits have finished without a gap.
     pub(super) fn over(&self) -> u64 {
         self.over_with(None)
     }
 
-    /// How far, with a commit that is over and not noted.
+    /// As [`over`](Self::over), with one commit that has finished and is not noted.
     fn over_with(&self, count: Option<u64>) -> u64 {
         let mut over = self.settled();
-        // Acquire: pairs with `note`, and with whatever its thread had found settled before (S5).
+        // Acquire: pairs with `note`, and with what the noting thread had found settled before (S5).
         let is_over =
             |next: u64| count == Some(next) || self.place(next).load(Ordering::Acquire) >> 1 == next;
         loop {
@@ -268,7 +273,7 @@ impl<W: Word, const PLACES: usize> Ledger<W, PLACES> {
         }
     }
 
-    /// Finds out how far all is settled: behind what is shown, as far as nothing is left.
+    /// Finds out how far all commits are settled: beyond the watermark, as far as nothing is left of them.
     fn settle(&self) {
         let settled = self.settled();
         let mut vanished = settled;
@@ -282,10 +287,11 @@ impl<W: Word, const PLACES: usize> Ledger<W, PLACES> {
     }
 
     fn take_turn(&self) -> bool {
-        // Relaxed: a hint; who does not take the turn for it looks again before he sleeps.
+        // Relaxed: a hint. A thread that does not take the turn because of it looks again before it sleeps.
         let mut turn = self.turn.load(Ordering::Relaxed);
         while turn & (TAKEN | STUCK) == 0 {
-            // Acquire: finds what was over when others last changed this word. Release: so do others.
+            // Acquire: finds what had finished when other threads last changed this word. Release: they do
+            // the same.
             match self.turn.compare_exchange(turn, turn | TAKEN, Ordering::AcqRel) {
                 Ok(_) => return true,
                 Err(found) => turn = found,
@@ -294,9 +300,10 @@ impl<W: Word, const PLACES: usize> Ledger<W, PLACES> {
         false
     }
 
-    /// Who has the turn has it no longer.
+    /// The caller gives the turn back.
     pub(super) fn give_turn_back(&self) -> Awaited {
-        // Release: what was shown, or found. Acquire: what whoever sleeps has found before.
+        // Release: what the caller has found, or how far it has moved the watermark. Acquire: what sleeping
+        // threads have found before.
         match self.turn.fetch_sub(TAKEN, Ordering::AcqRel) & AWAITED {
             0 => Awaited(false),
             _ => self.no_longer_awaited(),
@@ -307,29 +314,30 @@ impl<W: Word, const PLACES: usize> Ledger<W, PLACES> {
         Awaited(self.turn.fetch_and(!AWAITED, Ordering::AcqRel) & AWAITED != 0)
     }
 
-    /// Takes the turn if it is free and the slot has come further; returns the count up to which to show.
+    /// Takes the turn if it is free and the watermark can move; returns the count to move it to.
     pub(super) fn take_to_show(&self) -> (Option<u64>, Awaited) {
         if !self.take_turn() {
             return (None, Awaited(false));
         }
         let over = self.over();
-        if over > self.shown() { (Some(over), Awaited(false)) } else { (None, self.give_turn_back()) }
+        if over > self.watermark() { (Some(over), Awaited(false)) } else { (None, self.give_turn_back()) }
     }
 
-    /// Who has the turn has shown all up to a count.
+    /// The caller has the turn, and has written this count to the slot's word: moves the watermark there, and
+    /// gives the turn back.
     pub(super) fn show(&self, count: u64) -> Awaited {
-        self.shown.store(count, Ordering::Release); // pairs with `shown`
+        self.watermark.store(count, Ordering::Release); // pairs with `watermark`
         let awaited = self.give_turn_back();
         self.settle();
         awaited
     }
 
-    /// How it goes on for a commit that is over. Who sleeps then is not woken.
+    /// What a commit that has finished does next. A caller that sleeps after this is not woken.
     pub(super) fn glance(&self, count: u64) -> (Look, Awaited) {
-        if self.shown() >= count {
-            return (Look::Shown, Awaited(false));
+        if self.watermark() >= count {
+            return (Look::Reached, Awaited(false));
         }
-        // Relaxed: a hint, but for who has just changed this word himself (S4).
+        // Relaxed: a hint, except for a thread that has just changed this word itself (S4).
         let turn = self.turn.load(Ordering::Relaxed);
         if turn & STUCK != 0 {
             return (Look::Stuck, Awaited(false));
@@ -342,35 +350,37 @@ impl<W: Word, const PLACES: usize> Ledger<W, PLACES> {
         }
         match self.take_to_show() {
             (Some(over), awaited) => (Look::Show(over), awaited),
-            (None, awaited) if self.shown() >= count => (Look::Shown, awaited),
+            (None, awaited) if self.watermark() >= count => (Look::Reached, awaited),
             (None, awaited) => (Look::Soon, awaited),
         }
     }
 
-    /// As [`glance`](Self::glance), for who can be woken from now on, and will sleep if it is not his turn.
+    /// As [`glance`](Self::glance), for a caller that can be woken from now on, and that sleeps if it does
+    /// not get the turn.
     pub(super) fn look(&self, count: u64) -> (Look, Awaited) {
-        self.turn.fetch_or(AWAITED, Ordering::AcqRel); // before he looks (S4)
+        self.turn.fetch_or(AWAITED, Ordering::AcqRel); // before the look (S4)
         match self.glance(count) {
             (Look::Soon, awaited) => (Look::Sleep, awaited),
             other => other,
         }
     }
 
-    /// Nobody has the turn any more but who has it, and no more commits begin. All who sleep have to be
-    /// woken.
+    /// From now on no thread gets the turn (a thread that has it keeps it), and no commit begins. The caller
+    /// must wake all threads that sleep.
     pub(super) fn mark_stuck(&self) {
         self.begun.fetch_or(CLOSED, Ordering::Relaxed); // carries no data
         self.turn.fetch_or(STUCK, Ordering::AcqRel);
     }
 
-    /// Whether nobody gets the turn any more.
+    /// Whether no thread gets the turn any more.
     pub(super) fn is_stuck(&self) -> bool {
         // Relaxed: carries no data.
         self.turn.load(Ordering::Relaxed) & STUCK != 0
     }
 
-    /// Closes the slot, if all that has begun has come `far`: no more commits begin. The caller has the turn
-    /// then, and either shows all up to the count that this returns, or gives the turn back.
+    /// Closes the slot, if the last count that was given out is the one that `far` returns: no commit begins
+    /// any more. Then the caller has the turn. It either moves the watermark to the returned count, or gives
+    /// the turn back.
     pub(super) fn close(&self, far: impl FnOnce(&Self) -> u64) -> (Option<u64>, Awaited) {
         if !self.take_turn() {
             return (None, Awaited(false));
@@ -383,7 +393,7 @@ impl<W: Word, const PLACES: usize> Ledger<W, PLACES> {
         if is_quiet { (Some(far), Awaited(false)) } else { (None, self.give_turn_back()) }
     }
 
-    /// Whether no more commits begin.
+    /// Whether no commit begins any more.
     pub(super) fn is_closed(&self) -> bool {
         self.begun.load(Ordering::Relaxed) & CLOSED != 0 // carries no data
     }

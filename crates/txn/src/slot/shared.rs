@@ -1,14 +1,15 @@
-//! A slot of which several threads of a compute server commit (paper 3, section 4.2: compression of the
+//! A slot in which several threads of a compute server commit (paper 3, section 4.2: compression of the
 //! timestamp vector).
 //!
-//! H1. One thread at a time writes the slot's word: one that has something over and finds nobody writing. It
-//!     writes how far all is over without a gap, whoever's that is; others wait for it, or write next.
-//! H2. The next write begins only once the one before has taken effect. So the word never goes back, though
+//! H1. One thread at a time writes the slot's word: a thread whose commit has finished, and that finds no
+//!     other thread writing. It writes how far all commits have finished without a gap, whichever thread they
+//!     belong to. Other threads wait for that write, or write next.
+//! H2. The next write begins only once the one before has taken effect. So the word never goes back, although
 //!     the threads' queues have no order among each other.
-//! H3. Once nobody knows what became of a commit or of a write of the word, nothing more is shown: whatever
-//!     comes later stands behind it.
-//! H4. What the log has of a commit stays there until the word has it, or nothing of it is left: till then it
-//!     may have to be undone.
+//! H3. Once the outcome of a commit or of a write of the word is unknown, the watermark moves no further: all
+//!     later commits come after the one in doubt.
+//! H4. What the log has of a commit stays there until the watermark has reached the commit, or nothing of it
+//!     is left: until then it may have to be undone.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,14 +27,15 @@ use super::ledger::{Awaited, Ledger, Look, NotBegun};
 use crate::error::{CommitError, LeaveError};
 use crate::log::{LogAt, LogRoom};
 
-/// Looks at another thread's write before this one waits to be woken: a word in shared memory is mostly
-/// written before the second, and waking a thread takes as long as many of them.
+/// How often a thread looks at another thread's write before it waits to be woken. A word in shared memory is
+/// mostly written before the second look, and waking a thread takes as long as many looks.
 const LOOKS: u32 = 32;
-/// Looks from one yield to the next: if who writes was preempted, it may be by this very thread.
+/// Looks from one yield to the next: it may be this very thread that keeps the writing thread from its
+/// processor.
 const LOOKS_PER_YIELD: u32 = 16;
-/// From one look to the next, some 0.8 us in all on the machine of docs/bench/txn.md. Each look takes the
-/// slot's words away from the processor of who writes: so who waits looks seldom, and finds itself shown with
-/// the other's next write, which costs less than to write by turns.
+/// Pauses from one look to the next, about 0.8 us in all on the machine of docs/bench/txn.md. Each look takes
+/// the slot's words away from the writing thread's processor. So a waiting thread looks seldom, and finds
+/// that the other's next write has its commit, which costs less than writing in turns.
 const PAUSES_PER_LOOK: u32 = 32;
 
 /// A slot, for all workers that share it.
@@ -42,47 +44,47 @@ pub struct SharedSlot {
     slot: Slot,
     log: LogAt,
     ledger: Ledger<AtomicU64, MAX_COMMITS_UNDER_WAY>,
-    /// Of the log, for intents. Locked by commits that have some, once each.
+    /// Room in the log for intents. Each commit that has some locks it once.
     room: Mutex<LogRoom>,
-    /// Who sleeps until the slot has come further, by commit.
+    /// The wakers of commits that sleep until the slot has come further.
     sleeping: Mutex<BTreeMap<u64, Waker>>,
-    /// Something of this compute server may still land in far memory, nobody knows when, that is no commit.
-    has_loose_ends: AtomicBool,
+    /// A write of this compute server that is no commit may still land in far memory, at any time.
+    has_writes_in_flight: AtomicBool,
     /// The threads that commit here.
     hands: Hands,
-    /// Waits for the next commit that is shown here: the publisher, if it is of this process.
+    /// The task that waits for the watermark to move: the publisher's, if it is in this process.
     watcher: AtomicWaker,
     is_watched: AtomicBool,
 }
 
-/// The right to write the slot's word, and the duty: dropped before it is [`done`](Self::done), nobody knows
-/// what the word is.
+/// The right and the duty to write the slot's word. If this is dropped before it is [`done`](Self::done), it
+/// is unknown what the word is.
 #[derive(Debug)]
 pub(crate) struct Writing<'a> {
     slot: &'a SharedSlot,
     come: u64,
 }
 
-/// Who writes the slot's word while one waits for that.
+/// Which worker writes the slot's word while a commit waits for that.
 pub(crate) enum Writer {
-    /// A commit of the same worker, which goes on once the thread does.
+    /// The same one: its write goes on only when this thread does.
     ThisWorker,
-    /// Mostly another thread.
+    /// Another one, mostly of another thread.
     Another,
 }
 
-/// How it goes on for who waits for a commit.
+/// How a commit's wait for the watermark goes on.
 pub(crate) enum Turn<'a> {
-    /// The slot's word has it.
-    Shown,
-    /// It will not be shown by this slot's threads.
+    /// The slot's word has the commit.
+    Reached,
+    /// The threads of this slot will not move the watermark to it.
     Stuck,
-    /// Nobody else writes: the caller does.
+    /// No other thread writes: the caller does.
     Write(Writing<'a>),
 }
 
 impl SharedSlot {
-    /// Of a slot with its log, in which nothing is under way, and no count behind `last` was used.
+    /// A slot with its log, in which nothing is in flight, and no count after `last` was used.
     pub fn after(slot: Slot, log: LogAt, last: u64) -> SharedSlot {
         SharedSlot {
             slot,
@@ -90,27 +92,27 @@ impl SharedSlot {
             ledger: Ledger::after(last),
             room: Mutex::new(LogRoom::new(log.layout.ring_bytes())),
             sleeping: Mutex::default(),
-            has_loose_ends: AtomicBool::new(false),
+            has_writes_in_flight: AtomicBool::new(false),
             hands: Hands::default(),
             watcher: AtomicWaker::new(),
             is_watched: AtomicBool::new(false),
         }
     }
 
-    /// Waits until something is shown here that is committed after this call. One task at a time may wait. It
-    /// may miss a commit, so it waits no longer than it would without this.
+    /// Waits until the watermark has moved to something that is committed after this call. One task at a time
+    /// may wait. This may miss a commit, so the caller must wait no longer than it would without this.
     pub async fn shows_more(&self) {
-        let before = self.ledger.shown();
+        let before = self.ledger.watermark();
         std::future::poll_fn(|context| {
             self.watcher.register(context.waker());
             // Relaxed, as in `done`: a commit that does not see it wakes no task, which is allowed.
             self.is_watched.store(true, Ordering::Relaxed);
-            if self.ledger.shown() == before { Poll::Pending } else { Poll::Ready(()) }
+            if self.ledger.watermark() == before { Poll::Pending } else { Poll::Ready(()) }
         })
         .await;
     }
 
-    /// Which it is.
+    /// Its place in the timestamp vector.
     pub fn slot(&self) -> Slot {
         self.slot
     }
@@ -126,8 +128,7 @@ impl SharedSlot {
         Held::new(self.hands.joins(endpoint.turns()))
     }
 
-    /// The workers that others wait for, by their numbers, each with a number that changes while its thread
-    /// runs.
+    /// The workers that others wait for: the number of each, and a number that changes while its thread runs.
     pub(crate) fn holding(&self) -> Vec<(u64, u64)> {
         self.hands.holding()
     }
@@ -142,12 +143,12 @@ impl SharedSlot {
         self.ledger.oldest_under_way()
     }
 
-    /// Its log, for whoever commits in it.
+    /// Its log, for the workers that commit in it.
     pub(crate) fn log(&self) -> LogAt {
         self.log
     }
 
-    /// Begins a commit with so many bytes of intents; says where in the log's ring these have room.
+    /// Begins a commit with so many bytes of intents; returns where these have room in the log's ring.
     pub(crate) fn begin(&self, log_bytes: u64) -> Result<(Version, u64), CommitError> {
         let most = self.log.layout.most_bytes();
         if log_bytes > most {
@@ -168,66 +169,66 @@ impl SharedSlot {
 
     fn begin_unlogged(&self) -> Result<Version, CommitError> {
         let count = self.ledger.begin().map_err(|not_begun| match not_begun {
-            NotBegun::Full | NotBegun::Unshown => CommitError::Busy,
+            NotBegun::Full | NotBegun::TooFarAhead => CommitError::Busy,
             NotBegun::Closed => CommitError::Stuck,
         })?;
         Ok(Version::new(self.slot, count).expect("the ledger has no more counts than a slot"))
     }
 
-    /// No more commits from now on, if nothing is under way. Says which count was used last, and lets the
-    /// caller write it, where the last commits have vanished.
+    /// Lets no more commits begin, if nothing is in flight. Returns the last count that was used and, if the
+    /// last commits have vanished, the right to write that count to the slot's word.
     pub(crate) fn leave(&self) -> Result<(u64, Option<Writing<'_>>), LeaveError> {
-        // Acquire, here and below: pairs with who has left a loose end before.
-        if self.ledger.is_stuck() || self.has_loose_ends.load(Ordering::Acquire) {
+        // Acquire, here and below: pairs with the worker that has noted a write in flight before.
+        if self.ledger.is_stuck() || self.has_writes_in_flight.load(Ordering::Acquire) {
             return Err(LeaveError::Stuck);
         }
         let (last, awaited) = self.ledger.close(Ledger::over);
         self.wake(awaited);
         let last = last.ok_or(LeaveError::UnderWay)?;
-        if last > self.ledger.shown() {
+        if last > self.ledger.watermark() {
             return Ok((last, Some(Writing { slot: self, come: last })));
         }
         self.wake(self.ledger.give_turn_back());
         Ok((last, None))
     }
 
-    /// A commit is installed. If the slot has come further and nobody writes, the caller does.
+    /// A commit is installed. If the watermark can move and no other thread writes, the caller does.
     pub(crate) fn end(&self, version: Version) -> Option<Writing<'_>> {
-        // Who waits behind this commit is woken when that write, or the one under way, is done.
+        // Commits that wait for this one are woken when that write, or the one in flight, is done.
         let (come, awaited) = self.ledger.end(version.count());
         self.wake(awaited);
         come.map(|come| Writing { slot: self, come })
     }
 
-    /// Shows everything that has finished without a gap, if that is more than is shown and no other worker is
-    /// writing: then the caller writes.
+    /// Moves the watermark as far as all commits have finished without a gap, if that is further than now and
+    /// no other worker is writing: then the caller writes.
     pub(crate) fn show_over(&self) -> Option<Writing<'_>> {
         let (come, awaited) = self.ledger.take_to_show();
         self.wake(awaited);
         come.map(|come| Writing { slot: self, come })
     }
 
-    /// A commit is over of which nothing is left. Nothing has to be written for that; who waits behind it may
-    /// have to.
+    /// A commit has finished, and nothing of it is left. Nothing has to be written for that, but a commit
+    /// that waits for it may have to be.
     pub(crate) fn vanish(&self, version: Version) {
         self.wake(self.ledger.vanish(version.count()));
     }
 
-    /// The log does not need a commit any more that is over.
+    /// A commit has finished, and the log does not need it any more.
     pub(crate) fn forget(&self, version: Version) {
         self.vanish(version);
     }
 
-    /// Whether a commit that is over is shown.
-    pub(crate) fn is_shown(&self, version: Version) -> bool {
-        self.ledger.shown() >= version.count()
+    /// Whether the watermark has reached a commit that has finished.
+    pub(crate) fn is_reached(&self, version: Version) -> bool {
+        self.ledger.watermark() >= version.count()
     }
 
-    /// Waits until a commit that is over is shown, or it is the caller's turn to write.
+    /// Waits until the watermark has reached a commit that has finished, or it is the caller's turn to write.
     pub(crate) async fn turn(&self, version: Version, writer: Writer) -> Turn<'_> {
         let count = version.count();
         let looks = match writer {
-            Writer::ThisWorker => 0, // it would only be kept from it
+            Writer::ThisWorker => 0, // looking would only keep it from writing
             Writer::Another => LOOKS,
         };
         for look in 1..=looks {
@@ -245,7 +246,7 @@ impl SharedSlot {
 
     fn turn_of(&self, look: Look) -> Option<Turn<'_>> {
         match look {
-            Look::Shown => Some(Turn::Shown),
+            Look::Reached => Some(Turn::Reached),
             Look::Stuck => Some(Turn::Stuck),
             Look::Show(come) => Some(Turn::Write(Writing { slot: self, come })),
             Look::Soon | Look::Sleep => None,
@@ -253,7 +254,7 @@ impl SharedSlot {
     }
 
     fn poll_turn(&self, count: u64, waker: &Waker) -> Poll<Turn<'_>> {
-        // Before the look, so that whoever makes another one worth it finds the waker.
+        // Before the look, so that a thread that changes something after the look finds the waker.
         self.sleeping.lock().insert(count, waker.clone());
         let (look, awaited) = self.ledger.look(count);
         self.wake(awaited);
@@ -262,27 +263,27 @@ impl SharedSlot {
         Poll::Ready(turn)
     }
 
-    /// H3.
+    /// Lets the watermark move no further (H3).
     pub(crate) fn mark_stuck(&self) {
         self.ledger.mark_stuck();
         self.wake(Awaited(true));
     }
 
-    /// Something may still land in far memory, nobody knows when. Commits go on; but the slot is not given up
-    /// without a fence.
-    pub(crate) fn note_loose_end(&self) {
-        self.has_loose_ends.store(true, Ordering::Release); // pairs with who gives the slot up
+    /// A write may still land in far memory, at any time. Commits go on, but the slot is not given up without
+    /// a fence.
+    pub(crate) fn note_write_in_flight(&self) {
+        self.has_writes_in_flight.store(true, Ordering::Release); // pairs with `leave` and `retire`
     }
 
-    /// Whether nobody knows what became of something (H3): nothing is committed here any more, and the slot
-    /// has to be looked after.
+    /// Whether the outcome of something is unknown (H3), or the slot was [retired](Self::retire): nothing is
+    /// committed here any more, and the slot has to be recovered.
     pub fn is_in_doubt(&self) -> bool {
         self.ledger.is_stuck()
     }
 
-    /// Nothing begins any more, if nothing is under way; false: something is, or nobody knows.
+    /// Lets nothing begin any more, if nothing is in flight. False: something is in flight, or in doubt.
     pub fn retire(&self) -> bool {
-        if self.has_loose_ends.load(Ordering::Acquire) {
+        if self.has_writes_in_flight.load(Ordering::Acquire) {
             return false;
         }
         let (settled, awaited) = self.ledger.close(Ledger::settled);
@@ -293,7 +294,7 @@ impl SharedSlot {
         settled.is_some()
     }
 
-    /// Lets all who sleep look again.
+    /// Lets all commits that sleep look again.
     fn wake(&self, Awaited(is_awaited): Awaited) {
         if is_awaited {
             let sleeping = std::mem::take(&mut *self.sleeping.lock());
@@ -303,12 +304,12 @@ impl SharedSlot {
 }
 
 impl Writing<'_> {
-    /// What is to be written.
+    /// The count to write.
     pub(crate) fn come(&self) -> u64 {
         self.come
     }
 
-    /// It has taken effect.
+    /// The write has taken effect.
     pub(crate) fn done(self) {
         self.slot.wake(self.slot.ledger.show(self.come));
         if self.slot.is_watched.load(Ordering::Relaxed) {
@@ -336,7 +337,7 @@ mod tests {
     use super::*;
     use crate::log::LogLayout;
     use crate::memory::Piece;
-    use crate::slot::MAX_COUNTS_UNSHOWN;
+    use crate::slot::MAX_COUNTS_AHEAD;
 
     const LOG_BYTES: u64 = 64;
 
@@ -352,9 +353,9 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_of_which_something_may_still_land_goes_on_and_is_not_given_up() {
+    fn a_slot_with_a_write_in_flight_goes_on_and_is_not_given_up() {
         let slot = slot();
-        slot.note_loose_end();
+        slot.note_write_in_flight();
         let version = begin(&slot);
         slot.vanish(version);
         assert!(matches!(slot.leave(), Err(LeaveError::Stuck)) && !slot.retire());
@@ -367,35 +368,35 @@ mod tests {
     }
 
     #[test]
-    fn one_writes_at_a_time_and_the_next_writes_all_that_has_ended_meanwhile() {
+    fn one_thread_writes_at_a_time_and_the_next_writes_all_that_has_finished_meanwhile() {
         let slot = slot();
         let [first, second, third] = std::array::from_fn(|_| begin(&slot));
-        let writing = slot.end(first).expect("nobody else writes");
+        let writing = slot.end(first).expect("no other thread writes");
         assert_eq!(writing.come(), 11);
-        assert!(slot.end(third).is_none() && slot.end(second).is_none(), "somebody writes");
+        assert!(slot.end(third).is_none() && slot.end(second).is_none(), "another thread writes");
         assert!(look(&slot, second).is_pending());
         writing.done();
-        assert!(matches!(look(&slot, first), Poll::Ready(Turn::Shown)));
+        assert!(matches!(look(&slot, first), Poll::Ready(Turn::Reached)));
         let Poll::Ready(Turn::Write(writing)) = look(&slot, second) else { panic!("it is its turn") };
         assert_eq!(writing.come(), 13);
         assert!(look(&slot, third).is_pending());
         writing.done();
-        assert!(matches!(look(&slot, third), Poll::Ready(Turn::Shown)));
+        assert!(matches!(look(&slot, third), Poll::Ready(Turn::Reached)));
     }
 
     #[test]
-    fn a_commit_behind_one_that_goes_on_waits_and_writes_once_that_is_over() {
+    fn a_commit_that_has_finished_waits_for_an_earlier_one_and_is_written_with_it() {
         let slot = slot();
         let [first, second] = std::array::from_fn(|_| begin(&slot));
         assert!(slot.end(second).is_none() && look(&slot, second).is_pending());
         let writing = slot.end(first).unwrap();
         assert_eq!(writing.come(), 12);
         writing.done();
-        assert!(matches!(look(&slot, second), Poll::Ready(Turn::Shown)));
+        assert!(matches!(look(&slot, second), Poll::Ready(Turn::Reached)));
     }
 
     #[test]
-    fn who_waits_behind_a_commit_that_vanishes_writes() {
+    fn a_commit_that_waits_for_one_that_vanishes_is_written() {
         let slot = slot();
         let [first, second] = std::array::from_fn(|_| begin(&slot));
         assert!(slot.end(second).is_none() && look(&slot, second).is_pending());
@@ -406,18 +407,18 @@ mod tests {
     }
 
     #[test]
-    fn counts_of_vanished_commits_are_shown_before_there_are_too_many() {
+    fn counts_of_vanished_commits_are_written_before_there_are_too_many() {
         let slot = slot();
-        for _ in 0..MAX_COUNTS_UNSHOWN {
+        for _ in 0..MAX_COUNTS_AHEAD {
             slot.vanish(begin(&slot));
         }
         assert!(matches!(slot.begin(8), Err(CommitError::Busy)), "a recoverer would not know of it");
-        let writing = slot.show_over().expect("nobody else writes");
-        assert_eq!(writing.come(), 10 + MAX_COUNTS_UNSHOWN);
+        let writing = slot.show_over().expect("no other thread writes");
+        assert_eq!(writing.come(), 10 + MAX_COUNTS_AHEAD);
         assert!(slot.show_over().is_none() && slot.begin(8).is_err(), "it is being written");
         writing.done();
-        assert_eq!(begin(&slot).count(), 11 + MAX_COUNTS_UNSHOWN);
-        assert!(slot.show_over().is_none(), "all is shown");
+        assert_eq!(begin(&slot).count(), 11 + MAX_COUNTS_AHEAD);
+        assert!(slot.show_over().is_none(), "all are reached");
     }
 
     #[test]
@@ -432,11 +433,11 @@ mod tests {
     }
 
     #[test]
-    fn the_log_s_room_is_taken_until_the_commit_is_shown_or_has_vanished() {
+    fn the_log_s_room_is_taken_until_the_commit_is_reached_or_has_vanished() {
         let slot = slot();
         let (first, _) = slot.begin(LOG_BYTES).unwrap();
         let writing = slot.end(first).unwrap();
-        assert!(matches!(slot.begin(LOG_BYTES), Err(CommitError::Busy)), "it is installed, and not shown");
+        assert!(matches!(slot.begin(LOG_BYTES), Err(CommitError::Busy)), "it is installed, and not reached");
         writing.done();
         let (second, _) = slot.begin(LOG_BYTES).unwrap();
         slot.vanish(second);
@@ -444,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn who_leaves_a_slot_writes_the_last_count_that_was_used_for_nothing() {
+    fn leaving_a_slot_writes_the_last_count_that_was_used() {
         let slot = slot();
         let [first, second] = std::array::from_fn(|_| begin(&slot));
         assert!(matches!(slot.leave(), Err(LeaveError::UnderWay)));
@@ -462,7 +463,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_commit_under_way_is_neither_shown_nor_vanished() {
+    fn the_oldest_commit_in_flight_is_neither_reached_nor_vanished() {
         let slot = slot();
         assert_eq!(slot.oldest_under_way(), None);
         let [first, second] = std::array::from_fn(|_| begin(&slot));
@@ -485,7 +486,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_is_retired_only_once_nothing_is_under_way_and_then_nothing_begins() {
+    fn a_slot_is_retired_only_once_nothing_is_in_flight_and_then_nothing_begins() {
         let slot = slot();
         let first = begin(&slot);
         assert!(!slot.retire());
@@ -497,7 +498,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_shown_or_begun_behind_a_write_of_which_nobody_knows() {
+    fn nothing_is_reached_or_begun_after_a_write_in_doubt() {
         let slot = slot();
         let [first, second] = std::array::from_fn(|_| begin(&slot));
         drop(slot.end(first));
@@ -507,7 +508,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_that_share_a_slot_write_a_word_that_never_goes_back_and_are_shown_what_they_commit() {
+    fn threads_that_share_a_slot_never_set_its_word_back() {
         const THREADS: u64 = 4;
         const COMMITS: u64 = 2_000;
         let (slot, word) = (Arc::new(slot()), Arc::new(AtomicU64::new(10)));
@@ -516,18 +517,18 @@ mod tests {
             let mut writing = slot.end(version);
             loop {
                 if let Some(writing) = writing.take() {
-                    // Relaxed: the slot orders those who write.
+                    // Relaxed: the slot orders the threads that write.
                     assert!(word.swap(writing.come(), Ordering::Relaxed) < writing.come(), "it went back");
                     writing.done();
                 }
                 match look(slot, version) {
-                    Poll::Ready(Turn::Shown) => break,
+                    Poll::Ready(Turn::Reached) => break,
                     Poll::Ready(Turn::Write(turn)) => writing = Some(turn),
-                    Poll::Ready(Turn::Stuck) => panic!("nobody failed"),
+                    Poll::Ready(Turn::Stuck) => panic!("no commit failed"),
                     Poll::Pending => std::thread::yield_now(),
                 }
             }
-            assert!(word.load(Ordering::Relaxed) >= version.count(), "it was said to be shown");
+            assert!(word.load(Ordering::Relaxed) >= version.count(), "the word does not have it");
         };
         std::thread::scope(|scope| {
             for _ in 0..THREADS {

@@ -1,4 +1,4 @@
-//! Committing: write down what is meant, lock, keep the old versions, install the new ones, show.
+//! Committing: log the intents, lock, keep the old versions, install the new ones, raise the watermark.
 
 use std::collections::BTreeMap;
 
@@ -29,7 +29,7 @@ pub struct Committing<'a, R: Rules> {
     log: Logging<'a>,
     version: Version,
     under_way: UnderWay<'a, R>,
-    /// Payloads that it points to.
+    /// Blocks with the payloads that it points to.
     blocks: Vec<Fresh>,
 }
 
@@ -37,7 +37,7 @@ impl<'a, R: Rules> Transaction<'a, R> {
     /// Commits. `None`: it has written nothing, so there was nothing to do.
     ///
     /// # Errors
-    /// Tells whether nothing of it is left, or nobody knows.
+    /// Says whether nothing of it is left, or its outcome is unknown.
     pub async fn commit(self) -> Result<Option<Version>, CommitError> {
         match self.prepare()? {
             Some(committing) => committing.commit().await.map(Some),
@@ -45,9 +45,9 @@ impl<'a, R: Rules> Transaction<'a, R> {
         }
     }
 
-    /// The first half of [`commit`](Self::commit): says which version it would be, by which anybody can ask
-    /// for its outcome later. Takes all the memory that it needs: behind this it does not fail for want of
-    /// that. Nothing is written yet.
+    /// The first half of [`commit`](Self::commit): determines which version it would be, by which any client
+    /// can ask for its outcome later. Takes all the buffers that it needs, so that it does not fail later for
+    /// lack of one. Nothing is written yet.
     ///
     /// # Errors
     /// When there is no room for it now, or ever. Nothing of it is left.
@@ -79,18 +79,18 @@ impl<R: Rules> Committing<'_, R> {
         self.version
     }
 
-    /// Commits. Dropped before it is done, nobody knows what of it took effect.
+    /// Commits. If the future is dropped before it is done, the outcome is unknown.
     ///
     /// # Errors
-    /// Tells whether nothing of it is left, or nobody knows.
+    /// Says whether nothing of it is left, or its outcome is unknown.
     pub async fn commit(self) -> Result<Version, CommitError> {
         let Committing { session, groups, prepared, mut log, version, mut under_way, mut blocks } = self;
         let unknown = |_: MemoryError| CommitError::Unknown(version);
         under_way.touches();
         blocks.iter_mut().for_each(Fresh::mark_in_doubt);
         R::passes(Step::Prepared);
-        // What may still be written must not come upon another commit's intents: so this one is not over
-        // where that is not known.
+        // If it is unknown whether the intents were written, they may still land, and must not overwrite
+        // another commit's. So this commit does not count as finished then.
         if R::logs_first() {
             done(&mut log.plans).await.map_err(CommitError::Nothing)?;
             R::passes(Step::Logged);
@@ -110,19 +110,19 @@ impl<R: Rules> Committing<'_, R> {
                 return Err(CommitError::Conflict);
             }
         };
-        let is_shown = if R::installs_first() {
+        let is_reached = if R::installs_first() {
             done(&mut installation).await.map_err(unknown)?;
             R::passes(Step::Installed);
             under_way.finish().await
         } else {
-            let is_shown = under_way.finish().await;
+            let is_reached = under_way.finish().await;
             done(&mut installation).await.map_err(unknown)?;
-            is_shown
+            is_reached
         };
-        if !is_shown {
+        if !is_reached {
             return Err(CommitError::Unknown(version));
         }
-        R::passes(Step::Shown);
+        R::passes(Step::Reached);
         for block in blocks {
             block.kept::<R>(under_way.memory()).await.map_err(unknown)?;
         }
@@ -134,7 +134,7 @@ impl<R: Rules> Committing<'_, R> {
 /// What is written to the slot's log.
 struct Logging<'a> {
     log: &'a LogAt,
-    /// For each copy. The intents are written before anything is locked.
+    /// One for each copy. The intents are written before anything is locked.
     plans: Vec<Plan<'a>>,
 }
 
@@ -152,8 +152,8 @@ impl<'a> Logging<'a> {
         Ok(Logging { log: &worker.log, plans })
     }
 
-    /// That nothing has come of it: whoever asks for its fate must not take it for committed. By the plans
-    /// that have written the intents, so that it does not fail for want of memory.
+    /// Writes that nothing of the commit is left: a client that asks for its fate must not take it for
+    /// committed. Uses the plans that have written the intents, so that it does not fail for lack of buffers.
     fn verdicts(self, version: Version) -> Vec<Plan<'a>> {
         let Logging { log, mut plans } = self;
         for (plan, copy) in plans.iter_mut().zip(&log.copies) {
@@ -196,7 +196,7 @@ fn by_node(writes: impl Iterator<Item = Write>) -> Vec<Group> {
     groups
 }
 
-/// All that is done with a group of records.
+/// The plans for a group of records.
 struct Prepared<'a> {
     lock: Plan<'a>,
     /// Keeps the old versions and puts the new ones in their places (X3).
@@ -214,8 +214,8 @@ impl<'a> Prepared<'a> {
         for write in writes {
             lock.compare_and_swap(&write.place.piece, header_at(write), write.before.seen.0, locked(version));
         }
-        // Two versions with their checksums, two headers, the counter, and which version it is, with its
-        // number.
+        // For each record: two versions with their checksums, two headers, the counter, and the new version
+        // with its number.
         let bytes =
             writes.iter().map(|write| 2 * (WORD_BYTES + write.before.data.len()) + 5 * WORD_BYTES).sum();
         let mut plan = memory.plan(node, bytes)?;
@@ -232,13 +232,13 @@ impl<'a> Prepared<'a> {
     }
 }
 
-/// A header that says who has locked its record.
+/// A locked header, which names the commit that has locked the record.
 fn locked(version: Version) -> u64 {
     RecordHeader::of(version).locked().0
 }
 
-/// Locks all records that are still what the transaction has seen (X2), and says how they are installed; else
-/// somebody was first, and it says how those are unlocked that were locked.
+/// Locks all records that are still what the transaction has seen (X2), and returns how they are installed.
+/// If another transaction was first, returns how those that were locked are unlocked.
 async fn lock<'a, R: Rules>(
     groups: &[Group],
     prepared: Vec<Prepared<'a>>,

@@ -8,8 +8,8 @@ use crate::slab::Held;
 use crate::table::{Place, Table};
 
 impl<R: Rules> Transaction<'_, R> {
-    /// The data that a record's place gets for a payload; one that does not fit there is in a block by then
-    /// (B2).
+    /// The data that a record's place gets for a payload. A payload that does not fit there is written to a
+    /// block first (B2).
     pub(super) async fn hold(
         &mut self,
         table: &Table,
@@ -34,7 +34,7 @@ impl<R: Rules> Transaction<'_, R> {
         Ok(Held::There(pointer).encode(data_bytes))
     }
 
-    /// The number of the version that it would write.
+    /// The number of the version that this transaction would write.
     async fn next_number(&mut self, place: &Place) -> Result<u64, ReadError> {
         let before = self.writes.get(&place.record).map(|write| &write.before);
         let before = before.or_else(|| self.taken.get(&place.record)).map(|before| before.old.number);
@@ -47,8 +47,8 @@ impl<R: Rules> Transaction<'_, R> {
         Ok(number)
     }
 
-    /// A record with its payload, wherever that lies. A block stays as it is for as long as this snapshot may
-    /// need it.
+    /// A record with its payload, wherever that lies. A block keeps its payload for as long as this snapshot
+    /// may need it.
     pub(crate) async fn whole(&self, table: &Table, number: u64, row: Row) -> Result<Row, ReadError> {
         let (Some(slab), Some(data)) = (table.slab(), &row.data) else { return Ok(row) };
         let pointer = match Held::decode(data).ok_or(ReadError::Damaged)? {

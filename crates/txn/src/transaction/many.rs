@@ -14,7 +14,7 @@ const STEP_BYTES: usize = 64 << 10;
 /// READs of a record that is to be written.
 const READS_EACH: usize = 2;
 
-/// Records of one node that are read with one doorbell, and which of those that were asked for they are.
+/// Records of one node that are read with one doorbell, and their indices among those that were asked for.
 struct OnNode {
     indices: Vec<usize>,
     places: Vec<Place>,
@@ -69,10 +69,11 @@ impl<R: Rules> Transaction<'_, R> {
     }
 
     /// Reads records that will be written: what [`write`](Self::write) does first, with one round trip for
-    /// many. One that is not written then is one that was read, and nothing more: nobody conflicts with it.
+    /// many. A record that is not written afterwards counts as one that was only read: no other transaction
+    /// conflicts with it.
     ///
     /// # Errors
-    /// [`ReadError::Conflict`] if somebody was first to write one of them.
+    /// [`ReadError::Conflict`] if another transaction was first to write one of them.
     pub async fn take_many(&mut self, table: &Table, numbers: &[u64]) -> Result<Vec<Row>, ReadError> {
         let each = Asked::bytes(table.layout());
         let mut rows = Vec::with_capacity(numbers.len());
@@ -113,7 +114,7 @@ impl<R: Rules> Transaction<'_, R> {
         Ok(())
     }
 
-    /// Where records lie that have to be read; of others, `known` is shown the row.
+    /// The places of the records that have to be read, by node; `known` gets the rows of the others.
     fn by_node(
         &self,
         table: &Table,

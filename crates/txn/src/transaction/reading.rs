@@ -15,17 +15,17 @@ use crate::rules::Rules;
 use crate::table::Place;
 use crate::worker::Worker;
 
-/// Looks at a record before it is given up as damaged. Between two looks a commit has gone on that the first
-/// one met, and the same does not happen to a later one for ever: either the cut sees what is there, or the
-/// ring is asked.
+/// How often a record is read before it is given up as damaged. Between two looks, the commit that the first
+/// look met has gone on. That cannot repeat for ever: either the cut sees what is there, or the ring is read.
 const LOOKS: u32 = 100;
 
 /// What a look at the current version has found.
 enum Look<'a> {
-    /// The cut sees it, and here it is, with the header before it.
+    /// The cut sees it. Here it is, with the header before it.
     Seen(RecordHeader, FoundVersion<'a>),
-    /// The cut sees an older one; or somebody is replacing the one that was there, and that lies in the ring.
-    /// Then this is it, unless the word that says so is his already.
+    /// The cut sees an older version, or a commit is replacing the version that was there, which then lies in
+    /// the ring. In the second case this is that version, unless the word that names it is already the new
+    /// commit's.
     Older(Option<Version>),
     /// Header and data are of different times.
     Torn,
@@ -35,7 +35,7 @@ enum Look<'a> {
 pub(super) struct ToWrite {
     /// Its header as it was.
     pub(super) seen: RecordHeader,
-    /// The present version, as it will lie in the ring.
+    /// The current version, as it will lie in the ring.
     pub(super) old: NumberedHeader,
     /// Its data.
     pub(super) data: Vec<u8>,
@@ -67,7 +67,7 @@ impl Asked {
             places.iter().map(|place| plan.read(&place.piece, place.layout.current(place.index))).collect();
         let looks_at_rings = worker.announcer.is_some();
         if looks_at_rings {
-            // Behind the versions: the rings have all before them.
+            // After the versions: the rings then have all versions before these.
             plan.fence();
         }
         let mut ring = |place: &Place| plan.read(&place.piece, place.layout.ring(place.index));
@@ -75,7 +75,7 @@ impl Asked {
         currents.into_iter().zip(rings).map(|(current, ring)| Asked { current, ring }).collect()
     }
 
-    /// What was found of one; `None`: words of different times.
+    /// What was found of one record; `None`: words of different times.
     pub(super) async fn found<R: Rules>(
         &self,
         plan: &Plan<'_>,
@@ -106,7 +106,7 @@ pub(super) async fn read<R: Rules>(memory: &Memory, cut: &Cut, place: &Place) ->
             Look::Torn => {}
             Look::Older(replaced) => {
                 let row = read_old::<R>(memory, cut, place).await?;
-                // Another one: nobody is replacing it, and memory was damaged.
+                // If it is another version, no commit is replacing this one, and memory was damaged.
                 if let Some(row) = row.filter(|row| replaced.is_none_or(|replaced| row.version == replaced)) {
                     return Ok(row);
                 }
@@ -137,7 +137,7 @@ pub(super) async fn read_to_write<R: Rules>(
     Err(ReadError::Damaged)
 }
 
-/// The current version, if what was read of it is what the cut sees; else more has to be looked at.
+/// The current version, if what was read of it is what the cut sees. Otherwise more has to be read.
 pub(super) fn settled<'a, R: Rules>(
     cut: &Cut,
     place: &Place,
@@ -161,7 +161,7 @@ async fn find_room<R: Rules>(
     {
         return Ok(());
     }
-    // It may be this worker for whom everybody waits.
+    // It may be this worker's own announcement that holds the horizon back.
     announcer.announce::<R>(memory).await?;
     Err(ReadError::RingFull)
 }
@@ -196,17 +196,16 @@ async fn read_old<R: Rules>(memory: &Memory, cut: &Cut, place: &Place) -> Result
     let found = place.layout.decode_old(place.record, old, &bytes).ok_or(ReadError::Damaged)?;
     match R::takes(found.is_right) {
         true => Ok(Some(row(found.header, found.data))),
-        // Who writes there again may have died before the header.
+        // The client that was writing there again may have died before it wrote the header.
         false if old.header.is_moved() => read_overflow::<R>(memory, cut, place, old.number).await,
         false => Ok(None),
     }
 }
 
-/// The last version in the overflow region that the cut sees, if it has that number at least, which the ring
-/// has named; `None`: the ring was read at different times, and the version is there.
+/// The last version in the overflow region that the cut sees, if its number is at least `least`, which the
+/// ring has named. `None`: the words of the ring were of different times, and the version is there.
 ///
-/// Where its chain begins is read behind the ring: what the ring did not have any more is in the chain by
-/// then.
+/// The head of the chain is read after the ring: by then the chain has what the ring no longer had.
 async fn read_overflow<R: Rules>(
     memory: &Memory,
     cut: &Cut,

@@ -9,7 +9,7 @@ use crate::error::ReadError;
 use crate::rules::Rules;
 use crate::table::Table;
 
-/// Of current versions that are read by one READ.
+/// Bytes of current versions that are read with one READ.
 const RUN_BYTES: usize = 128 << 10;
 
 impl<R: Rules> Transaction<'_, R> {

@@ -13,12 +13,12 @@ use crate::rules::Rules;
 const JOIN_PAUSE: Duration = Duration::from_micros(5);
 
 impl<R: Rules> Worker<R> {
-    /// Announces itself in a place of its own, before it begins anything: what its snapshots need is kept,
-    /// and it overwrites nothing that the snapshots of others need. Either all workers of a database do so,
-    /// or none does. `None`: there is no such place.
+    /// Announces this worker in a place of its own, before it begins anything: what its snapshots need is
+    /// kept, and it overwrites nothing that the snapshots of others need. Either all workers of a database do
+    /// so, or none does. `None`: there is no such place.
     ///
     /// # Errors
-    /// When far memory is not to be had, or nothing was published. Then its word has to be taken
+    /// When far memory does not answer, or nothing was published. Then the worker's word has to be taken
     /// [away](crate::horizon::forget).
     pub async fn announcing(mut self, at: HorizonAt, place: u16) -> Result<Option<Self>, BeginError> {
         let Some(announcer) = Announcer::new(at, place, self.oracle.slots()) else { return Ok(None) };
@@ -27,7 +27,7 @@ impl<R: Rules> Worker<R> {
         Ok(Some(self))
     }
 
-    /// Announces itself again, after its word was taken [away](crate::horizon::forget) while it had no
+    /// Announces this worker again, after its word was taken [away](crate::horizon::forget) while it had no
     /// transactions.
     ///
     /// # Errors
@@ -40,11 +40,11 @@ impl<R: Rules> Worker<R> {
     }
 
     /// Brings a session up to date: from now on it begins from no earlier cut than the last one published
-    /// when this was called. So it sees every commit that was acknowledged to any client by then, also where
+    /// when this was called. So it sees every commit that was acknowledged to any client by then, even if
     /// this worker begins from what a fetch thread has read.
     ///
     /// # Errors
-    /// When far memory is not to be had, or nothing is published.
+    /// When far memory does not answer, or nothing is published.
     pub async fn catch_up(&self, session: &mut Session) -> Result<(), BeginError> {
         let latest = self.latest().await?;
         session.begun_from = session.begun_from.max(latest.sequence());
@@ -63,11 +63,11 @@ impl<R: Rules> Worker<R> {
         }
     }
 
-    /// Announces how far it has come: for a worker that begins nothing for a while. A transaction that is
-    /// open pins what it needs all the same.
+    /// Announces how far this worker has come, if it begins nothing for a while. An open transaction keeps
+    /// what it needs all the same.
     ///
     /// # Errors
-    /// When far memory is not to be had.
+    /// When far memory does not answer.
     pub async fn keep_up(&self) -> Result<(), BeginError> {
         let Some(announcer) = &self.announcer else { return Ok(()) };
         if let Some(cut) = self.published().await? {
@@ -76,17 +76,19 @@ impl<R: Rules> Worker<R> {
         Ok(announcer.announce::<R>(&self.memory).await?)
     }
 
-    /// Whether nobody may take its word [away](crate::horizon::forget) while its process has its grants: it
-    /// has a transaction that is open, or in doubt, or has sent something that may still land.
+    /// Whether this worker's word must not be taken [away](crate::horizon::forget) while its process has its
+    /// grants: it has a transaction that is open or in doubt, or an in-flight write.
     pub fn is_needed(&self) -> bool {
-        self.announcer.as_ref().is_some_and(|announcer| announcer.has_open() || self.memory.has_loose_ends())
+        self.announcer
+            .as_ref()
+            .is_some_and(|announcer| announcer.has_open() || self.memory.has_writes_in_flight())
     }
 
-    /// Takes its word away: it needs nothing any more.
+    /// Takes this worker's word away: the worker needs nothing any more.
     ///
     /// # Errors
-    /// When a commit is in doubt, or far memory is not to be had. Then another worker has to [do
-    /// that](crate::horizon::forget), behind a fence of its grants.
+    /// When a commit is in doubt, or far memory does not answer. Then another worker has to [do
+    /// that](crate::horizon::forget), after this one's grants are fenced.
     pub async fn leave(&self) -> Result<(), LeaveError> {
         match &self.announcer {
             Some(announcer) => announcer.leave(&self.memory).await,

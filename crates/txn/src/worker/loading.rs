@@ -1,4 +1,4 @@
-//! Filling a table before anybody uses it.
+//! Filling a table before any transaction uses it.
 
 use farpool_wire::{RecordHeader, Version};
 
@@ -9,14 +9,13 @@ use crate::rules::Rules;
 use crate::slab::Held;
 use crate::table::Table;
 
-/// Of current versions that are written by one WRITE: where that is much more, the arena of a thread has no
-/// room for it.
+/// Bytes of current versions that are written with one WRITE: a thread's arena has no room for many more.
 const RUN_BYTES: usize = 128 << 10;
 
 impl<R: Rules> Worker<R> {
-    /// Fills a table that nobody has used yet, as one commit: `fill` gets each record's number, and its data
-    /// to put them there. There is nothing to lock, nor an old version to keep, and nothing is logged. In a
-    /// table with a slab, all payloads are as long as fits their records.
+    /// Fills a table that no transaction has used yet, as one commit: `fill` gets each record's number, and
+    /// the place for its data. Nothing is locked, no old version is kept, and nothing is logged. In a table
+    /// with a slab, every payload is the longest that fits its record.
     ///
     /// # Errors
     /// The table's memory is of no use then, until it is zeros again.

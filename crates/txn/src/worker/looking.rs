@@ -1,5 +1,5 @@
-//! Waiting for a cut, together: of the sessions of a worker that wait for what will be published, one looks,
-//! and tells the others.
+//! Waiting for a cut together: of a worker's sessions that wait for the next publication, one looks, and
+//! tells the others.
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
@@ -20,13 +20,13 @@ pub(super) struct Looks {
     is_under_way: Cell<bool>,
     /// How many have ended.
     ended: Cell<u64>,
-    /// What the last one has found that found something.
+    /// What the last look has found that found something.
     found: RefCell<Option<Cut>>,
-    /// Who waits for the next: as many as sessions at most.
+    /// The wakers of sessions that wait for the next look to end: at most one for each session.
     waiting: RefCell<Vec<Waker>>,
 }
 
-/// One look; ended when it is dropped, whether it has found something or was given up.
+/// A look. It ends when this is dropped, whether it has found something or was given up.
 struct Look<'a>(&'a Looks);
 
 impl Drop for Look<'_> {
@@ -60,8 +60,9 @@ impl Looks {
 }
 
 impl<R: Rules> Worker<R> {
-    /// What a look finds that ends later; `None`: nothing. Another session's may have begun before, and may
-    /// be given up: then it is what was found last, of which a session takes what it can begin from.
+    /// What a look finds that ends after this call; `None`: nothing. If another session is looking, this
+    /// waits for that look, which began before this call and may be given up. Then the result is what was
+    /// found last; a session begins from it only if it can.
     pub(super) async fn published_next(&self) -> Result<Option<Cut>, BeginError> {
         if self.looks.is_under_way.get() {
             self.looks.next_end().await;
@@ -86,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whoever_waits_goes_on_when_a_look_ends_or_is_given_up() {
+    fn a_waiting_session_goes_on_when_a_look_ends_or_is_given_up() {
         let looks = Looks::default();
         let mut context = Context::from_waker(Waker::noop());
         for _ in 0..2 {

@@ -1,4 +1,4 @@
-//! Transactions of nothing but timestamps (paper 3, section 7.2: *t-trx*): what an oracle bears by itself.
+//! Transactions of nothing but timestamps (paper 3, section 7.2: *t-trx*): they measure the oracle by itself.
 
 use farpool_wire::Version;
 
@@ -7,16 +7,16 @@ use crate::cut::Cut;
 use crate::error::{BeginError, CommitError};
 use crate::rules::Rules;
 
-/// A timestamp transaction that is over.
+/// A timestamp transaction that has finished.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Stamped {
-    /// From which it began.
+    /// The cut from which it began.
     pub begun_from: Cut,
-    /// As which it was committed.
+    /// The version as which it was committed.
     pub version: Version,
 }
 
-/// Why one was not.
+/// Why a timestamp transaction was not committed.
 #[derive(Debug, thiserror::Error)]
 pub enum StampError {
     /// It has not begun.
@@ -28,8 +28,8 @@ pub enum StampError {
 }
 
 impl<R: Rules> Worker<R> {
-    /// Begins, takes a commit timestamp, and shows it: all of a transaction but its records. The session does
-    /// not go back, and does not wait for the publication of what it has stamped.
+    /// Begins, takes a commit timestamp, and raises the watermark: all of a transaction except its records.
+    /// The session does not go back, and does not wait until its commit is published.
     ///
     /// # Errors
     /// As [`begin`](Self::begin) and [`commit`](crate::Transaction::commit).

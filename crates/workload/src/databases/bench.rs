@@ -1,9 +1,10 @@
 //! Question: how much slower or faster is each database with its files in far memory than on the local disk?
 //!
-//! Sketch: none; it depends on the disk and on how much of it the page cache holds, which is not limited
-//! here. So this says what unmodified databases get on this machine, and `farpool demo` what they get where
-//! memory is scarce. Method: rounds, each in both places in turn, medians over them. Check: results equal, in
-//! each round.
+//! Sketch: none. The answer depends on the disk and on how much of it the page cache holds, which is not
+//! limited here. So this bench shows what unmodified databases get on this machine, and `farpool demo` what
+//! they get if memory is scarce.
+//! Method: rounds, each in both places in turn; medians over the rounds.
+//! Check: in each round, results are equal in both places.
 
 use anyhow::{Result, bail, ensure};
 
@@ -16,7 +17,7 @@ use super::{Ground, GroundOptions, Place};
 use crate::median::median;
 use crate::stop::StopFlag;
 
-/// Transactions of each of pgbench's clients.
+/// Transactions of each pgbench client.
 const PGBENCH_TRANSACTIONS: u32 = 5_000;
 /// pgbench's scale at a scale factor of 1: 300 MB.
 const PGBENCH_PER_SCALE: f64 = 20.0;
@@ -26,7 +27,7 @@ const SQLITE_ROWS_PER_SCALE: f64 = 2e6;
 const COLUMNS: usize = 8;
 const COLUMN_MIB_PER_SCALE: f64 = 64.0;
 
-/// What can be measured.
+/// The databases that can be measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Database {
     /// Temporary files and a tablespace.
@@ -40,7 +41,7 @@ pub enum Database {
 }
 
 impl Database {
-    /// All there are.
+    /// All databases.
     pub const ALL: [Self; 4] = [Self::Postgres, Self::DuckDb, Self::Sqlite, Self::Columns];
 }
 
@@ -58,20 +59,20 @@ impl std::str::FromStr for Database {
     }
 }
 
-/// What a bench is told.
+/// The options of a bench.
 #[derive(Clone, Debug)]
 pub struct BenchOptions<'a> {
-    /// Where it happens.
+    /// The pool, the mount and the local folder.
     pub ground: GroundOptions<'a>,
     /// Scale factor of the data: 1 is TPC-H's and TPC-DS's gigabyte.
     pub scale: f64,
-    /// How often.
+    /// Number of rounds.
     pub rounds: u32,
-    /// Of which databases.
+    /// The databases to measure.
     pub databases: Vec<Database>,
 }
 
-/// Measures; `print` gets the lines of a table. An error if a result differs.
+/// Measures, and passes the lines of a table to `print`. An error if a result differs.
 pub fn run_bench(
     options: &BenchOptions<'_>,
     stop: &StopFlag,
@@ -103,7 +104,7 @@ pub fn run_bench(
     Ok(())
 }
 
-/// Something that was done in both places, some times over.
+/// Something that was measured in both places, in several rounds.
 #[derive(Clone, Debug)]
 struct Line {
     what: String,

@@ -1,9 +1,9 @@
-//! A program that computes as MonetDB does: columns and intermediates are files, mapped and shared, together
-//! larger than the memory it is given.
+//! A program that computes in the manner of MonetDB: columns and intermediate results are shared mappings of
+//! files, together larger than the memory that the program is given.
 //!
-//! [`work`] is the program; `farpool bench columns` runs it in a process of its own, and [`sum_file`] in
-//! another beside it. [`expected`] computes the same in memory. Every line that the program prints must be
-//! one of those, in their order.
+//! [`work`] is the program. `farpool bench columns` runs it in a process of its own, and [`sum_file`] in
+//! another process meanwhile. [`expected`] computes the same results in memory. The lines that the program
+//! prints must be exactly those, in the same order.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -16,40 +16,44 @@ use super::{Ground, Job, Place};
 use crate::cgroup::MemoryLimit;
 use crate::machine::is_root;
 
-/// Bytes that are computed at a time, on both sides of a copy.
+/// Bytes that are copied out of mappings, computed, and copied into a mapping at a time.
 const CHUNK: usize = 64 << 10;
 const VALUE: usize = size_of::<u64>();
 
-/// How much is done.
+/// How much to do.
 #[derive(Clone, Copy, Debug)]
 pub struct Size {
-    /// Columns; there is an intermediate less.
+    /// Number of columns; there is one intermediate result less.
     pub columns: usize,
-    /// Bytes of each, a multiple of 128 KiB: chunks of two halves.
+    /// Bytes of each, a multiple of 128 KiB, so that each half consists of whole chunks.
     pub column_bytes: usize,
 }
 
 impl Size {
     fn check(self) -> Result<()> {
         let halves = self.column_bytes > 0 && self.column_bytes.is_multiple_of(2 * CHUNK);
-        ensure!(self.columns > 1 && halves, "columns are two at least, of a multiple of {} bytes", 2 * CHUNK);
+        ensure!(
+            self.columns > 1 && halves,
+            "at least two columns are needed, each a multiple of {} bytes",
+            2 * CHUNK
+        );
         Ok(())
     }
 
-    /// All columns and intermediates.
+    /// Bytes of all columns and intermediate results.
     pub fn total_bytes(self) -> usize {
         (2 * self.columns - 1) * self.column_bytes
     }
 }
 
-/// Values of a chunk of a column.
+/// The values of a chunk of a column.
 fn base(column: usize, chunk: usize) -> impl Iterator<Item = u64> {
     let first = (chunk * CHUNK / VALUE) as u64;
     (first..first + (CHUNK / VALUE) as u64)
         .map(move |row| (row ^ (column as u64) << 40).wrapping_mul(0x9E37_79B9_7F4A_7C15))
 }
 
-/// What an intermediate holds where its columns hold these.
+/// The value of an intermediate result, computed from those of its two columns.
 fn combine(one: u64, other: u64) -> u64 {
     one.rotate_left(7).wrapping_add(other)
 }
@@ -62,7 +66,7 @@ fn values(bytes: &[u8]) -> impl Iterator<Item = u64> {
     bytes.as_chunks::<VALUE>().0.iter().map(|value| u64::from_ne_bytes(*value))
 }
 
-/// A sum in which each value's place counts.
+/// A checksum that depends on the order of the values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Sum(u64);
 
@@ -72,7 +76,8 @@ impl Sum {
     }
 }
 
-/// The lines of a right run: the sum of each intermediate, and of its first half followed by zeros.
+/// The lines of a correct run: the sum of each intermediate result, and the sum of its first half followed by
+/// zeros.
 pub fn expected(size: Size) -> Result<Vec<String>> {
     size.check()?;
     let chunks = size.column_bytes / CHUNK;
@@ -91,9 +96,9 @@ fn line(column: usize, whole: Sum, cut: Sum) -> String {
     format!("{column} {:016x} {:016x}", whole.0, cut.0)
 }
 
-/// The program: makes columns, computes intermediates from neighbours, and reads them in every way there is;
-/// an error where two ways differ. `program` sums a file in a process of its own and prints [`sum_file`]'s
-/// answer.
+/// The program: makes columns, computes an intermediate result from each two neighbours, and reads it in
+/// every possible way; an error if two ways differ. `program` runs [`sum_file`] on a file in a process of its
+/// own and returns the answer.
 pub fn work(
     dir: &Path,
     size: Size,
@@ -108,7 +113,7 @@ pub fn work(
         let path = dir.join(format!("intermediate-{column}"));
         let (file, mapping) = compute(dir, column, &path, size.column_bytes)?;
         let whole = sum_mapping(&mapping)?;
-        // Before anything is synchronised, others must see what was written through the mapping.
+        // Before anything is synced, another process must see what was written through the mapping.
         let seen = program(&path)?;
         ensure!(
             seen == format!("{:016x}", whole.0),
@@ -140,7 +145,7 @@ fn open(path: &Path) -> Result<File> {
     file.with_context(|| format!("cannot open {}", path.display()))
 }
 
-/// Through a mapping of half of it that grows when it is full.
+/// Writes through a mapping of half of the file, which grows when it is full.
 fn make_column(dir: &Path, column: usize, length: usize) -> Result<()> {
     let file = create(&column_path(dir, column))?;
     file.set_len(length as u64 / 2)?;
@@ -191,41 +196,42 @@ fn sum_read(mut file: &File) -> Result<Sum> {
     Ok(sum)
 }
 
-/// The second half is cut off and comes back as zeros; unlinked while mapped, the file is still there.
+/// Truncates the second half and extends the file again, so that it reads as zeros. Unlinks the file while it
+/// is mapped, which must not lose its contents.
 fn cut_and_grow(file: &File, path: &Path, length: usize) -> Result<Sum> {
     file.set_len(length as u64 / 2)?;
     file.set_len(length as u64)?;
     let mapping = Mapping::new(file, length)?;
     fs::remove_file(path)?;
     let (mapped, read) = (sum_mapping(&mapping)?, sum_read(file)?);
-    ensure!(mapped == read, "read() and the mapping of a file that was cut and unlinked differ");
+    ensure!(mapped == read, "read() and the mapping of a truncated and unlinked file differ");
     Ok(mapped)
 }
 
-/// Sums a file through a mapping.
+/// Sums a file through a mapping of it.
 pub fn sum_file(path: &Path) -> Result<String> {
     let file = open(path)?;
     let length = usize::try_from(file.metadata()?.len())?;
     ensure!(
         length > 0 && length.is_multiple_of(CHUNK),
-        "{} is no column: it has {length} bytes",
+        "{} is not a column: it has {length} bytes",
         path.display()
     );
     Ok(format!("{:016x}", sum_mapping(&Mapping::new(&file, length)?)?.0))
 }
 
-/// What a run gave.
+/// The results of a run.
 #[derive(Clone, Debug)]
 pub struct Ran {
-    /// What the program printed.
+    /// The lines that the program printed.
     pub lines: Vec<String>,
     /// How long it took.
     pub seconds: f64,
-    /// The memory it was given; only root can limit it.
+    /// The memory that it was given; `None` if we are not root and cannot limit it.
     pub memory_mib: Option<u64>,
 }
 
-/// Runs the program in `place`, as root with a third of the memory that its files take.
+/// Runs the program in `place`; as root with a third of the memory that its files take.
 pub fn run(ground: &Ground, place: Place, size: Size) -> Result<Ran> {
     let dir = ground.dir(place, "columns")?;
     let limit = if is_root() {
@@ -272,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_without_two_halves_of_chunks_are_refused() {
+    fn sizes_whose_halves_are_not_whole_chunks_are_refused() {
         for column_bytes in [0, CHUNK, 3 * CHUNK] {
             assert!(expected(Size { column_bytes, ..SIZE }).is_err());
         }

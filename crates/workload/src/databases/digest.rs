@@ -1,23 +1,23 @@
-//! Results, short enough to be compared and printed.
+//! Digests of results, short enough to be compared and printed.
 
 use crc_fast::{CrcAlgorithm, Digest as Crc};
 
-/// Rows of a result: how many there were, and a checksum over their text.
+/// The digest of a result: the number of its rows, and a checksum of their text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Digest {
-    /// How many lines.
+    /// Number of lines.
     pub rows: u64,
-    /// CRC-64/NVME of them.
+    /// CRC-64/NVME of the lines.
     pub crc: u64,
 }
 
 impl Digest {
-    /// Of lines whose order is part of the result.
+    /// The digest of lines whose order is part of the result.
     pub fn ordered(text: &[u8]) -> Self {
         Self::of(text.split_inclusive(|&byte| byte == b'\n'))
     }
 
-    /// Of lines that may come in any order.
+    /// The digest of lines that may come in any order.
     pub fn unordered(text: &[u8]) -> Self {
         let mut lines: Vec<&[u8]> = text.split_inclusive(|&byte| byte == b'\n').collect();
         lines.sort_unstable();
@@ -48,7 +48,7 @@ mod tests {
     }
 
     #[test]
-    fn changed_lost_and_doubled_rows_are_noticed() {
+    fn changed_lost_and_doubled_rows_are_detected() {
         let result = Digest::unordered(b"a\nb\n");
         for other in [&b"a\nc\n"[..], b"a\n", b"a\nb\nb\n", b""] {
             assert_ne!(result, Digest::unordered(other));

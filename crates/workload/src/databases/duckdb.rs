@@ -1,11 +1,12 @@
-//! DuckDB with its `temp_directory` on a mount, and so little memory that TPC-H and TPC-DS need it.
+//! DuckDB with its `temp_directory` on a mount, and so little memory that TPC-H and TPC-DS need temporary
+//! files.
 //!
-//! Each query is a process of its own, with the least memory of a ladder that it can be done with: so it
-//! spills as much as it can. DuckDB's profile tells how much was in the directory at most.
+//! Each query runs in a process of its own, with the least memory of a ladder of sizes that suffices, so that
+//! it spills as much as it can. DuckDB's profile tells the peak size of the directory.
 //!
-//! What is compared: all rows (a final `LIMIT` is taken off, since ties make its choice arbitrary), in any
-//! order, with sums and averages of floating point to [`SIGNIFICANT`] digits, since threads add in any order.
-//! The order of rows counts in [`EXTRA`].
+//! All rows are compared, in any order. A final `LIMIT` is removed, since ties make its choice arbitrary.
+//! Sums and averages of floating point are compared to [`SIGNIFICANT`] digits, since threads add in any
+//! order. The order of rows counts only in [`EXTRA`].
 
 use std::path::{Path, PathBuf};
 
@@ -14,20 +15,20 @@ use serde_json::Value;
 
 use super::{Digest, Ground, Job, Place, Runner};
 
-/// What a query may use, in MB, from less than any of them can do with.
+/// Memory limits to try, in MB, beginning with less than any query can run with.
 const MEMORY_LADDER_MB: [u32; 18] =
     [16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 128, 192, 256, 512, 1024, 2048, 4096];
-/// Threads of each query: as many as share temporary files at least.
+/// Threads of each query: the fewest that share temporary files.
 const THREADS: u32 = 2;
 /// Digits of floating-point numbers that are compared.
 const SIGNIFICANT: usize = 10;
-/// Digits beyond which a number is taken for floating point: decimals of TPC have less.
+/// A number with more digits than this is taken for floating point: TPC's decimals have fewer.
 const FLOATING: usize = 14;
-/// How DuckDB begins to say that a query cannot be done with so little memory.
+/// The beginning of DuckDB's message that a query needs more memory.
 const NO_MEMORY: &str = "Out of Memory Error";
 
-/// What must spill, with a result that depends on the order: a join and a sort of all, in the manner of Li et
-/// al., and a grouping with as many groups as rows.
+/// Queries that must spill, with a result that depends on the order: a join and sort of all rows, in the
+/// manner of Li et al., and a grouping with as many groups as rows.
 pub const EXTRA: [(&str, &str); 2] = [
     (
         "hash+sort",
@@ -42,7 +43,7 @@ pub const EXTRA: [(&str, &str); 2] = [
     ),
 ];
 
-/// A benchmark that an extension generates and asks.
+/// A benchmark whose tables and queries come from a DuckDB extension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Benchmark {
     /// 22 queries, and [`EXTRA`].
@@ -52,7 +53,7 @@ pub enum Benchmark {
 }
 
 impl Benchmark {
-    /// Its name in what is printed.
+    /// The name that readers see.
     pub fn name(self) -> &'static str {
         match self {
             Self::TpcH => "TPC-H",
@@ -83,16 +84,16 @@ pub struct Query {
     text: String,
 }
 
-/// What a query gave.
+/// The results of a query.
 #[derive(Clone, Debug)]
 pub struct Ran {
     /// Its rows.
     pub rows: Digest,
-    /// The memory it could be done with.
+    /// The memory limit that sufficed.
     pub memory_mb: u32,
     /// From the shell's start to its end.
     pub seconds: f64,
-    /// What was in the temporary directory at most.
+    /// Peak size of the temporary directory.
     pub temp_bytes: u64,
 }
 
@@ -103,11 +104,11 @@ pub struct DuckDb {
 }
 
 impl DuckDb {
-    /// An error that names the fix unless `scripts/setup databases` has been run.
+    /// Finds what `scripts/setup databases` installed; otherwise an error that says so.
     pub fn find() -> Result<Self> {
         let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
         let home = || std::env::home_dir().map(|home| home.join(".cache"));
-        let cache = cache.or_else(home).context("there is no HOME, so DuckDB cannot be found")?;
+        let cache = cache.or_else(home).context("HOME is not set, so DuckDB cannot be found")?;
         let folder = cache.join("farpool/duckdb");
         if !folder.join("complete").exists() {
             bail!("there is no DuckDB in {}: run `scripts/setup databases`", folder.display());
@@ -115,7 +116,7 @@ impl DuckDb {
         Ok(Self { folder })
     }
 
-    /// Makes a database at `file` with the benchmark's tables, and tells its queries.
+    /// Makes a database at `file` with the benchmark's tables, and returns its queries.
     pub fn generate(
         &self,
         how: &Runner<'_>,
@@ -133,15 +134,15 @@ impl DuckDb {
             benchmark.extension()
         );
         let said = self.job(script).arg("-bail").arg(file).run(how.wrapper, how.stop)?;
-        let mut queries = read_queries(&said.stdout).context("DuckDB tells no queries")?;
+        let mut queries = read_queries(&said.stdout).context("cannot parse DuckDB's list of queries")?;
         if benchmark == Benchmark::TpcH {
             queries.extend(EXTRA.map(|(name, text)| Query { name: name.into(), text: text.into() }));
         }
         Ok(queries)
     }
 
-    /// Runs a query with temporary files in the folder `temporary`, and as little memory as it can be done
-    /// with, but `memory_mb` at least.
+    /// Runs a query with temporary files in the folder `temporary`, with the least memory that suffices, but
+    /// at least `memory_mb`.
     pub fn run(
         &self,
         how: &Runner<'_>,
@@ -155,10 +156,10 @@ impl DuckDb {
                 return Ok(ran);
             }
         }
-        bail!("query {} cannot be done with {} MB", query.name, MEMORY_LADDER_MB[MEMORY_LADDER_MB.len() - 1])
+        bail!("query {} needs more than {} MB", query.name, MEMORY_LADDER_MB[MEMORY_LADDER_MB.len() - 1])
     }
 
-    /// `None`: not with so little memory.
+    /// `None` if the query needs more memory.
     fn try_with(
         &self,
         how: &Runner<'_>,
@@ -167,7 +168,7 @@ impl DuckDb {
         query: &Query,
         memory_mb: u32,
     ) -> Result<Option<Ran>> {
-        let profile = tempfile::Builder::new().suffix(".json").tempfile()?; // DuckDB wants the ending
+        let profile = tempfile::Builder::new().suffix(".json").tempfile()?; // DuckDB insists on the ending
         let script = format!(
             "SET temp_directory = '{}'; SET memory_limit = '{memory_mb}MB'; SET threads = {THREADS};\n\
              SET enable_progress_bar = false;\n\
@@ -193,12 +194,13 @@ impl DuckDb {
             rows: Digest::unordered(&rounded(&done.stdout)),
             memory_mb,
             seconds: done.seconds,
-            temp_bytes: temp_bytes.context("DuckDB's profile does not tell what was in its directory")?,
+            temp_bytes: temp_bytes
+                .context("DuckDB's profile does not tell the size of its temporary directory")?,
         }))
     }
 
     fn job(&self, script: String) -> Job {
-        // No start-up file of the user's.
+        // Ignores the user's start-up file.
         Job::new(self.folder.join("duckdb"), script).arg("-init").arg("/dev/null")
     }
 }
@@ -212,7 +214,7 @@ fn read_queries(json: &[u8]) -> Option<Vec<Query>> {
     rows.as_array()?.iter().map(query).collect()
 }
 
-/// Takes off the final `LIMIT` of a query.
+/// Removes the final `LIMIT` of a query.
 fn without_limit(query: &str) -> &str {
     let query = query.trim_end().trim_end_matches(';').trim_end();
     let digits = query.trim_end_matches(|character: char| character.is_ascii_digit());
@@ -223,7 +225,7 @@ fn without_limit(query: &str) -> &str {
     }
 }
 
-/// Rounds numbers of many digits.
+/// Rounds numbers with many digits.
 fn rounded(csv: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(csv.len());
     for cell in csv.split_inclusive(|byte| matches!(byte, b',' | b'\n')) {
@@ -241,8 +243,8 @@ fn rounded(csv: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Runs queries in both places, in turn, with the same memory, and compares; tells what each round of each
-/// gave.
+/// Runs queries in both places in turn, with the same memory, and compares the rows. Calls `tell` for each
+/// round of each query.
 pub fn compare(
     duckdb: &DuckDb,
     ground: &Ground,
@@ -259,7 +261,7 @@ pub fn compare(
         for _ in 0..rounds {
             let mut here = duckdb.run(how, database, &local, query, memory_mb)?;
             let there = duckdb.run(how, database, &far, query, here.memory_mb)?;
-            // What it can be done with depends on how threads meet, a little.
+            // The least memory that suffices depends a little on the timing of threads.
             if there.memory_mb != here.memory_mb {
                 here = duckdb.run(how, database, &local, query, there.memory_mb)?;
             }
@@ -283,7 +285,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_final_limit_is_taken_off() {
+    fn only_a_final_limit_is_removed() {
         assert_eq!(without_limit("SELECT 1\nLIMIT 100;\n"), "SELECT 1\n");
         assert_eq!(without_limit("SELECT 1 ORDER BY 1"), "SELECT 1 ORDER BY 1");
         assert_eq!(without_limit("(SELECT 1 LIMIT 5) ;"), "(SELECT 1 LIMIT 5)");
@@ -291,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn floating_point_numbers_lose_their_last_digits_and_nothing_else_does() {
+    fn only_floating_point_numbers_are_rounded() {
         let csv = b"1.2345678901234567,x,0.1\n12345.67,123456789012345678,1.2345678901234999\n";
         let same = b"1.234567890e0,x,0.1\n12345.67,123456789012345678,1.234567890e0\n";
         assert_eq!(rounded(csv), same);

@@ -1,4 +1,4 @@
-//! Where databases are tried: a pool with a mount, and a folder on the local disk to compare with.
+//! Where databases are tried: a pool with a mount, and a folder on the local disk for comparison.
 
 use std::ffi::OsString;
 use std::fs;
@@ -15,13 +15,13 @@ use crate::pool::{FarMemory, Guests, PoolOptions, Transport, interposer};
 use crate::postgres::Server;
 use crate::stop::StopFlag;
 
-/// Two, so that files are striped.
+/// Two nodes, so that files are striped.
 const NODES: u32 = 2;
-/// How often the bytes that a mount holds are looked at. Short against a query that spills; a look takes some
-/// 20 us.
+/// How often the space that the mount's files take is read. Short compared with a query that spills; each
+/// reading takes some 20 us.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 
-/// The attribute of a mount's root that tells its state as JSON, and far more bytes than that takes.
+/// The attribute of the mount's root that holds its state as JSON, and far more bytes than the JSON takes.
 const STATE: &str = "user.farpool.volume";
 const STATE_BYTES_MAX: usize = 4096;
 
@@ -35,30 +35,30 @@ pub enum Place {
 }
 
 impl Place {
-    /// Both, the one to compare with first.
+    /// Both places, the one to compare with first.
     pub const BOTH: [Self; 2] = [Self::Local, Self::Far];
 }
 
-/// How databases get at the files of the mount.
+/// How databases access the files of the mount.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Access {
-    /// By the kernel.
+    /// Through the kernel.
     #[default]
     Kernel,
-    /// With the interposer: the mount lets them work on its files directly.
+    /// With the interposer: the mount admits databases as direct clients.
     Direct,
 }
 
 /// How programs are run.
 #[derive(Clone, Copy, Debug)]
 pub struct Runner<'a> {
-    /// Program and first arguments that run them, or nothing.
+    /// A program with its first arguments that runs them; empty for none.
     pub wrapper: &'a [OsString],
-    /// The wish to stop.
+    /// Raised to request a stop.
     pub stop: &'a StopFlag,
 }
 
-/// What databases have read and written with the interposer, past the kernel.
+/// Bytes that databases read and wrote directly, with the interposer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirectBytes {
     /// Read.
@@ -67,24 +67,24 @@ pub struct DirectBytes {
     pub written: u64,
 }
 
-/// What a ground is made with.
+/// The options of a ground.
 #[derive(Clone, Debug)]
 pub struct GroundOptions<'a> {
     /// The `farpool` binary.
     pub farpool: &'a Path,
-    /// Where the local folder and the logs go; on a disk.
+    /// Where the local folder and the logs go; must be on a disk.
     pub work_dir: &'a Path,
-    /// What each of two nodes lends.
+    /// Memory that each of the two nodes lends.
     pub memory_per_node_mib: u64,
-    /// How the mount reaches them.
+    /// The mount's transport.
     pub transport: Transport,
-    /// How databases get at the mount's files.
+    /// How databases access the mount's files.
     pub access: Access,
-    /// What databases are run by beside that: program and first arguments, or nothing.
+    /// What else runs the databases: a program with its first arguments; empty for none.
     pub wrapper: Vec<OsString>,
 }
 
-/// A pool with a mount beside a local folder; all of it gone when dropped.
+/// A pool with a mount, and a local folder. Dropping the value removes all of it.
 #[derive(Debug)]
 pub struct Ground {
     far: FarMemory, // ended before the folder it is mounted in is removed
@@ -120,12 +120,12 @@ impl Ground {
         let far = FarMemory::start(&pool, stop)?;
         let mut wrapper = options.wrapper.clone();
         if options.access == Access::Direct {
-            wrapper.extend(interposer(options.farpool)); // last, so that it runs nothing but the database
+            wrapper.extend(interposer(options.farpool)); // last, so that only the database runs with it
         }
         Ok(Self { far, work, wrapper, farpool: options.farpool.into(), stop: stop.clone() })
     }
 
-    /// A path in a place; nothing is made there.
+    /// A path in a place; nothing is created there.
     pub fn path(&self, place: Place, name: &str) -> PathBuf {
         match place {
             Place::Local => self.work.path().join("local").join(name),
@@ -133,7 +133,7 @@ impl Ground {
         }
     }
 
-    /// A new folder in a place, which other users can reach.
+    /// Creates a folder in a place; other users can reach it.
     pub fn dir(&self, place: Place, name: &str) -> Result<PathBuf> {
         let dir = self.path(place, name);
         fs::create_dir(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
@@ -141,7 +141,7 @@ impl Ground {
         Ok(dir)
     }
 
-    /// A file for a log.
+    /// The path of a log file.
     pub fn log(&self, name: &str) -> PathBuf {
         self.work.path().join("logs").join(name)
     }
@@ -151,28 +151,28 @@ impl Ground {
         Runner { wrapper: &self.wrapper, stop: &self.stop }
     }
 
-    /// What databases are run by; see [`Launch::wrapper`](crate::child::Launch::wrapper).
+    /// What runs the databases; see [`Launch::wrapper`](crate::child::Launch::wrapper).
     pub fn wrapper(&self) -> &[OsString] {
         &self.wrapper
     }
 
-    /// The binary under test.
+    /// The `farpool` binary under test.
     pub fn farpool(&self) -> &Path {
         &self.farpool
     }
 
-    /// The wish to stop.
+    /// Raised to request a stop.
     pub fn stop(&self) -> &StopFlag {
         &self.stop
     }
 
-    /// Bytes that files on the mount take, deleted ones that are open included.
+    /// Bytes that files on the mount take, including deleted files that are still open.
     pub fn far_bytes(&self) -> Result<u64> {
         let space = rustix::fs::statvfs(self.far.mount_point()).context("the mount does not answer")?;
         Ok((space.f_blocks.saturating_sub(space.f_bfree)).saturating_mul(space.f_frsize))
     }
 
-    /// Does `work` and tells by how much the bytes on the mount rose meanwhile, at most.
+    /// Runs `work`, and returns by how much the bytes on the mount rose meanwhile, at most.
     pub fn far_bytes_during<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<(T, u64)> {
         let before = self.far_bytes()?;
         let mut peak = before;
@@ -181,7 +181,7 @@ impl Ground {
         Ok((result, peak - before))
     }
 
-    /// Does `work` and tells what was read and written past the kernel meanwhile.
+    /// Runs `work`, and returns what was read and written directly meanwhile.
     pub fn direct_bytes_during<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<(T, DirectBytes)> {
         let before = self.direct_bytes()?;
         let result = work()?;
@@ -203,7 +203,7 @@ impl Ground {
         self.far.check_alive()
     }
 
-    /// Unmounts, ends the pool and removes the folder; an error if any of it did not go well.
+    /// Unmounts, ends the pool and removes the folder; an error if any of it fails.
     pub fn tear_down(mut self) -> Result<()> {
         self.far.check_alive()?;
         self.far.stop()?;

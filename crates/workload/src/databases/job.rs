@@ -1,4 +1,4 @@
-//! Programs that read a script, write a result and end: SQLite's and DuckDB's shells, workers of our own.
+//! Programs that read a script, write a result and end: the shells of SQLite and DuckDB, and our own workers.
 //!
 //! A job dies with the thread that started it, and is killed when its guard is dropped.
 
@@ -17,27 +17,27 @@ use tempfile::NamedTempFile;
 
 use crate::stop::StopFlag;
 
-/// No job here takes as long, on a busy machine and at full scale, unless it hangs.
+/// Longest time of a job: more than any takes on a busy machine at full scale, unless it hangs.
 const DEADLINE: Duration = Duration::from_secs(20 * 60);
-/// How often a wait looks again. Short, since jobs are timed.
+/// How often a wait polls. Short, since jobs are timed.
 const POLL: Duration = Duration::from_millis(1);
 /// Characters of standard error that an error message quotes.
 const QUOTED_CHARS: usize = 400;
 
-/// A program with what it is given.
+/// A program with its arguments, environment and input.
 #[derive(Clone, Debug)]
 pub struct Job {
     /// The program.
     pub program: PathBuf,
     /// Its arguments.
     pub args: Vec<OsString>,
-    /// What is added to the environment.
+    /// Additions to the environment.
     pub env: Vec<(OsString, OsString)>,
-    /// What is written to its standard input.
+    /// Its standard input.
     pub script: String,
 }
 
-/// What a job left that ended.
+/// The results of a job that has ended.
 #[derive(Clone, Debug)]
 pub struct Finished {
     /// How it ended.
@@ -51,9 +51,9 @@ pub struct Finished {
 }
 
 impl Finished {
-    /// An error, with what it complained of, unless it succeeded.
+    /// Returns an error that quotes standard error if the job failed or wrote there.
     pub fn check(self) -> Result<Self> {
-        // SQLite's shell goes on after an error and tells by its status only of the last statement.
+        // SQLite's shell continues after an error, and its exit status tells only about the last statement.
         if self.status.success() && self.stderr.is_empty() {
             return Ok(self);
         }
@@ -61,8 +61,8 @@ impl Finished {
         bail!("a job ended with {}: {said}", self.status)
     }
 
-    /// An error, with what it complained of, if it failed; what it says on standard error besides is no
-    /// complaint.
+    /// Returns an error that quotes standard error if the job failed. Text on standard error alone is no
+    /// failure.
     pub fn check_status(self) -> Result<Self> {
         if self.status.success() {
             return Ok(self);
@@ -71,25 +71,25 @@ impl Finished {
         bail!("a job ended with {}: {said}", self.status)
     }
 
-    /// Its standard output as text, without the last line's end.
+    /// Its standard output as text, without the final line break.
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.stdout).trim_end().to_owned()
     }
 }
 
 impl Job {
-    /// A program that reads `script`.
+    /// A job that runs `program` with `script` as standard input.
     pub fn new(program: impl Into<PathBuf>, script: impl Into<String>) -> Self {
         Self { program: program.into(), args: Vec::new(), env: Vec::new(), script: script.into() }
     }
 
-    /// With one more argument.
+    /// Adds an argument.
     pub fn arg(mut self, arg: impl Into<OsString>) -> Self {
         self.args.push(arg.into());
         self
     }
 
-    /// With one more variable.
+    /// Adds an environment variable.
     pub fn env(mut self, name: &str, value: impl Into<OsString>) -> Self {
         self.env.push((name.into(), value.into()));
         self
@@ -116,7 +116,7 @@ impl Job {
         let input = child.stdin.take();
         let mut running = Running { child, input, stdout, stderr, started };
         let written = running.write(self.script.as_bytes(), stop);
-        written.with_context(|| format!("{} does not read", self.program.display()))?;
+        written.with_context(|| format!("{} does not read its input", self.program.display()))?;
         Ok(running)
     }
 }
@@ -125,7 +125,7 @@ fn reopen(path: &Path) -> Result<File> {
     File::options().append(true).open(path).with_context(|| format!("cannot open {}", path.display()))
 }
 
-/// A job under way; killed when dropped.
+/// A running job; killed when dropped.
 #[derive(Debug)]
 pub struct Running {
     child: Child,
@@ -136,12 +136,12 @@ pub struct Running {
 }
 
 impl Running {
-    /// Lets it know that the script is over.
+    /// Closes its standard input: the script is complete.
     pub fn end_input(&mut self) {
         self.input = None;
     }
 
-    /// Writes to its standard input as it reads: a pipe holds less than a long script.
+    /// Writes to its standard input as fast as it reads: a pipe holds less than a long script.
     fn write(&mut self, mut script: &[u8], stop: &StopFlag) -> Result<()> {
         let Some(mut input) = self.input.take() else { return Ok(()) };
         let flags = rustix::fs::fcntl_getfl(&input)?;
@@ -159,7 +159,7 @@ impl Running {
         Ok(())
     }
 
-    /// Waits until it has written a line that starts with `word`.
+    /// Waits until its output has a line that starts with `word`.
     pub fn wait_for(&mut self, word: &str, stop: &StopFlag) -> Result<()> {
         loop {
             let said = fs::read(self.stdout.path())?;
@@ -167,13 +167,13 @@ impl Running {
                 return Ok(());
             }
             if let Some(status) = self.child.try_wait()? {
-                bail!("the job ended before it said {word} ({status}): {}", self.complaint()?);
+                bail!("the job ended before it printed {word} ({status}): {}", self.complaint()?);
             }
             self.look(stop)?;
         }
     }
 
-    /// SIGKILL, and reaped.
+    /// Kills it with SIGKILL, and reaps it.
     pub fn kill(&mut self) -> Result<()> {
         self.child.kill().context("cannot kill a job")?;
         self.child.wait().context("cannot wait for a job")?;
@@ -208,7 +208,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Where it has ended already there is nothing to kill, and nobody to tell.
+        // If it has ended already, there is nothing to kill, and nothing to report.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -219,13 +219,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn job_reads_its_script_and_gives_back_what_it_said() {
+    fn job_reads_its_script_and_returns_its_output() {
         let job = Job::new("sh", "echo $WORD; exit 0").env("WORD", "here");
         assert_eq!(job.run(&[], &StopFlag::default()).unwrap().text(), "here");
     }
 
     #[test]
-    fn job_that_fails_or_complains_is_an_error_with_its_complaint() {
+    fn job_that_fails_or_writes_to_stderr_is_an_error_that_quotes_it() {
         for script in ["echo broken >&2; exit 1", "echo broken >&2"] {
             let error = Job::new("sh", script).run(&[], &StopFlag::default()).unwrap_err();
             assert!(format!("{error:#}").contains("broken"), "{error:#}");
@@ -241,13 +241,13 @@ mod tests {
     }
 
     #[test]
-    fn script_that_is_longer_than_a_pipe_is_read_to_its_end() {
+    fn script_longer_than_a_pipe_is_read_to_its_end() {
         let script = format!("{}echo done\n", ": a line that says nothing\n".repeat(10_000));
         assert_eq!(Job::new("sh", script).run(&[], &StopFlag::default()).unwrap().text(), "done");
     }
 
     #[test]
-    fn job_that_does_not_read_does_not_keep_whoever_asks_to_stop() {
+    fn job_that_does_not_read_its_input_cannot_delay_a_stop() {
         let stop = StopFlag::default();
         stop.raise();
         let never_read = Job::new("sleep", "x".repeat(1 << 20)).arg("60");

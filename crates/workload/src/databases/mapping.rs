@@ -1,12 +1,12 @@
-//! A file mapped for reading and writing by several processes. Bytes are copied in and out: others write
-//! meanwhile.
+//! A file mapped for reading and writing by several processes. Bytes are copied in and out, never borrowed,
+//! since other processes write meanwhile.
 
 use std::fs::File;
 
 use anyhow::{Context, Result, ensure};
 use rustix::mm::{MapFlags, MremapFlags, MsyncFlags, ProtFlags, mmap, mremap, msync, munmap};
 
-/// A shared mapping of a file from its beginning.
+/// A shared mapping of a file, from its first byte.
 #[derive(Debug)]
 pub struct Mapping {
     start: *mut u8,
@@ -17,8 +17,8 @@ impl Mapping {
     /// Maps the first `length` bytes.
     pub fn new(file: &File, length: usize) -> Result<Self> {
         let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a fresh mapping that overlaps nothing, known to this value only, and unmapped by its
-        // `Drop`.
+        // SAFETY: a new mapping at an address that the kernel chooses overlaps nothing; only this value knows
+        // it, and unmaps it in `Drop`.
         let start = unsafe { mmap(std::ptr::null_mut(), length, access, MapFlags::SHARED, file, 0) };
         Ok(Self { start: start.context("cannot map a file")?.cast(), length })
     }
@@ -28,10 +28,10 @@ impl Mapping {
         self.length
     }
 
-    /// Maps more of the file, which has grown; the mapping may move.
+    /// Extends the mapping after the file has grown; the mapping may move.
     pub fn grow(&mut self, length: usize) -> Result<()> {
-        // SAFETY: the mapping is this value's own and alive; `&mut self` says that nobody copies at the
-        // moment, and no pointer into it is kept anywhere else.
+        // SAFETY: the mapping is this value's own and alive, of this length; `&mut self` excludes every copy
+        // meanwhile, and no pointer into it is kept elsewhere.
         let start = unsafe { mremap(self.start.cast(), self.length, length, MremapFlags::MAYMOVE) };
         (self.start, self.length) = (start.context("cannot grow a mapping")?.cast(), length);
         Ok(())
@@ -40,9 +40,9 @@ impl Mapping {
     /// Copies `data` to `offset`.
     pub fn write(&mut self, offset: usize, data: &[u8]) -> Result<()> {
         self.check(offset, data.len())?;
-        // SAFETY: within the mapping, as just checked; `data` is another allocation; the mapping lives as
-        // `self` does. If another process writes there at the same time, bytes are mixed, and none is
-        // invalid.
+        // SAFETY: within the mapping, as just checked; `data` is another allocation, so the ranges do not
+        // overlap; the mapping is alive as long as `self`. Another process may write there at the same time:
+        // then bytes are mixed, and every mix of bytes is valid.
         unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), self.start.add(offset), data.len()) }
         Ok(())
     }
@@ -55,7 +55,7 @@ impl Mapping {
         Ok(())
     }
 
-    /// Waits until the file system has everything.
+    /// Waits until the file system has written everything.
     pub fn sync(&self) -> Result<()> {
         // SAFETY: the mapping is alive, and nothing about it changes.
         unsafe { msync(self.start.cast(), self.length, MsyncFlags::SYNC) }.context("cannot sync a mapping")
@@ -70,8 +70,8 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this value's own, and nobody knows its address any more.
-        // It fails for an address that is not a mapping's only, which this one is.
+        // SAFETY: the mapping is this value's own, of this length, and nothing refers to it any more. It
+        // fails only for a range that is not mapped, which this one is; so the result is ignored.
         let _ = unsafe { munmap(self.start.cast(), self.length) };
     }
 }
@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mapping_that_grew_shows_what_was_and_takes_what_comes() {
+    fn mapping_that_grew_keeps_its_bytes_and_takes_new_ones() {
         let file = tempfile::tempfile().unwrap();
         file.set_len(4096).unwrap();
         let mut mapping = Mapping::new(&file, 4096).unwrap();

@@ -1,5 +1,4 @@
-//! Unmodified databases on a real mount: what they do there, and that they get the same results as on the
-//! local disk.
+//! Unmodified databases on a real mount: they must get the same results there as on the local disk.
 //!
 //! | module | database | what lies in far memory |
 //! |---|---|---|
@@ -10,12 +9,12 @@
 //! | [`sqlite`] | SQLite | temporary files; databases with each kind of journal |
 //! | [`columns`] | a program of our own | mapped intermediates, MonetDB's pattern |
 //!
-//! Everything is done twice, in a folder on the local disk and in one on the mount ([`Ground`]), and compared
-//! as [`Digest`]s of ordered rows. The tests `databases` of the binary assert that; `farpool bench databases`
-//! does the same in large and also shows the seconds.
+//! Everything runs twice, in a folder on the local disk and in one on the mount ([`Ground`]), and is compared
+//! by [`Digest`]s of the rows. The test suite `databases` of the binary asserts that the digests are equal.
+//! `farpool bench databases` does the same at a larger scale and also shows the seconds.
 //!
-//! Servers are run by a *wrapper* if [`Ground::wrapper`] has one: `farpool run --` where they have
-//! [`Access::Direct`], or any other.
+//! Servers are run by a *wrapper* if [`Ground::wrapper`] has one: `farpool run --` for [`Access::Direct`], or
+//! any other program.
 
 mod bench;
 pub mod columns;

@@ -1,37 +1,37 @@
-//! Clients of PostgreSQL insert into one table at the same time: its file grows while other clients ask for
-//! its length.
+//! Clients of PostgreSQL insert into one table at the same time: the table's file grows while other clients
+//! ask for its length.
 
 use anyhow::{Context, Result};
 
 use super::{Ground, Job, Place};
 use crate::postgres::{Server, ServerOptions};
 
-/// The tablespace.
+/// The tablespace's name.
 const SPACE: &str = "grown";
 /// One transaction: some 120 KB of rows.
 const INSERT: &str = "INSERT INTO inserted SELECT n, repeat('x', 200) FROM generate_series(1, 500) AS n;";
 const ROWS_OF_INSERT: u64 = 500;
-/// As many buffers as PostgreSQL has by default: pages stay there, and the server mostly asks for the file's
+/// PostgreSQL's default number of buffers: pages stay there, and the server mostly asks for the file's
 /// length.
 const SETTINGS: [(&str, &str); 2] = [("shared_buffers", "128MB"), ("autovacuum", "on")];
 
-/// How much is inserted.
+/// How much to insert.
 #[derive(Clone, Copy, Debug)]
 pub struct Size {
     /// Clients that work at the same time.
     pub clients: u32,
-    /// Transactions of each.
+    /// Number of transactions of each client.
     pub transactions: u32,
 }
 
 impl Size {
-    /// Rows of the table in the end.
+    /// Rows of the table after all transactions.
     pub fn rows(self) -> u64 {
         u64::from(self.clients) * u64::from(self.transactions) * ROWS_OF_INSERT
     }
 }
 
-/// Inserts, and returns how many rows the table has then. An error of any client is an error.
+/// Inserts, and returns the number of rows in the table. An error of any client is an error.
 pub fn insert_at_once(ground: &Ground, place: Place, size: Size) -> Result<u64> {
     let dir = ground.dir(Place::Local, &format!("inserts-{place:?}"))?;
     let log = ground.log(&format!("inserts-{place:?}.log"));

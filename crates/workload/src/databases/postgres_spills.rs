@@ -1,5 +1,5 @@
-//! PostgreSQL's temporary files on a mount: everything that spills, alone and by parallel workers who share
-//! files.
+//! PostgreSQL's temporary files on a mount: everything that spills, in one process and in parallel workers
+//! that share files.
 
 use std::path::{Path, PathBuf};
 
@@ -11,15 +11,16 @@ use crate::postgres::{Server, ServerOptions};
 use crate::query::{TempSpace, copy_out, explain};
 use crate::tpch;
 
-/// The tablespace for temporary files.
+/// Name of the tablespaces' folders.
 const SPACE: &str = "temporary";
-/// What each sort and hash table may take at a scale factor of 1, PostgreSQL's default, and at least: with as
-/// much per row everything spills at any scale.
+/// `work_mem` at a scale factor of 1, PostgreSQL's default, and its minimum. With the same memory per row
+/// everything spills at any scale.
 const WORK_MEM_KIB_PER_SCALE: f64 = 4096.0;
 const WORK_MEM_MIN_KIB: u32 = 128;
-/// Processes crash here, the machine does not; so nobody need wait for a disk that others keep busy.
+/// Processes crash here, the machine does not. So no query needs to wait for a disk that other programs keep
+/// busy.
 const SETTINGS: [(&str, &str); 1] = [("fsync", "off")];
-/// All of a table is divided among workers, however small it is and whatever that costs.
+/// Divides every table among workers, however small it is and whatever the cost.
 const PARALLEL: &str = "SET max_parallel_workers_per_gather = 2; SET parallel_setup_cost = 0; \
     SET parallel_tuple_cost = 0; SET min_parallel_table_scan_size = 0; SET enable_parallel_hash = on";
 const HASH_JOINS_ONLY: &str = "SET enable_mergejoin = off; SET enable_nestloop = off";
@@ -27,13 +28,14 @@ const JOIN: &str = "SELECT l_orderkey, l_linenumber, o_custkey, l_comment, o_com
     JOIN orders ON l_orderkey = o_orderkey ORDER BY l_extendedprice, l_orderkey, l_linenumber";
 const SORT: &str = "SELECT * FROM lineitem ORDER BY l_comment, l_orderkey, l_linenumber";
 
-/// What the plan must show to have been carried out with temporary files, in the way that is meant.
+/// What the plan must show: that temporary files were used, and in the way that the statement is meant to
+/// test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Proof {
     HashJoin,
     Sort,
     HashAggregate,
-    /// Of this node: temporary blocks were written.
+    /// A node of this type wrote temporary blocks.
     Blocks(&'static str),
     ParallelHashJoin,
     ParallelSort,
@@ -90,16 +92,16 @@ const SPILLS: [Spilling; 8] = [
     Spilling { name: "parallel sort", settings: &[PARALLEL], select: SORT, proof: Proof::ParallelSort },
 ];
 
-/// What a statement gave.
+/// The results of a statement.
 #[derive(Clone, Debug)]
 pub struct Ran {
-    /// What it was.
+    /// The statement's name.
     pub name: &'static str,
     /// Its rows, in their order.
     pub rows: Digest,
-    /// From sending it to its last row.
+    /// From sending it to receiving its last row.
     pub seconds: f64,
-    /// Temporary bytes written, by the server's account.
+    /// Temporary bytes written, as the server counts them.
     pub temp_bytes: u64,
 }
 
@@ -140,7 +142,7 @@ impl Spilled {
         &mut self.server
     }
 
-    /// Runs everything that spills. An error if a plan was carried out in another way than it was meant to.
+    /// Runs every statement that spills. An error if a plan was carried out in another way than intended.
     pub fn run(&self, ground: &Ground, place: Place) -> Result<Vec<Ran>> {
         for spilling in &SPILLS {
             let settings = self.settings(spilling.settings);
@@ -151,13 +153,13 @@ impl Spilled {
         self.measure(ground, place)
     }
 
-    /// The same without a look at the plans.
+    /// The same, without checking the plans.
     pub fn measure(&self, ground: &Ground, place: Place) -> Result<Vec<Ran>> {
         SPILLS.iter().map(|spilling| self.ran(spilling, ground, place)).collect()
     }
 
-    /// Runs `count` statements that spill, one after another, in a place that has no room for what they
-    /// spill. Returns the name of each and the SQLSTATE that it ended with: `None` for a statement that
+    /// Runs `count` statements that spill, one after another, in a place that has no room for the temporary
+    /// files. Returns the name of each and the SQLSTATE that it ended with: `None` for a statement that
     /// succeeded.
     pub fn codes_of_failures(
         &self,
@@ -184,7 +186,7 @@ impl Spilled {
         Ok(Ran { name: spilling.name, rows, seconds: run.seconds, temp_bytes: run.temp_bytes })
     }
 
-    /// Temporary tables with indexes, and an index built by workers who sort in shared files.
+    /// Temporary tables with indexes, and an index built by workers that sort in shared files.
     pub fn temporary_tables(&self, place: Place) -> Result<Digest> {
         let mut client = self.server.connect()?;
         client.batch_execute(&format!(
@@ -200,7 +202,7 @@ impl Spilled {
             space(place),
             self.work_mem_kib
         ))?;
-        client.batch_execute("VACUUM copied")?; // alone, since it must not be part of a transaction
+        client.batch_execute("VACUUM copied")?; // separate, since it must not be part of a transaction
         let lines = "SELECT l_comment, l_orderkey, l_linenumber";
         let mut text = Vec::new();
         for from in ["copied", "lineitem"] {
@@ -211,7 +213,7 @@ impl Spilled {
         Ok(Digest::ordered(&text))
     }
 
-    /// Starts a sort in `place` that has spilled and not ended, in a session of its own.
+    /// Starts a sort in `place`, in a session of its own, that has spilled and not ended.
     pub fn begin_sort(&self, place: Place) -> Result<postgres::Client> {
         let mut client = self.server.connect()?;
         client.batch_execute(&format!(
@@ -219,12 +221,12 @@ impl Spilled {
             space(place),
             self.work_mem_kib
         ))?;
-        // Once the first row is there, everything has been sorted into runs.
+        // When the first row arrives, all rows have been sorted into runs.
         ensure!(client.query("FETCH 100 FROM sorted", &[])?.len() == 100, "there are no rows to sort");
         Ok(client)
     }
 
-    /// The parallel join in `place`, for a session that somebody else watches.
+    /// The parallel join in `place`, as text, for a session that the caller watches.
     pub fn parallel_join(&self, place: Place) -> String {
         format!(
             "SET temp_tablespaces = {}; {}; SELECT count(*) FROM ({JOIN} OFFSET 0) AS joined",
@@ -247,10 +249,10 @@ fn space(place: Place) -> &'static str {
     }
 }
 
-/// The SQLSTATE of the server's error that is behind this one.
+/// The SQLSTATE of the server's error that caused this one.
 fn code_of(error: &Error) -> Option<String> {
     error.chain().find_map(|cause| {
-        // An error in the middle of the rows comes inside an `io::Error`, which does not name it as its
+        // An error in the middle of the rows is wrapped in an `io::Error`, which does not name it as its
         // source.
         let inside = cause.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
         let cause = inside.and_then(|inside| inside.downcast_ref()).or_else(|| cause.downcast_ref());
@@ -258,12 +260,12 @@ fn code_of(error: &Error) -> Option<String> {
     })
 }
 
-/// Sizes of all files below folders that are called `pgsql_tmp`.
+/// Sizes of all files below folders that are named `pgsql_tmp`.
 fn bytes_below(dir: &Path, temporary: bool) -> std::io::Result<u64> {
     let mut bytes = 0;
     for entry in std::fs::read_dir(dir)? {
         let entry = entry?;
-        // A file may be gone by now; then it takes nothing.
+        // A file may have been deleted by now; then it takes no space.
         let Ok(found) = entry.metadata() else { continue };
         if found.is_dir() {
             let temporary = temporary || entry.file_name() == "pgsql_tmp";
@@ -306,7 +308,7 @@ impl Proof {
     }
 }
 
-/// All values of that name, however deep.
+/// All values with that name, at any depth.
 fn values<'a>(plan: &'a Value, name: &str) -> Vec<&'a Value> {
     let below: Vec<&Value> = match plan {
         Value::Object(fields) => fields.values().collect(),
@@ -321,7 +323,7 @@ fn numbers<'a>(plan: &'a Value, name: &str) -> impl Iterator<Item = u64> + 'a {
     values(plan, name).into_iter().filter_map(Value::as_u64)
 }
 
-/// All nodes of that type, each with what is below it.
+/// All nodes of that type, each with its subtree.
 fn nodes<'a>(plan: &'a Value, kind: &str) -> Vec<&'a Value> {
     let below: Vec<&Value> = match plan {
         Value::Object(fields) => fields.values().collect(),
@@ -339,7 +341,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn plan_that_stayed_in_memory_proves_nothing() {
+    fn plan_that_stayed_in_memory_is_no_proof() {
         let plan = json!([{"Plan": {"Node Type": "Gather Merge", "Workers Launched": 2, "Plans": [
             {"Node Type": "Sort", "Sort Method": "quicksort", "Plans": [{"Node Type": "Hash Join", "Plans": [
                 {"Node Type": "Hash", "Parallel Aware": true, "Hash Batches": 1}]}]}]}}]);

@@ -1,9 +1,9 @@
-//! A whole tablespace of PostgreSQL on a mount: pgbench, maintenance, crashes, and what verifies pages and
-//! indexes.
+//! A whole tablespace of PostgreSQL on a mount: pgbench, maintenance, crashes, and tools that verify pages
+//! and indexes.
 //!
 //! pgbench's transactions only add, each client draws its own sequence of numbers from the seed, and
-//! additions commute. So the tables after a run are the same wherever they lie and however clients meet, but
-//! for times.
+//! additions commute. So, apart from times, the tables after a run are the same wherever they lie and however
+//! the clients interleave.
 
 use std::io::{Read, Write};
 use std::time::{Duration, Instant};
@@ -14,20 +14,20 @@ use postgres::Client;
 use super::{Digest, Finished, Ground, Job, Place, Running};
 use crate::postgres::{Server, ServerOptions};
 
-/// The tablespace.
+/// The tablespace's name.
 const SPACE: &str = "space";
-/// Clients of pgbench, on as many threads as there are processors at least.
+/// Clients of pgbench, and its threads.
 const CLIENTS: &str = "4";
 const THREADS: &str = "2";
 const SEED: &str = "42";
-/// Transactions of each client of a run that is cut off: far more than it comes to.
+/// Transactions of each client of a run that is interrupted: far more than it can finish.
 const ENDLESS: &str = "1000000";
-/// Rows of history that a run has committed before it is cut off.
+/// Rows of history that such a run must have committed first.
 const COMMITTED: i64 = 500;
 const COMMITTED_DEADLINE: Duration = Duration::from_secs(60);
-/// Reading a cluster of some gigabytes.
+/// Longest time of reading a cluster of some gigabytes.
 const CHECKSUMS_DEADLINE: Duration = Duration::from_secs(600);
-/// Checkpoints, background writing and vacuum come in between, as they would.
+/// Checkpoints, background writing and vacuum run meanwhile, as they usually do.
 const SETTINGS: [(&str, &str); 5] = [
     ("autovacuum", "on"),
     ("autovacuum_naptime", "1s"),
@@ -35,14 +35,14 @@ const SETTINGS: [(&str, &str); 5] = [
     ("max_wal_size", "64MB"),
     ("shared_buffers", "8MB"), // a small part of the tables, so that pages come and go
 ];
-/// Every table, in an order that is part of the result. Of the history, what pgbench chose.
+/// Every table, in an order that is part of the result. Of the history, only the columns that pgbench chose.
 const TABLES: [(&str, &str); 4] = [
     ("accounts", "SELECT aid, bid, abalance, filler FROM pgbench_accounts ORDER BY aid"),
     ("branches", "SELECT bid, bbalance FROM pgbench_branches ORDER BY bid"),
     ("tellers", "SELECT tid, bid, tbalance FROM pgbench_tellers ORDER BY tid"),
     ("history", "SELECT tid, bid, aid, delta FROM pgbench_history ORDER BY tid, bid, aid, delta"),
 ];
-/// Maintenance that rewrites what is in the tablespace, or moves it out and in.
+/// Maintenance that rewrites what is in the tablespace, or moves it out and back.
 const MAINTENANCE: [(&str, &[&str]); 7] = [
     (
         "create index",
@@ -82,21 +82,21 @@ const MAINTENANCE: [(&str, &[&str]); 7] = [
     ),
 ];
 
-/// How much is done.
+/// How much to do.
 #[derive(Clone, Copy, Debug)]
 pub struct Size {
-    /// pgbench's scale factor: 100,000 accounts, 15 MB, each.
+    /// pgbench's scale factor: 100,000 accounts (15 MB) for each unit.
     pub scale: u32,
-    /// Transactions of each client.
+    /// Number of transactions of each client.
     pub transactions: u32,
 }
 
-/// A step with what the tables held after it.
+/// A step, and what the tables held after it.
 #[derive(Clone, Debug)]
 pub struct Step {
-    /// What was done.
+    /// Its name.
     pub name: &'static str,
-    /// All tables, one after the other.
+    /// The digest of each table.
     pub tables: Vec<(&'static str, Digest)>,
     /// How long it took.
     pub seconds: f64,
@@ -124,7 +124,7 @@ impl Tables {
         Ok(Self { server })
     }
 
-    /// Fills the tables, runs pgbench on them, then maintenance, then a crash; everything is verified.
+    /// Fills the tables, runs pgbench, then maintenance, then an immediate shutdown; verifies everything.
     pub fn run(&mut self, ground: &Ground, size: Size) -> Result<Vec<Step>> {
         let transactions = size.transactions.to_string();
         let mut steps = vec![
@@ -152,8 +152,8 @@ impl Tables {
         Ok(steps)
     }
 
-    /// Shuts the server down, immediately, while pgbench runs, starts it again, and verifies that no
-    /// transaction is there by half.
+    /// Shuts the server down immediately while pgbench runs, starts it again, and verifies that no
+    /// transaction is there only in part.
     pub fn crash(&mut self, ground: &Ground) -> Result<()> {
         let before = count_history(&mut self.server.connect()?)?;
         let args = ["-c", CLIENTS, "-j", THREADS, "-t", ENDLESS, "-n", "postgres"];
@@ -166,21 +166,22 @@ impl Tables {
         }
         self.server.stop_immediately()?;
         let done = pgbench.wait(ground.stop())?;
-        ensure!(!done.status.success(), "pgbench ended well although its server was shut down");
+        ensure!(!done.status.success(), "pgbench succeeded although its server was shut down");
         self.server.start_again(ground.stop())?;
         let mut client = self.server.connect()?;
-        ensure!(count_history(&mut client)? >= before + COMMITTED, "committed transactions are gone");
+        ensure!(count_history(&mut client)? >= before + COMMITTED, "committed transactions are lost");
         let sums = client.query_one(
             "SELECT (SELECT sum(abalance) FROM pgbench_accounts), (SELECT sum(bbalance) FROM pgbench_branches), \
              (SELECT sum(tbalance) FROM pgbench_tellers), (SELECT sum(delta) FROM pgbench_history)",
             &[],
         )?;
         let sums: Vec<i64> = (0..4).map(|column| sums.try_get(column)).collect::<Result<_, _>>()?;
-        ensure!(sums.iter().all(|sum| *sum == sums[0]), "transactions are there by half: {sums:?}");
+        ensure!(sums.iter().all(|sum| *sum == sums[0]), "transactions are there only in part: {sums:?}");
         self.verify(ground)
     }
 
-    /// Every index and table with `pg_amcheck`, then, the server stopped, the checksum of every page.
+    /// Verifies every index and table with `pg_amcheck`, and, with the server stopped, the checksum of every
+    /// page.
     fn verify(&mut self, ground: &Ground) -> Result<()> {
         let all = ["--install-missing", "--heapallindexed", "--rootdescend", "--database", "postgres"];
         self.tool(ground, "pg_amcheck", &all)?;
@@ -202,7 +203,7 @@ impl Tables {
         Ok(())
     }
 
-    /// Copies the accounts out, and into a new table, whose rows must be the same.
+    /// Copies the accounts into a new table, whose rows must be the same.
     fn copy_out_and_in(&self) -> Result<()> {
         let (mut reader, mut writer) = (self.server.connect()?, self.server.connect()?);
         writer.batch_execute("CREATE TABLE copied (LIKE pgbench_accounts INCLUDING ALL) TABLESPACE space")?;

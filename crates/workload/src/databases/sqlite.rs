@@ -1,7 +1,8 @@
 //! SQLite: temporary files on a mount, and databases with each kind of journal.
 //!
-//! A database in WAL mode maps its `-shm` file and locks ranges of it, so several processes on one need
-//! coherent shared mappings and record locks; the other modes need journals that survive a killed writer.
+//! A database in WAL mode maps its `-shm` file and locks ranges of it, so several processes on one database
+//! need coherent shared mappings and record locks. The other modes need journals that survive a killed
+//! writer.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -11,17 +12,17 @@ use anyhow::{Context, Result, bail, ensure};
 use super::{Digest, Ground, Job, Place, Runner};
 use crate::child::run;
 
-/// The shell answers at once.
+/// The shell answers within milliseconds.
 const VERSION_DEADLINE: Duration = Duration::from_secs(10);
-/// One writer waits for all others, each of which waits for the disk several times.
+/// A writer may have to wait for all others, each of which waits for the disk several times.
 const BUSY_TIMEOUT_MS: u32 = 120_000;
 /// Little memory for pages, so that temporary tables and open transactions spill.
 const CACHE_KIB: u32 = 512;
-/// Rows of a transaction that is killed: several times the cache.
+/// Rows of a transaction that is killed: several times as large as the cache.
 const OPEN_ROWS: u32 = 20_000;
-/// Transactions that a writer commits, as seen by its watcher, before it is killed among more of them.
+/// Transactions that a writer commits before it is killed while it commits more.
 const SEEN_COMMITS: u32 = 20;
-/// How many it would commit if it were not killed.
+/// Transactions that it would commit if it were not killed.
 const STREAM_COMMITS: u32 = 20_000;
 
 /// A kind of journal.
@@ -29,7 +30,7 @@ const STREAM_COMMITS: u32 = 20_000;
 pub enum Journal {
     /// Deleted by each commit.
     Delete,
-    /// Cut off by each commit.
+    /// Truncated by each commit.
     Truncate,
     /// A write-ahead log with its index in shared memory.
     Wal,
@@ -48,32 +49,32 @@ impl Journal {
     }
 }
 
-/// How much is done.
+/// How much to do.
 #[derive(Clone, Copy, Debug)]
 pub struct Size {
     /// Rows, of 90 bytes, that are sorted.
     pub sorted_rows: u32,
-    /// Processes that write at the same time.
+    /// Number of processes that write at the same time.
     pub writers: u32,
-    /// Transactions of each.
+    /// Number of transactions of each.
     pub transactions: u32,
 }
 
-/// What a query with temporary files gave.
+/// The results of a query with temporary files.
 #[derive(Clone, Debug)]
 pub struct Spill {
-    /// What it was.
+    /// The query's name.
     pub name: &'static str,
     /// Its rows.
     pub rows: Digest,
     /// From the shell's start to its end.
     pub seconds: f64,
-    /// By how much the files on the mount grew meanwhile.
+    /// By how much the files on the mount grew meanwhile, at most.
     pub far_bytes: u64,
 }
 
-/// Statements that need temporary files: sorter, temporary tables and their indexes, and the copy that VACUUM
-/// makes.
+/// Statements that need temporary files: for sorting, for temporary tables and their indexes, and for the
+/// copy that VACUUM makes.
 const SPILLS: [(&str, &str); 6] = [
     ("sort", "SELECT * FROM numbers ORDER BY noise;"),
     (
@@ -97,14 +98,14 @@ const SPILLS: [(&str, &str); 6] = [
     ("vacuum", "VACUUM; PRAGMA integrity_check; SELECT count(*), sum(i), max(noise) FROM numbers;"),
 ];
 
-/// The shell `sqlite3`.
+/// The `sqlite3` shell.
 #[derive(Clone, Debug)]
 pub struct Sqlite {
     shell: PathBuf,
 }
 
 impl Sqlite {
-    /// An error that names the fix unless it is installed.
+    /// Finds the shell; an error says how to install it.
     pub fn find() -> Result<Self> {
         run("sqlite3", &["--version".as_ref()], VERSION_DEADLINE).context(
             "there is no sqlite3 shell: run `scripts/setup databases`, or apt-get install sqlite3",
@@ -146,8 +147,8 @@ impl Sqlite {
         Ok(spills)
     }
 
-    /// Several processes write to one database in `place` while another reads; an error if anything is torn
-    /// or lost.
+    /// Several processes write to one database in `place` while another one reads; an error if a transaction
+    /// is lost, or seen only in part.
     pub fn write_at_once(
         &self,
         ground: &Ground,
@@ -186,8 +187,9 @@ impl Sqlite {
         Ok((rows, seconds))
     }
 
-    /// Kills a writer in the middle of a transaction that has spilled, and one among commits. What was
-    /// committed must be there, and nothing else. Tells what the first left.
+    /// Kills a writer in the middle of a transaction that has spilled, then another one between commits.
+    /// Everything that was committed must be there, and nothing else. Returns the digest of what the first
+    /// writer left.
     pub fn kill_writers(&self, ground: &Ground, place: Place, journal: Journal) -> Result<Digest> {
         let database = self.new_database(ground, place, journal, "killed")?;
         let committed: String = (0..SEEN_COMMITS).map(|turn| transaction(0, turn)).collect();
@@ -235,12 +237,12 @@ impl Sqlite {
         let said = self.run(ground, &database, &(set_journal(journal) + tables))?;
         let said = String::from_utf8_lossy(&said);
         if !said.lines().any(|line| line == journal.name()) {
-            bail!("SQLite made no {} journal on {place:?}, but: {said}", journal.name());
+            bail!("SQLite did not set the {} journal on {place:?}: {said}", journal.name());
         }
         Ok(database)
     }
 
-    /// All rows, after a look at the whole database.
+    /// A digest of all rows, after an integrity check of the whole database.
     fn contents(&self, ground: &Ground, database: &Path) -> Result<Digest> {
         let said = self.run(ground, database, "PRAGMA integrity_check;")?;
         let said = String::from_utf8_lossy(&said);
@@ -249,14 +251,14 @@ impl Sqlite {
         Ok(Digest::ordered(&self.run(ground, database, rows)?))
     }
 
-    /// Rows of the log; an error unless the counter agrees.
+    /// Number of rows of the log; an error unless the counter agrees.
     fn count(&self, ground: &Ground, database: &Path) -> Result<u64> {
         self.contents(ground, database)?;
         let said = self.run(ground, database, "SELECT count(*), (SELECT n FROM counter) FROM log;")?;
         let said = String::from_utf8_lossy(&said);
-        let (rows, counter) = said.trim().split_once('|').context("SQLite counts nothing")?;
-        ensure!(rows == counter, "{rows} rows are there and {counter} were counted");
-        rows.parse().context("SQLite does not count")
+        let (rows, counter) = said.trim().split_once('|').context("cannot parse SQLite's counts")?;
+        ensure!(rows == counter, "the log has {rows} rows, but the counter says {counter}");
+        rows.parse().context("cannot parse SQLite's count")
     }
 }
 
@@ -278,7 +280,7 @@ fn fill_log(rows: u32) -> String {
     )
 }
 
-/// A table of rows whose order has nothing to do with that of their text: a multiplicative hash (Knuth) in
+/// Makes a table of rows whose order is unrelated to that of their text: a multiplicative hash (Knuth) in
 /// hexadecimal.
 fn numbers(rows: u32) -> String {
     format!(

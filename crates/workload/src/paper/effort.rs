@@ -1,16 +1,16 @@
 use std::path::Path;
 use std::time::Duration;
 
-/// How much of a figure to measure, and where.
+/// How much to measure for a figure, and where.
 #[derive(Clone, Debug)]
 pub struct Effort<'a> {
-    /// The size of the data: TPC-H's scale factor, or millions of rows ([`range_scan`](super::range_scan)).
+    /// The size of the data: TPC-H's scale factor, or millions of rows for [`range_scan`](super::range_scan).
     pub scale: f64,
-    /// How often each variant is measured.
+    /// Number of rounds; each measures every variant once.
     pub rounds: usize,
-    /// How long each time, where a server at work is measured.
+    /// Length of a slice, for figures that measure a server under load.
     pub slice: Duration,
-    /// A folder on a real disk, for databases.
+    /// A folder on a real disk, for the databases.
     pub work_dir: &'a Path,
     /// The `farpool` binary.
     pub farpool: &'a Path,

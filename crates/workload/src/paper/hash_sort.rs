@@ -1,6 +1,7 @@
-//! Figure 14 of paper 1: Hash+Sort by where its temporary files lie, and what it reads and writes meanwhile.
+//! Figure 14 of paper 1: Hash+Sort by where its temporary files lie, and what the server reads and writes
+//! meanwhile.
 //!
-//! What is sampled is what the server's process reads and writes by system calls: temporary files, and the
+//! The samples count what the server's process reads and writes by system calls: temporary files, and the
 //! tables.
 
 use std::path::Path;
@@ -14,30 +15,30 @@ use crate::progress::Progress;
 use crate::query::{HashSort, Run, Spill};
 use crate::stop::StopFlag;
 
-/// The first rounds have files on a mount without the interposer as well: nothing is promised of those here,
-/// and they take most of a minute each.
+/// Only the first rounds, this many, also measure mounts without the interposer: nothing is promised of those
+/// here, and each run takes most of a minute.
 pub const MOUNT_ALONE_ROUNDS: usize = 3;
 
-/// How to measure.
+/// The options of a measurement.
 #[derive(Clone, Debug)]
 pub struct HashSortOptions<'a> {
     /// TPC-H's scale factor.
     pub scale: f64,
-    /// How often each place is measured; but see [`MOUNT_ALONE_ROUNDS`].
+    /// Number of rounds; but see [`MOUNT_ALONE_ROUNDS`].
     pub rounds: usize,
-    /// Where the database lives meanwhile; on a real disk.
+    /// Where the database is meanwhile; must be on a real disk.
     pub work_dir: &'a Path,
     /// The `farpool` binary.
     pub farpool: &'a Path,
-    /// Where temporary files are to lie; a place that cannot be had is left out.
+    /// Where temporary files are to lie; a place that is not available on this machine is left out.
     pub spots: &'a [Spot],
-    /// Where logs go; `None`: into the folder of the database.
+    /// Where logs go; `None` for the database's folder.
     pub log_dir: Option<&'a Path>,
-    /// Whether the database's files stay.
+    /// Whether to keep the database's files.
     pub keep_data: bool,
 }
 
-/// A run.
+/// A run of the query.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Timed {
     /// Where its temporary files lay.
@@ -46,12 +47,12 @@ pub struct Timed {
     pub round: usize,
     /// Its time, rows and temporary bytes.
     pub run: Run,
-    /// What it did meanwhile.
+    /// What its process read and wrote meanwhile.
     pub samples: Vec<Sample>,
 }
 
 impl Timed {
-    /// What the server's process read and wrote by system calls.
+    /// Bytes that the server's process read and wrote by system calls.
     pub fn bytes_by_calls(&self) -> u64 {
         self.samples.last().map_or(0, |last| last.read_bytes + last.written_bytes)
     }
@@ -60,20 +61,20 @@ impl Timed {
 /// All runs.
 #[derive(Clone, Debug)]
 pub struct HashSortReport {
-    /// Each place once per round that it has.
+    /// The runs of all rounds; every place that is due in a round has one.
     pub runs: Vec<Timed>,
     /// How join and sort spilled.
     pub spill: Spill,
     /// The server's version.
     pub postgres: String,
-    /// The database's memory limit in MiB, and the one while files lie on tmpfs.
+    /// The database's memory limit in MiB, and the higher one while files lie on tmpfs.
     pub limits_mib: Option<(u64, u64)>,
-    /// What could not be had.
+    /// What was not available, and why.
     pub notes: Vec<String>,
 }
 
-/// Runs the query in every place, round by round. What was measured is not lost if cleaning up fails: the
-/// second result says whether it did.
+/// Runs the query in every place, round by round. The second result says whether cleaning up succeeded: if
+/// not, the measurements are still returned.
 pub fn measure(options: &HashSortOptions<'_>, stop: &StopFlag) -> Result<(HashSortReport, Result<()>)> {
     let progress = Progress::on_stderr();
     let &HashSortOptions { scale, rounds, work_dir, farpool, spots, log_dir, keep_data } = options;
@@ -111,17 +112,17 @@ impl HashSortReport {
     pub fn check_rows(&self) -> Result<()> {
         let first = self.runs.first().map(|timed| timed.run.rows_hash);
         match self.runs.iter().find(|timed| Some(timed.run.rows_hash) != first) {
-            Some(timed) => bail!("other rows with temporary files on {}", timed.spot.name()),
+            Some(timed) => bail!("the rows differ with temporary files on {}", timed.spot.name()),
             None => Ok(()),
         }
     }
 
-    /// Seconds of a place, round by round.
+    /// The times of a place in seconds, round by round.
     pub fn seconds(&self, spot: Spot) -> Vec<f64> {
         self.runs.iter().filter(|timed| timed.spot == spot).map(|timed| timed.run.seconds).collect()
     }
 
-    /// Seconds of a place by those of another, round by round.
+    /// The ratio of two places' times, round by round.
     pub fn ratios(&self, spot: Spot, other: Spot) -> Vec<f64> {
         // Runs are in the order of their rounds.
         self.seconds(spot).into_iter().zip(self.seconds(other)).map(|(one, other)| one / other).collect()

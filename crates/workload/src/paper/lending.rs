@@ -1,10 +1,10 @@
-//! Figure 13 of paper 1: how fast a processor-bound PostgreSQL is on a machine whose memory another machine
-//! uses.
+//! Figure 13 of paper 1: the speed of a processor-bound PostgreSQL on a machine that lends its memory to
+//! another machine.
 //!
-//! Both machines are processors of one: the lender has the first, with the server and the nodes, the borrower
-//! has the second, with the mount and the program that reads. So what lending costs the lender is told from
-//! what borrowing costs the borrower. The server's work is the paper's RangeScan without updates, on tables
-//! that fit in its memory.
+//! Each of the two machines is a processor of this one. The lender has the first processor, with the server
+//! and the nodes; the borrower has the second, with the mount and the program that reads. So the lender's
+//! cost of lending is measured apart from the borrower's cost of borrowing. The server's work is the paper's
+//! RangeScan without updates, on tables that fit in its memory.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -28,18 +28,18 @@ use crate::tpch;
 /// The lender's processor, and the borrower's.
 const LENDER: usize = 0;
 const BORROWER: usize = 1;
-/// As many as keep the lender's processor busy while one of them has its answer.
+/// Enough sessions to keep the lender's processor busy while a client handles an answer.
 const SESSIONS: usize = 2;
 /// Keys of a scan, as in the paper.
 const RANGE: i64 = 10_000;
 /// The borrower's file.
 const BORROWED_MIB: u64 = 128;
 const NODE_MIB: u64 = 320;
-/// From the borrower's start until it reads at its speed; not counted.
+/// Time that the borrower needs to reach its full speed; not counted.
 const SETTLE: Duration = Duration::from_millis(700);
-/// How much longer it reads than the server is measured.
+/// How much longer the borrower reads than the server is measured.
 const SURPLUS: Duration = Duration::from_millis(300);
-/// For a borrower that does not end by itself.
+/// Longest time that the borrower's program may run.
 const BORROWER_DEADLINE: Duration = Duration::from_secs(60);
 
 /// Whether, and how, the lender's memory is used.
@@ -47,17 +47,17 @@ const BORROWER_DEADLINE: Duration = Duration::from_secs(60);
 pub enum Use {
     /// Nobody uses it.
     Nobody,
-    /// By shared memory: the borrower's loads.
+    /// Over shared memory: the borrower's processor loads from it.
     Shm,
     /// Over TCP: the lender's processor answers.
     Tcp,
 }
 
 impl Use {
-    /// The one to compare with first.
+    /// All of them, the one to compare with first.
     pub const ALL: [Self; 3] = [Self::Nobody, Self::Shm, Self::Tcp];
 
-    /// What people call it.
+    /// The name that readers see.
     pub fn name(self) -> &'static str {
         match self {
             Self::Nobody => "nobody borrows",
@@ -67,24 +67,24 @@ impl Use {
     }
 }
 
-/// The server's work in a slice.
+/// The results of a slice.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Slice {
-    /// Whether the memory was used meanwhile.
+    /// How the lender's memory was used meanwhile.
     pub usage: Use,
     /// Counted from 0.
     pub round: usize,
     /// Scans per second.
     pub per_second: f64,
-    /// What they took on average.
+    /// Mean time of a scan.
     pub mean_ms: f64,
-    /// What 99 % of them took at most.
+    /// 99th percentile of the time of a scan.
     pub p99_ms: f64,
-    /// What the borrower read.
+    /// What the borrower read, in MiB per second.
     pub borrowed_mib_s: f64,
 }
 
-/// Measures.
+/// Measures all uses in turn, round by round.
 pub fn measure(effort: &Effort<'_>, stop: &StopFlag) -> Result<Vec<Slice>> {
     let processors = thread::available_parallelism().map_or(1, usize::from);
     ensure!(processors >= 2, "lender and borrower need a processor each, and this machine has one");
@@ -97,7 +97,7 @@ pub fn measure(effort: &Effort<'_>, stop: &StopFlag) -> Result<Vec<Slice>> {
     let step = progress.step(format!("loading TPC-H at scale factor {}", effort.scale));
     let mut client = server.connect()?;
     let loaded = tpch::load(&mut client, effort.scale, stop, |done, all| step.advance(done, all))?;
-    // No vacuum: rows are loaded frozen.
+    // No vacuum is needed: rows are loaded frozen.
     client.batch_execute("CREATE INDEX ON lineitem (l_orderkey); CHECKPOINT")?;
     step.done("loaded");
     let mut shm = start_pool(effort.farpool, work.path(), Transport::Shm, stop)?;
@@ -155,7 +155,7 @@ fn start_pool(farpool: &Path, work: &Path, transport: Transport, stop: &StopFlag
     FarMemory::start(&options, stop)
 }
 
-/// The server at work while a borrower reads a file, or nobody does.
+/// Measures the server while the borrower reads `file`, or reads nothing.
 fn slice(scans: &mut Scans, file: Option<&Path>, time: Duration, stop: &StopFlag) -> Result<Slice> {
     thread::scope(|scope| {
         let reading = file.map(|file| {
@@ -172,8 +172,8 @@ fn slice(scans: &mut Scans, file: Option<&Path>, time: Duration, stop: &StopFlag
     })
 }
 
-/// One thread of the borrower reads or fills its file past the kernel's cache. Returns what it read, in MiB
-/// per second.
+/// Runs one thread of the borrower, which reads or fills its file and bypasses the kernel's cache. Returns
+/// what it read, in MiB per second.
 fn fio(file: &Path, args: &[&str]) -> Result<f64> {
     let mut all: Vec<OsString> = ["--name=borrower", "--ioengine=psync", "--direct=1", "--norandommap"]
         .into_iter()
@@ -186,10 +186,10 @@ fn fio(file: &Path, args: &[&str]) -> Result<f64> {
     all.push([OsString::from("--filename="), file.into()].into_iter().collect());
     let args: Vec<_> = all.iter().map(OsString::as_os_str).collect();
     let said = run("fio", &args, BORROWER_DEADLINE)?;
-    read_mib_s(&said).context("cannot understand what fio gave")
+    read_mib_s(&said).context("cannot parse fio's output")
 }
 
-/// Warnings may stand before the JSON.
+/// Parses fio's JSON; warnings may precede it.
 fn read_mib_s(said: &str) -> Option<f64> {
     let json: Value = serde_json::from_str(&said[said.find('{')?..]).ok()?;
     Some(json["jobs"][0]["read"]["bw_bytes"].as_f64()? / f64::from(1 << 20))
@@ -198,13 +198,13 @@ fn read_mib_s(said: &str) -> Option<f64> {
 /// Sessions that scan ranges.
 struct Scans {
     sessions: Vec<Client>,
-    /// Keys go up to about so many.
+    /// An upper bound of the keys, roughly.
     last_key: i64,
     /// Counts slices, so that each scans other ranges.
     seed: u64,
 }
 
-/// Of every 32 keys TPC-H uses eight.
+/// TPC-H uses eight of every 32 keys.
 const KEYS_PER_ORDER: u64 = 4;
 
 impl Scans {
@@ -218,7 +218,7 @@ impl Scans {
         Ok(Scans { sessions, last_key: i64::try_from(orders * KEYS_PER_ORDER)?, seed: 1 })
     }
 
-    /// All sessions scan for some time.
+    /// Runs scans in all sessions for `time`.
     fn run(&mut self, time: Duration, stop: &StopFlag) -> Result<Slice> {
         self.seed += 1;
         let (last_key, seed) = (self.last_key, self.seed);
@@ -250,7 +250,7 @@ impl Scans {
     }
 }
 
-/// How long each scan took, in milliseconds.
+/// Runs scans in one session for `time`. Returns the time of each, in milliseconds.
 fn scan(client: &mut Client, last_key: i64, seed: u64, time: Duration, stop: &StopFlag) -> Result<Vec<f64>> {
     let statement = client.prepare(
         "SELECT count(*), sum(l_extendedprice * (1 - l_discount)) FROM lineitem \
@@ -259,7 +259,7 @@ fn scan(client: &mut Client, last_key: i64, seed: u64, time: Duration, stop: &St
     let (began, mut took_ms, mut state) = (Instant::now(), Vec::new(), seed);
     while began.elapsed() < time {
         stop.check()?;
-        // A linear congruence spreads well enough over a few million keys (Knuth's MMIX).
+        // A linear congruential generator (Knuth's MMIX) is good enough for a few million keys.
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let first = ((state >> 33) as i64) % (last_key - RANGE).max(1);
         let started = Instant::now();
@@ -275,7 +275,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fio_is_understood_behind_its_warnings() {
+    fn fios_json_is_found_after_its_warnings() {
         let said = "note: x\n{\"jobs\": [{\"read\": {\"bw_bytes\": 2097152}}]}";
         assert_eq!(read_mib_s(said), Some(2.0));
         assert_eq!(read_mib_s("fio: failed"), None);

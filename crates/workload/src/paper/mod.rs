@@ -1,10 +1,10 @@
 //! The papers' figures for which a database runs. Of paper 1: Hash+Sort by where its temporary files lie,
 //! with its traffic over time ([`hash_sort`], figure 14), RangeScan by where the whole database lies
-//! ([`range_scan`]), and what lending memory costs the machine that lends it ([`lending`], figure 13); of
-//! paper 2: TPC-H's queries ([`tpch_queries`], figures 4 and 5, table 1).
+//! ([`range_scan`]), and the cost of lending memory for the lender ([`lending`], figure 13). Of paper 2:
+//! TPC-H's queries ([`tpch_queries`], figures 4 and 5, table 1).
 //!
-//! Rounds alternate between what is compared, so that ratios can be paired. What is written down is made by
-//! the caller.
+//! Every round measures all variants in turn, so that ratios can be paired. The caller writes the results
+//! down.
 
 mod effort;
 pub mod hash_sort;

@@ -1,4 +1,4 @@
-//! What the kernel tells about a process: what it has read, written and computed, and where it may run.
+//! What the kernel knows about a process: what it has read, written and computed, and where it may run.
 
 use std::fs;
 use std::path::Path;
@@ -10,16 +10,16 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 /// What a process has done so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Done {
-    /// Bytes that system calls gave it.
+    /// Bytes that it read by system calls.
     pub read_bytes: u64,
-    /// Bytes that it gave to system calls.
+    /// Bytes that it wrote by system calls.
     pub written_bytes: u64,
-    /// Processor time, in the kernel or not.
+    /// Processor time, in user and kernel mode.
     pub cpu_s: f64,
 }
 
 impl Done {
-    /// By this process; `None` when it has ended, or is not ours to look at.
+    /// Reads it for this process; `None` if the process has ended or we may not inspect it.
     pub fn of(pid: u32) -> Option<Self> {
         let io = fs::read_to_string(format!("/proc/{pid}/io")).ok()?;
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
@@ -37,29 +37,29 @@ fn field(io: &str, name: &str) -> Option<u64> {
     line.strip_prefix(':')?.trim().parse().ok()
 }
 
-/// `utime` and `stime` (proc(5)). The program's name, in parentheses, may hold anything.
+/// `utime` and `stime` (proc(5)). The program's name, in parentheses, may contain any characters.
 fn cpu_ticks(stat: &str) -> Option<u64> {
     let mut fields = stat[stat.rfind(')')? + 1..].split_whitespace().skip(11);
     Some(fields.next()?.parse::<u64>().ok()? + fields.next()?.parse::<u64>().ok()?)
 }
 
-/// The child of a process whose title holds a text.
+/// The first child of a process whose command line contains a text.
 pub fn child_titled(parent_pid: u32, text: &str) -> Option<u32> {
     children_titled(parent_pid, text).next()
 }
 
-/// The children of a process whose titles hold a text.
+/// The children of a process whose command lines contain a text.
 pub fn children_titled(parent_pid: u32, text: &str) -> impl Iterator<Item = u32> {
     let proc = Path::new("/proc");
     let entries = fs::read_dir(proc).into_iter().flatten().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     pids.filter(move |&pid| parent(proc, pid) == Some(parent_pid)).filter(move |pid| {
-        let title = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default(); // it has ended
+        let title = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default(); // fails if it has ended
         String::from_utf8_lossy(&title).contains(text)
     })
 }
 
-/// What the page tables of a process take, in KiB; `None` when it has ended.
+/// Size of a process's page tables in KiB; `None` if it has ended.
 pub fn page_tables_kib(pid: u32) -> Option<u64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     status
@@ -72,15 +72,15 @@ pub fn page_tables_kib(pid: u32) -> Option<u64> {
         .ok()
 }
 
-/// Lets a process, its children and all their threads run on one processor only; those that they start will
-/// inherit it.
+/// Restricts a process, its descendants and all their threads to one processor. Threads and processes that
+/// they start inherit this.
 pub fn confine(pid: u32, processor: usize) -> Result<()> {
     let mut set = CpuSet::new();
     set.set(processor);
     for pid in family(Path::new("/proc"), pid)? {
         for entry in fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {
             let thread = entry.file_name().to_string_lossy().parse().ok().and_then(Pid::from_raw);
-            // A thread that has ended meanwhile needs no processor.
+            // Ignores a thread that has ended meanwhile.
             let confined = thread.map(|thread| sched_setaffinity(Some(thread), &set));
             if let Some(Err(error)) = confined.filter(|result| *result != Err(rustix::io::Errno::SRCH)) {
                 bail!("cannot confine process {pid} to processor {processor}: {error}");
@@ -90,7 +90,7 @@ pub fn confine(pid: u32, processor: usize) -> Result<()> {
     Ok(())
 }
 
-/// A process and all that descend from it.
+/// A process and all its descendants.
 fn family(proc: &Path, pid: u32) -> Result<Vec<u32>> {
     let entries = fs::read_dir(proc).context("cannot read /proc")?.flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn processor_time_is_found_behind_any_name() {
+    fn processor_time_is_found_after_any_program_name() {
         let stat = "7 (a) b (c)) S 1 7 7 0 -1 4194304 100 0 0 0 25 17 0 0 20 0 1 0 100";
         assert_eq!(cpu_ticks(stat), Some(42));
         assert_eq!(cpu_ticks("7 (x"), None);
@@ -137,7 +137,7 @@ mod tests {
         let mut shell = Command::new("sh");
         shell.args(["-c", "echo titled 600.25; read -r end"]).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = shell.spawn().unwrap();
-        // A child that was spawned may have no title yet; one that has spoken has.
+        // A newly spawned child may not have its command line yet; a child that has written output has.
         assert!(child.stdout.as_mut().unwrap().read(&mut [0]).unwrap() > 0);
         assert_eq!(child_titled(std::process::id(), "600.25"), Some(child.id()));
         assert_eq!(child_titled(std::process::id(), "no such title"), None);
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn family_is_a_process_with_its_children_and_theirs() {
+    fn family_is_a_process_with_all_its_descendants() {
         let proc = tempfile::tempdir().unwrap();
         for (pid, parent) in [(10, 1), (11, 10), (12, 11), (13, 1), (14, 10)] {
             let dir = proc.path().join(pid.to_string());

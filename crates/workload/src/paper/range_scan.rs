@@ -1,9 +1,9 @@
-//! RangeScan of paper 1 (section 5.2.1), read-only, with the whole database in one place after another: its
-//! tables, its index, its log.
+//! RangeScan of paper 1 (section 5.2.1), read-only, with the whole database (tables, index and log) in one
+//! place after another.
 //!
 //! Each scan is planned anew, as in most programs. While planning, PostgreSQL asks for the length of each
-//! file, so the cost of `lseek(SEEK_END)` shows here, beside the cost of pages that are not in the server's
-//! buffers.
+//! file. So the figure shows the cost of `lseek(SEEK_END)`, beside the cost of pages that are not in the
+//! server's buffers.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -21,47 +21,47 @@ use crate::postgres::{Server, ServerOptions};
 use crate::progress::Progress;
 use crate::stop::StopFlag;
 
-/// Where the database lies.
+/// Where the database may lie.
 pub const SPOTS: [Spot; 4] = [Spot::Tmpfs, Spot::InterposedShm, Spot::FarShm, Spot::Disk];
-/// Sessions at a time: a few for each of two processors, and many. (The paper's figures 7 and 8 have 80 on 20
-/// processors.)
+/// Numbers of concurrent sessions: a few for each of two processors, and many. (The paper's figures 7 and 8
+/// have 80 sessions on 20 processors.)
 pub const SESSIONS: [u32; 2] = [8, 32];
-/// Rows at scale 1: 280 MB, twice PostgreSQL's own buffers, so that about half of all pages are read from
-/// their place.
+/// Rows at scale 1: 280 MB, twice the size of PostgreSQL's own buffers, so that about half of all pages are
+/// read from files.
 const ROWS_PER_SCALE: f64 = 1_000_000.0;
-/// The smallest table, at any scale: a hundred times as many rows as a scan reads.
+/// Fewest rows, at any scale: a hundred times as many as a scan reads.
 const LEAST_ROWS: u64 = 10_000;
 /// Keys of a scan.
 const RANGE: u64 = 100;
 /// Bytes of text in a row; with its key and its value it has 245.
 const PADDING: usize = 229;
-/// What each of two nodes lends: the table, its index, a cluster, and the log of loading.
+/// Memory that each of two nodes lends: for the table, its index, a cluster, and the log of loading.
 const NODE_MIB: u64 = 1024;
 /// Threads of pgbench.
 const ASKERS: &str = "2";
-/// What the title of each session's process holds, and of no other.
+/// A text that the command line of each session's process contains, and that of no other process.
 const SESSION_TITLE: &str = "[local]";
-/// How often page tables are looked at: they grow with the memory that was touched.
+/// How often the size of the page tables is read: they grow with the memory that was touched.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// How long pgbench may take beyond the time that it measures.
 const SURPLUS: Duration = Duration::from_secs(60);
 
-/// The result of one slice.
+/// The results of a slice.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Scanned {
     /// Where the database lay.
     pub spot: Spot,
-    /// How many sessions asked at a time.
+    /// Number of concurrent sessions.
     pub sessions: u32,
     /// Counted from 0.
     pub round: usize,
     /// Scans per second.
     pub per_second: f64,
-    /// What the page tables of a session's process take, in KiB: the most that was seen, if one was.
+    /// The largest page tables of a session's process, in KiB; `None` if no session was seen.
     pub page_tables_kib: Option<u64>,
 }
 
-/// All slices.
+/// The results of all slices.
 #[derive(Clone, Debug)]
 pub struct RangeScanReport {
     /// Each place once per round and number of sessions.
@@ -79,7 +79,7 @@ struct Scene {
     far: Option<FarMemory>,
 }
 
-/// Measures.
+/// Measures all places in turn, round by round.
 pub fn measure(effort: &Effort<'_>, stop: &StopFlag) -> Result<RangeScanReport> {
     let progress = Progress::on_stderr();
     let work = machine::scratch_dir(effort.work_dir, "farpool-paper-")?;
@@ -141,7 +141,7 @@ impl Scene {
         let log: PathBuf = work.join(format!("{}.log", spot.name().replace([' ', ','], "-")));
         let of_server = ServerOptions { wrapper: &wrapper, ..ServerOptions::new(&dir, &log) };
         let server = Server::start(&of_server, stop)?;
-        // Rows are frozen, statistics are there, and nothing is left to write.
+        // After these statements rows are frozen, statistics exist, and nothing is left to write.
         let table = format!(
             "CREATE TABLE ranges AS SELECT id, id * 7919::bigint % 1000003 AS value, repeat('x', {PADDING}) AS padding \
              FROM generate_series(1, {rows}) AS id"
@@ -155,7 +155,7 @@ impl Scene {
         Ok(Scene { spot, server, far })
     }
 
-    /// Scans per second of so many sessions, and their page tables.
+    /// Measures scans per second of this many sessions, and the size of their page tables.
     fn watched_scan(&mut self, script: &Path, sessions: u32, slice: Duration) -> Result<(f64, Option<u64>)> {
         let server = self.server.id();
         let mut most_kib = None;
@@ -167,7 +167,7 @@ impl Scene {
         Ok((per_second, most_kib))
     }
 
-    /// Scans per second of so many sessions.
+    /// Measures scans per second of this many sessions.
     fn scan(&mut self, script: &Path, sessions: u32, slice: Duration) -> Result<f64> {
         let (program, mut args) = self.server.client_program("pgbench")?;
         let seconds = slice.as_secs().max(1).to_string();
@@ -179,7 +179,7 @@ impl Scene {
             self.server.check_alive()?;
             Err(error)
         })?;
-        per_second(&said).with_context(|| format!("cannot understand what pgbench gave: {said}"))
+        per_second(&said).with_context(|| format!("cannot parse pgbench's output: {said}"))
     }
 
     fn tear_down(mut self) -> Result<()> {
@@ -188,7 +188,7 @@ impl Scene {
     }
 }
 
-/// The line "tps = 1234.5 (without initial connection time)"; nothing if a session failed.
+/// Parses the line "tps = 1234.5 (without initial connection time)"; `None` if a session failed.
 fn per_second(said: &str) -> Option<f64> {
     let line = said.lines().find_map(|line| line.strip_prefix("tps = "))?;
     line.split(' ').next()?.parse().ok().filter(|&per_second: &f64| per_second > 0.0)
@@ -201,7 +201,7 @@ impl RangeScanReport {
         of_it.map(|slice| slice.per_second).collect()
     }
 
-    /// What the page tables of a session took there, at most.
+    /// The largest page tables of a session in a place.
     pub fn page_tables_kib(&self, spot: Spot, sessions: u32) -> Option<u64> {
         let of_it = self.slices.iter().filter(|slice| slice.spot == spot && slice.sessions == sessions);
         of_it.filter_map(|slice| slice.page_tables_kib).max()
@@ -219,7 +219,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn scans_per_second_are_what_pgbench_says_last() {
+    fn scans_per_second_are_read_from_pgbenchs_output() {
         let said =
             "number of failed transactions: 0 (0.000%)\ntps = 1234.5 (without initial connection time)\n";
         assert_eq!(per_second(said), Some(1234.5));
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_scan_never_reaches_behind_the_last_row() {
+    fn a_scan_never_reaches_beyond_the_last_row() {
         let script = scan(1000);
         assert!(script.contains("random(1, 901)") && script.contains(":first + 99;"), "{script}");
     }

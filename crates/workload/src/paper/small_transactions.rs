@@ -1,8 +1,7 @@
-//! Small transactions of SQLite by where the database lies: each makes a journal, writes a few times to it,
-//! and deletes it, so files are opened for a few calls each. Not of a paper.
+//! Small transactions of SQLite by where the database lies. Each transaction creates a journal, writes to it
+//! a few times and deletes it, so files are opened for a few calls each. Not from a paper.
 //!
-//! The mount that lets programs work on its files directly is measured twice, with the interposer and
-//! without.
+//! The mount that admits direct clients is measured twice: with the interposer and without.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,21 +18,21 @@ use crate::stop::StopFlag;
 
 /// Transactions of a slice, each of which inserts a row.
 pub const INSERTS: u32 = 1000;
-/// Databases of a slice, each made and given a row.
+/// Databases of a slice; each is created and gets a row.
 pub const DATABASES: u32 = 150;
-/// What each of two nodes lends: databases of a few pages.
+/// Memory that each of two nodes lends: databases have a few pages.
 pub const NODE_MIB: u64 = 256;
 
-/// Where the database lies, and how it is reached.
+/// Where the database lies, and how it is accessed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     /// In the machine's own memory.
     Tmpfs,
-    /// On a mount that lets programs work on its files directly, with the interposer.
+    /// On a mount that admits direct clients, with the interposer.
     Interposed,
-    /// The same mount, by the kernel.
+    /// On the same mount, through the kernel.
     AcceleratedMount,
-    /// On a mount as it is without `--accelerate`.
+    /// On a mount without `--accelerate`.
     PlainMount,
     /// On the machine's disk.
     Disk,
@@ -44,7 +43,7 @@ impl Way {
     pub const ALL: [Self; 5] =
         [Self::Tmpfs, Self::Interposed, Self::AcceleratedMount, Self::PlainMount, Self::Disk];
 
-    /// What people call it.
+    /// The name that readers see.
     pub fn name(self) -> &'static str {
         match self {
             Self::Tmpfs => "tmpfs",
@@ -56,12 +55,12 @@ impl Way {
     }
 }
 
-/// What is done.
+/// What a script does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Work {
-    /// Inserts into one database, a transaction each.
+    /// Inserts rows into one database, in a transaction each.
     Inserts,
-    /// Databases, each opened, given a table and a row, and closed.
+    /// Opens databases, creates a table and a row in each, and closes them.
     Databases,
 }
 
@@ -69,7 +68,7 @@ impl Work {
     /// Both.
     pub const ALL: [Self; 2] = [Self::Inserts, Self::Databases];
 
-    /// What is counted.
+    /// One unit of the work.
     pub fn name(self) -> &'static str {
         match self {
             Self::Inserts => "inserting a row",
@@ -104,18 +103,18 @@ impl Work {
     }
 }
 
-/// The result of one slice.
+/// The results of a slice.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Timed {
     /// Where.
     pub way: Way,
     /// Doing what.
     pub work: Work,
-    /// Microseconds for each.
+    /// Microseconds per unit of the work.
     pub each_us: f64,
 }
 
-/// Measures; each way has each work once a round.
+/// Measures: in each round, every work in every way.
 pub fn measure(effort: &Effort<'_>, stop: &StopFlag) -> Result<Vec<Timed>> {
     let progress = Progress::on_stderr();
     let sqlite = Sqlite::find()?;

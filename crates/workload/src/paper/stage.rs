@@ -1,7 +1,7 @@
 //! A PostgreSQL with TPC-H's two large tables and a tablespace in every place where temporary files may lie.
 //!
-//! The server starts anew before each run, as its user would start it for that place: by `farpool run` where
-//! temporary files are reached with the interposer, and plainly elsewhere.
+//! The server is started again before each run, as a user would start it for that place: by `farpool run` if
+//! temporary files are accessed with the interposer, directly otherwise.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -22,28 +22,29 @@ use crate::stop::StopFlag;
 use crate::throttle::ThrottledVolume;
 use crate::tpch;
 
-/// The database's limit at scale factor 1, where tables and temporary data are several times as large.
+/// The database's memory limit at scale factor 1, where tables and temporary files are several times as
+/// large.
 const MEMORY_LIMIT_MIB: f64 = 1024.0;
-/// The least limit: smaller ones were not tried. At scale factors under 0.5 tables and temporary files may
-/// fit in it.
+/// The lowest limit: lower ones were not tried. At scale factors under 0.5 tables and temporary files may fit
+/// in it.
 const MEMORY_LIMIT_MIN_MIB: u64 = 512;
-/// What the limit is larger by while temporary files lie on tmpfs, at scale factor 1: these files are charged
-/// to the process that writes them. They hold 1.6 GiB at once (measured).
+/// By how much the limit is higher while temporary files lie on tmpfs, at scale factor 1: they are charged to
+/// the process that writes them. They hold up to 1.6 GiB at once (measured).
 const TMPFS_MIB_PER_SCALE: f64 = 2048.0;
-/// How many nodes each pool has.
+/// Nodes of each pool.
 pub const NODES: u32 = 2;
-/// About twice what temporary files hold at once at scale factor 1, which leaves room for striping
-/// and for blocks that were freed and cannot be reused yet.
+/// About twice what temporary files hold at once at scale factor 1. This leaves room for striping, and for
+/// blocks that were freed and cannot be reused yet.
 const FAR_MIB_PER_SCALE: f64 = 3072.0;
-/// The least a node lends: some regions for each of the files that are open at once.
+/// The least memory that a node lends: some regions for each of the files that are open at once.
 const NODE_MIN_MIB: u64 = 256;
-/// The pool's region size, of which a node lends whole ones.
+/// The pool's region size; a node lends whole regions.
 const REGION_MIB: u64 = 64;
 const VOLUME_MIN_MIB: u64 = 512;
 
-/// Names folders and control group.
+/// Prefix of the names of folders and of the control group.
 const PREFIX: &str = "farpool-hash-sort-";
-/// For a program that does nothing, run with the interposer.
+/// Longest time of a program that does nothing, run with the interposer.
 const INTERPOSER_DEADLINE: Duration = Duration::from_secs(10);
 
 /// Where temporary files lie.
@@ -51,11 +52,11 @@ const INTERPOSER_DEADLINE: Duration = Duration::from_secs(10);
 pub enum Spot {
     /// In the machine's own memory.
     Tmpfs,
-    /// In far memory reached by shared memory, with the interposer.
+    /// In far memory over shared memory, with the interposer.
     InterposedShm,
-    /// In far memory reached by shared memory, by the mount alone.
+    /// In far memory over shared memory, through the mount alone.
     FarShm,
-    /// In far memory reached over TCP, by the mount alone.
+    /// In far memory over TCP, through the mount alone.
     FarTcp,
     /// On the machine's disk.
     Disk,
@@ -64,11 +65,11 @@ pub enum Spot {
 }
 
 impl Spot {
-    /// All of them; where there is no throttled disk it is left out.
+    /// All places; a place that is not available on this machine is left out.
     pub const ALL: [Self; 6] =
         [Self::Tmpfs, Self::InterposedShm, Self::FarShm, Self::FarTcp, Self::Disk, Self::Throttled];
 
-    /// What people call it.
+    /// The name that readers see.
     pub fn name(self) -> &'static str {
         match self {
             Self::Tmpfs => "tmpfs",
@@ -80,12 +81,12 @@ impl Spot {
         }
     }
 
-    /// Whether far memory is reached by the mount alone.
+    /// Whether far memory is accessed through the mount alone.
     pub fn is_mount_alone(self) -> bool {
         matches!(self, Self::FarShm | Self::FarTcp)
     }
 
-    /// Whether a pool is needed.
+    /// Whether it needs a pool.
     pub fn is_far(self) -> bool {
         matches!(self, Self::InterposedShm | Self::FarShm | Self::FarTcp)
     }
@@ -102,7 +103,7 @@ impl Spot {
     }
 }
 
-/// Everything that runs or is mounted meanwhile. Fields are dropped in this order.
+/// Everything that runs or is mounted during the runs. Fields are dropped in this order.
 pub struct Stage {
     pub server: Server,
     far: Vec<(Spot, FarMemory)>,
@@ -110,29 +111,29 @@ pub struct Stage {
     limit: Option<MemoryLimit>,
     _tmpfs: Option<TempDir>,
     work: TempDir,
-    /// What could not be had.
+    /// What was not available, and why.
     pub notes: Vec<String>,
-    /// Where temporary files may lie here.
+    /// Where temporary files may lie on this machine.
     pub spots: Vec<Spot>,
-    /// What runs the server where temporary files are reached with the interposer.
+    /// The program and arguments that run the server with the interposer.
     interposer: Option<[OsString; 3]>,
-    /// The database's limit, and the one while files lie on tmpfs.
+    /// The database's memory limit, and the higher one while files lie on tmpfs.
     limits_mib: (u64, u64),
     progress: Progress,
 }
 
-/// What a stage is made with.
+/// The options of a stage.
 #[derive(Clone, Debug)]
 pub struct StageOptions<'a> {
     /// TPC-H's scale factor.
     pub scale: f64,
-    /// Where the database and the volume live meanwhile; on a real disk.
+    /// Where the database and the volume are meanwhile; must be on a real disk.
     pub work_dir: &'a Path,
     /// The `farpool` binary.
     pub farpool: &'a Path,
-    /// Where temporary files are to lie. A place that cannot be had is left out.
+    /// Where temporary files are to lie. A place that is not available on this machine is left out.
     pub spots: &'a [Spot],
-    /// Where logs go; `None`: into the folder of the database.
+    /// Where logs go; `None` for the database's folder.
     pub log_dir: Option<&'a Path>,
 }
 
@@ -202,7 +203,8 @@ impl Stage {
         })
     }
 
-    /// Runs the query once, so that the page cache holds what it can of the tables, and says how it spilled.
+    /// Runs the query once, so that the page cache holds as much of the tables as fits. Returns how the query
+    /// spilled.
     pub fn warm_up(&self, query: &HashSort, stop: &StopFlag) -> Result<Spill> {
         let step = self.progress.step("warming up, and checking that join and sort spill");
         let started = Instant::now();
@@ -211,13 +213,14 @@ impl Stage {
         Ok(spill)
     }
 
-    /// The database's limit, if there is one, and what it is while files lie on tmpfs.
+    /// The database's memory limit and the higher one while files lie on tmpfs; `None` if memory is not
+    /// limited.
     pub fn limits_mib(&self) -> Option<(u64, u64)> {
         self.limit.as_ref().map(|_| self.limits_mib)
     }
 
-    /// One run with temporary files in a place. `tick` is called from time to time with the server process
-    /// that works.
+    /// Runs the query with temporary files in a place. `tick` is called from time to time with the id of the
+    /// server process that runs it.
     pub fn run(
         &mut self,
         query: &HashSort,
@@ -236,7 +239,7 @@ impl Stage {
         };
         query.run_watched(&self.server, space, stop, tick).or_else(|error| {
             stop.check()?;
-            // If a process has ended, that is the cause and the query's failure its consequence.
+            // If a process has ended, that is the cause, and the failed query only the consequence.
             self.far.iter_mut().try_for_each(|(_, far)| far.check_alive())?;
             self.server.check_alive()?;
             Err(error.context(format!("temporary files on {}: the query failed", spot.name())))
@@ -247,8 +250,8 @@ impl Stage {
         self.limit.as_mut().map_or(Ok(()), |limit| limit.change(mib))
     }
 
-    /// Ends everything in order and reports what did not go; the guards then find nothing left to do. The
-    /// database's files may be kept.
+    /// Ends everything in order, and returns the first error. Dropping the value then finds nothing left to
+    /// do. The database's files are kept if `keep_data` is set.
     pub fn tear_down(mut self, keep_data: bool) -> Result<()> {
         let step = self.progress.step("cleaning up");
         let mut results = vec![self.server.stop()];
@@ -266,7 +269,7 @@ impl Stage {
     }
 }
 
-/// What could not be had becomes a note.
+/// Turns an error into a note that names its consequence.
 pub fn noted<T>(result: Result<T>, consequence: &str, notes: &mut Vec<String>) -> Option<T> {
     result.map_err(|error| notes.push(format!("{consequence}: {error:#}"))).ok()
 }
@@ -282,7 +285,7 @@ fn limit_memory(group: &str, mib: u64) -> Result<MemoryLimit> {
     MemoryLimit::create(group, mib)
 }
 
-/// The limit of a database whose tables have this size.
+/// The memory limit of a database at this scale factor.
 pub fn memory_limit_mib(scale: f64) -> u64 {
     ((MEMORY_LIMIT_MIB * scale.min(1.0)) as u64).max(MEMORY_LIMIT_MIN_MIB)
 }
@@ -293,8 +296,8 @@ fn make_tmpfs(scale: f64) -> Result<TempDir> {
     machine::scratch_dir(shm, PREFIX)
 }
 
-/// What runs the server with the interposer. Its user may not be let into the folder where ours are, so it
-/// gets copies.
+/// What runs the server with the interposer. The server's user may not be able to enter the folder of our
+/// binaries, so it gets copies.
 fn interposer_for_server(farpool: &Path, work: &Path) -> Result<[OsString; 3]> {
     let user = Server::user()?;
     let copied = user.is_some().then(|| copied_for_others(farpool, &subfolder(work, "bin")?)).transpose()?;
@@ -306,7 +309,7 @@ fn interposer_for_server(farpool: &Path, work: &Path) -> Result<[OsString; 3]> {
     Ok(wrapper)
 }
 
-/// A throttled volume with room for temporary files.
+/// Makes a throttled volume with room for temporary files.
 pub fn make_volume(scale: f64, work: &Path, limit: Option<&MemoryLimit>) -> Result<ThrottledVolume> {
     ensure!(machine::is_root(), "only root can make one");
     let mount_point = subfolder(work, "throttled")?;
@@ -314,13 +317,14 @@ pub fn make_volume(scale: f64, work: &Path, limit: Option<&MemoryLimit>) -> Resu
     ThrottledVolume::make(work, &mount_point, size_mib, limit)
 }
 
-/// What each of two nodes lends.
+/// Memory that each node lends.
 pub fn node_mib(scale: f64) -> u64 {
     let share = (FAR_MIB_PER_SCALE * scale) as u64 / u64::from(NODES);
     share.max(NODE_MIN_MIB).next_multiple_of(REGION_MIB)
 }
 
-/// A pool of two nodes with a mount, in a folder of its own; their logs go to another one below `log_dir`.
+/// Starts a pool of two nodes with a mount, in a folder of its own; logs go to another folder below
+/// `log_dir`.
 pub(super) fn start_pool(
     farpool: &Path,
     work: &Path,

@@ -1,10 +1,10 @@
 //! Figures 4 and 5 and table 1 of paper 2: TPC-H's queries on DuckDB by where its temporary files lie, and
 //! what they read and write meanwhile.
 //!
-//! TPC-H's queries are modest: DuckDB does most of them without temporary files. So the join and sort of all,
-//! and the grouping of all, which its tests have beside them, are measured as well. Each query has as little
-//! memory as it can be done with, found out once, on tmpfs. The process is limited to that and a little more,
-//! so that the kernel's cache does not stand in for the disk.
+//! TPC-H's queries are modest: DuckDB runs most of them without temporary files. So a join and sort of all
+//! rows and a grouping of all rows, which this project's tests of DuckDB add to them, are measured as well.
+//! Each query gets the least memory that suffices, determined once, on tmpfs. The process is limited to that
+//! and a little more, so that the kernel's cache does not stand in for the disk.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -26,24 +26,24 @@ use crate::pool::{Transport, interposer};
 use crate::progress::Progress;
 use crate::stop::StopFlag;
 
-/// Files on tmpfs are charged to the process that writes them, so the limit must be larger there. This also
-/// holds the tables.
+/// The limit for files on tmpfs, which are charged to the process that writes them; the tables' file in the
+/// page cache counts, too.
 const LOCAL_LIMIT_MIB: u64 = 8192;
-/// The tables' file is cached in it, and the program is.
+/// Memory beside the query's own: for the program, and for the tables' file in the page cache.
 const BESIDE_QUERY_MIB: u64 = 256;
-/// How often a query's process is looked at. Some queries take a tenth of a second.
+/// How often a query's process is sampled. Some queries take only a tenth of a second.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// What a query's process is known by among ours.
+/// A text that only the command line of a query's process contains, among our children.
 const QUERY_TITLE: &str = "-readonly";
 
-/// How to measure.
+/// The options of a measurement.
 #[derive(Clone, Debug)]
 pub struct QueriesOptions<'a> {
     /// TPC-H's scale factor.
     pub scale: f64,
-    /// How often each place is measured.
+    /// Number of rounds; each measures every place once.
     pub rounds: usize,
-    /// Where the database lives meanwhile; on a real disk.
+    /// Where the database is meanwhile; must be on a real disk.
     pub work_dir: &'a Path,
     /// The `farpool` binary.
     pub farpool: &'a Path,
@@ -52,32 +52,32 @@ pub struct QueriesOptions<'a> {
 /// A run of a query.
 #[derive(Clone, Debug, PartialEq)]
 pub struct QueryRun {
-    /// Its number in TPC-H, as `q01`, or its name.
+    /// Its number in TPC-H, as in `q01`, or its name.
     pub query: String,
     /// Where its temporary files lay.
     pub spot: Spot,
     /// How long it took.
     pub seconds: f64,
-    /// The memory that DuckDB was given.
+    /// DuckDB's memory limit.
     pub memory_mb: u32,
-    /// What lay in its temporary files at most.
+    /// Peak size of its temporary files.
     pub temp_bytes: u64,
     /// What it read and wrote by system calls meanwhile, the tables included.
     pub samples: Vec<Sample>,
 }
 
-/// All runs.
+/// The results of all rounds.
 #[derive(Clone, Debug)]
 pub struct QueriesReport {
     /// In the order of their rounds.
     pub runs: Vec<QueryRun>,
     /// Whether the process's memory was limited.
     pub is_limited: bool,
-    /// What could not be had.
+    /// What was not available, and why.
     pub notes: Vec<String>,
 }
 
-/// Measures. An error if two runs of a query return different rows.
+/// Measures all queries in all places. An error if two runs of a query return different rows.
 pub fn measure(options: &QueriesOptions<'_>, stop: &StopFlag) -> Result<QueriesReport> {
     let duckdb = DuckDb::find()?;
     let progress = Progress::on_stderr();
@@ -134,7 +134,7 @@ pub fn measure(options: &QueriesOptions<'_>, stop: &StopFlag) -> Result<QueriesR
     Ok(QueriesReport { runs, is_limited: limit.is_some(), notes })
 }
 
-/// Runs a program in a control group.
+/// A wrapper that runs a program in a control group.
 fn joining(procs_file: &Path) -> Vec<OsString> {
     let join = r#"echo 0 >"$0" && exec "$@""#;
     vec!["sh".into(), "-c".into(), join.into(), procs_file.into()]
@@ -174,7 +174,12 @@ impl Bench<'_> {
                     let beside = u64::from(before.memory_mb) + BESIDE_QUERY_MIB;
                     self.limit_to(if *spot == Spot::Tmpfs { LOCAL_LIMIT_MIB } else { beside })?;
                     let (ran, samples) = self.watched(query, *spot, dir, before.memory_mb)?;
-                    ensure!(ran.rows == before.rows, "query {}: other rows on {}", query.name, spot.name());
+                    ensure!(
+                        ran.rows == before.rows,
+                        "query {}: the rows differ on {}",
+                        query.name,
+                        spot.name()
+                    );
                     let Ran { seconds, memory_mb, temp_bytes, .. } = ran;
                     runs.push(QueryRun {
                         query: label(&query.name),
@@ -195,7 +200,7 @@ impl Bench<'_> {
         self.limit.as_mut().map_or(Ok(()), |limit| limit.change(mib))
     }
 
-    /// Runs a query and looks at its process meanwhile.
+    /// Runs a query and samples its process meanwhile.
     fn watched(&self, query: &Query, spot: Spot, dir: &Path, memory_mb: u32) -> Result<(Ran, Vec<Sample>)> {
         let how = if spot == Spot::InterposedShm { &self.interposer } else { &self.plain };
         let mut watch = Watch::default();
@@ -206,7 +211,7 @@ impl Bench<'_> {
     }
 }
 
-/// Numbers as they are sorted.
+/// Numbers with leading zeros, so that they sort in order.
 fn label(name: &str) -> String {
     name.parse::<u32>().map_or_else(|_| name.to_owned(), |number| format!("q{number:02}"))
 }
@@ -230,7 +235,7 @@ impl QueriesReport {
 }
 
 impl QueryRun {
-    /// Bytes read and written by the last look.
+    /// Bytes read and written up to the last sample.
     pub fn traffic(&self) -> (u64, u64) {
         self.samples.last().map_or((0, 0), |last| (last.read_bytes, last.written_bytes))
     }

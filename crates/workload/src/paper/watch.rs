@@ -1,32 +1,33 @@
-//! What a process does over time.
+//! Samples what a process does over time.
 
 use std::time::Instant;
 
 use super::process::Done;
 
-/// What a process had done at some time of a run.
+/// What a process had done at one moment of a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sample {
-    /// Since the run began.
+    /// Seconds since the first sample.
     pub at_s: f64,
-    /// Read until then.
+    /// Bytes read until then.
     pub read_bytes: u64,
-    /// Written until then.
+    /// Bytes written until then.
     pub written_bytes: u64,
     /// Processor time until then.
     pub cpu_s: f64,
 }
 
-/// Looks at a process from time to time; at the last one, if there are several one after the other.
+/// Samples a process from time to time. If processes follow one another, only the samples of the last one are
+/// kept.
 #[derive(Default)]
 pub struct Watch {
     since: Option<(u32, Instant, Done)>,
-    /// What it saw.
+    /// All samples of the process.
     pub samples: Vec<Sample>,
 }
 
 impl Watch {
-    /// Looks at a process, if it is there.
+    /// Takes a sample of a process, if it exists.
     pub fn look(&mut self, pid: u32) {
         let Some(done) = Done::of(pid) else { return };
         if self.since.is_none_or(|(before, ..)| before != pid) {
@@ -43,7 +44,7 @@ impl Watch {
         }
     }
 
-    /// Looks at the process it knows, and for another when that has ended.
+    /// Samples the known process; if it has ended, the one that `find` returns.
     pub fn look_for(&mut self, find: impl FnOnce() -> Option<u32>) {
         let known = self.since.map(|(pid, ..)| pid).filter(|&pid| Done::of(pid).is_some());
         if let Some(pid) = known.or_else(find) {
@@ -57,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_watch_counts_from_its_first_look() {
+    fn a_watch_counts_from_its_first_sample() {
         let mut watch = Watch::default();
         watch.look(std::process::id());
         watch.look_for(|| None);

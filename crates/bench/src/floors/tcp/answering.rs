@@ -13,16 +13,19 @@ use super::{HEADER_BYTES, RESPONSE_DEADLINE, Shape, WORD_BYTES, calm};
 use crate::options::IoOp;
 use crate::pages::{Pages, SharedPages};
 
-/// Blocks sent by one system call at most.
+/// Most blocks that one system call sends.
 const GATHERED: usize = 32;
-/// Blocks of at least this length leave the memory without a copy; shorter ones are cheaper to copy together.
+/// Blocks of at least this length are sent straight from the memory; shorter ones are cheaper to gather in a
+/// buffer.
 const DIRECT_BYTES: usize = 1 << 10;
-/// Received per system call at most, and kept of what has come in part: a large block with its header fits.
+/// Most bytes received by one system call, including the part of a request that is kept; a large block with
+/// its header fits.
 const RECEIVED_BYTES: usize = 3 << 20;
-/// After so long without a byte the server sleeps, so that it takes nothing from what is measured in between.
+/// After this time without a byte the server sleeps, so that it takes no processor time from the measurements
+/// in between.
 const SPIN: Duration = Duration::from_millis(2);
 
-/// Serves one client process on loopback, for ever: whoever started this process ends it.
+/// Serves one client process on loopback, until the parent process ends this one.
 pub fn serve(bytes: usize, pages: Pages, ready: impl FnOnce(SocketAddr)) -> Result<()> {
     let memory = SharedPages::new(bytes, pages)?;
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("cannot listen on loopback")?;
@@ -37,7 +40,7 @@ pub fn serve(bytes: usize, pages: Pages, ready: impl FnOnce(SocketAddr)) -> Resu
                 moved |= turned;
                 true
             }
-            Err(_) => false, // the client has gone, or asks for what there is not
+            Err(_) => false, // the client has closed it, or asked for a place outside the memory
         });
         if moved {
             busy = Instant::now();
@@ -79,9 +82,9 @@ struct Answering {
     shape: Shape,
     received: Vec<u8>,
     filled: usize,
-    /// Places of blocks to be sent straight from the memory; of the first, `sent` bytes have been.
+    /// Places of blocks to be sent straight from the memory; `sent` bytes of the first one have been sent.
     blocks: VecDeque<usize>,
-    /// Other answers; the first `sent` bytes have been sent.
+    /// Other answers; their first `sent` bytes have been sent.
     answers: Vec<u8>,
     sent: usize,
 }
@@ -91,7 +94,7 @@ impl Answering {
         stream.set_nonblocking(false)?;
         stream.set_read_timeout(Some(RESPONSE_DEADLINE))?;
         let mut shape = [0; Shape::BYTES];
-        stream.read_exact(&mut shape).context("a client that says nothing")?;
+        stream.read_exact(&mut shape).context("a client did not send the shape of its requests")?;
         let shape = Shape::decode(shape)?;
         calm(&stream)?;
         stream.set_nonblocking(true)?;
@@ -110,7 +113,7 @@ impl Answering {
         !self.blocks.is_empty() || !self.answers.is_empty()
     }
 
-    /// Receives and sends what can be; whether there was anything.
+    /// Receives and sends without blocking; returns whether any byte moved.
     fn turn(&mut self, memory: &SharedPages) -> std::io::Result<bool> {
         let mut got = 0;
         if !self.owes() {
@@ -122,7 +125,7 @@ impl Answering {
         Ok(got + sent > 0)
     }
 
-    /// Does what whole requests ask for.
+    /// Carries out the requests that have arrived whole.
     fn answer(&mut self, memory: &SharedPages) -> std::io::Result<()> {
         let Shape { op, block } = self.shape;
         let mut requests = self.received[..self.filled].chunks_exact(self.shape.request());
@@ -138,7 +141,8 @@ impl Answering {
                 IoOp::Read => self.answers.extend_from_slice(bytes(memory, place, block)),
                 IoOp::Call => self.answers.extend_from_slice(payload),
                 IoOp::Write => {
-                    // SAFETY: in bounds as checked; nobody else has the memory or a reference into it.
+                    // SAFETY: in bounds as checked; only this thread uses the memory, and no reference into
+                    // it exists.
                     let to = unsafe { std::slice::from_raw_parts_mut(memory.base().add(place), block) };
                     to.copy_from_slice(payload);
                     self.answers.extend_from_slice(&[0; WORD_BYTES]);
@@ -200,16 +204,18 @@ fn none_when_blocked(result: std::io::Result<usize>) -> std::io::Result<usize> {
 }
 
 /// # Panics
-/// When there is no such place: the caller checks.
+/// If the block does not lie within the memory; the caller checks that it does.
 fn bytes(memory: &SharedPages, place: usize, block: usize) -> &[u8] {
     assert!(place + block <= memory.bytes());
-    // SAFETY: in bounds; nobody else has the memory, and nothing is written to it while the slice is used.
+    // SAFETY: in bounds as asserted; only this thread uses the memory, and writes nothing to it while the
+    // slice exists; the slice borrows `memory`.
     unsafe { std::slice::from_raw_parts(memory.base().add(place), block) }
 }
 
 fn atomic(memory: &SharedPages, place: usize) -> &AtomicU64 {
     assert!(place + WORD_BYTES <= memory.bytes() && place.is_multiple_of(WORD_BYTES));
-    // SAFETY: in bounds and aligned; alive as long as the memory.
+    // SAFETY: in bounds and aligned as asserted; alive as long as the borrow of `memory`; only this thread
+    // uses it.
     unsafe { AtomicU64::from_ptr(memory.base().add(place).cast()) }
 }
 

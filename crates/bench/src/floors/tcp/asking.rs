@@ -1,4 +1,4 @@
-//! The floor's client: as many requests in flight as the operation that it is compared with.
+//! The floor's client: as many requests in flight as the compared operation has.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, IoSlice, IoSliceMut, Read, Write};
@@ -12,8 +12,8 @@ use crate::options::IoOptions;
 use crate::places::Places;
 use crate::tally::Tally;
 
-/// One thread's client. Requests and answers have a place each for every operation in flight, as they would
-/// have buffers; the bytes of requests lie there ready but for the place that they name.
+/// One thread's client. Each operation in flight has a slot for its request and one for its answer, as it
+/// would have buffers. The bytes of requests are prepared once; only the place in them changes.
 pub struct TcpFloor {
     stream: TcpStream,
     shape: Shape,
@@ -29,7 +29,7 @@ pub struct TcpFloor {
     answers: Around,
 }
 
-/// Bytes used over and over, from the end on from the start.
+/// A ring of bytes.
 struct Around {
     bytes: Vec<u8>,
     at: usize,
@@ -46,7 +46,7 @@ impl Around {
 }
 
 impl TcpFloor {
-    /// Connects; the server serves this shape of operations from then on.
+    /// Connects and tells the server the shape of this connection's requests.
     pub fn connect(address: SocketAddr, options: &IoOptions, places: Places) -> Result<Self> {
         let mut stream = TcpStream::connect(address).context("cannot reach the floor")?;
         let shape = Shape::of(options);
@@ -95,7 +95,7 @@ impl TcpFloor {
             last_moved = now;
             while begun >= doorbell_bytes {
                 begun -= doorbell_bytes;
-                let rung = self.rung.pop_front().context("a response that nobody asked for")?;
+                let rung = self.rung.pop_front().context("a response without a request")?;
                 tally.record(now - rung, 1);
                 operations += self.batch as u64;
                 if now < end {
@@ -111,7 +111,7 @@ impl TcpFloor {
         for _ in 0..self.batch {
             let place = self.places.pick();
             let place = place.region as u64 * self.places.region_bytes() + place.offset;
-            // The request that lay here was answered: there are places for all in flight.
+            // The request that used this slot has been answered: there is a slot for each one in flight.
             self.requests.bytes[self.next..self.next + WORD_BYTES].copy_from_slice(&place.to_le_bytes());
             self.next = (self.next + self.shape.request()) % self.requests.bytes.len();
         }

@@ -1,7 +1,7 @@
-//! memcached and redis: values of 8 KiB under random keys, by a client that polls as ours does.
+//! memcached and redis: values of 8 KiB under random keys, read by a client that polls, as the fabric's does.
 //!
-//! Keys have one length, so that requests and responses have as well: the client counts bytes, and looks
-//! closely at some.
+//! All keys have the same length, so all requests do, and all responses. So the client only counts bytes, and
+//! compares the contents of some responses.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
@@ -24,16 +24,16 @@ use crate::tally::Tally;
 const VALUE_BYTES: usize = 8 << 10;
 /// Longest wait for a response.
 const RESPONSE_DEADLINE: Duration = Duration::from_secs(10);
-/// Not counted, before each measurement.
+/// Time before each measurement, not counted.
 const WARM_UP: Duration = Duration::from_millis(300);
-/// Values that are on their way at a time while a peer is filled.
+/// Values in flight while a peer is filled.
 const FILL_DEPTH: usize = 32;
-/// Room for a response and the beginning of others.
+/// Room for a response and the beginning of the next ones.
 const RECEIVED_BYTES: usize = 256 << 10;
-/// Peers keep a value in a larger piece of memory; this is enough for both.
+/// Peers need more memory for a value than its length; this factor is enough for both.
 const ROOM_FACTOR: u64 = 2;
 
-/// Which of the two.
+/// Which of the two servers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Protocol {
     /// memcached's text protocol.
@@ -84,14 +84,14 @@ impl Protocol {
     }
 }
 
-/// The value under a key: the key, again and again.
+/// The value under a key: the key, repeated.
 fn put_value(key: u64, into: &mut Vec<u8>) {
     for _ in 0..VALUE_BYTES / 8 {
         into.extend_from_slice(&key.to_le_bytes());
     }
 }
 
-/// A running server, filled.
+/// A running, filled server.
 pub struct Cache {
     protocol: Protocol,
     address: SocketAddr,
@@ -100,7 +100,7 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// Starts it and stores `bytes` in values.
+    /// Starts it and stores `bytes` bytes of values.
     pub fn start(protocol: Protocol, bytes: u64, dir: &Path, stop: &AtomicBool) -> Result<Self> {
         let address = free_address()?;
         let (ip, port) = (address.ip().to_string(), address.port().to_string());
@@ -108,7 +108,8 @@ impl Cache {
         let mut command = match protocol {
             Protocol::Memcached => {
                 let mut command = tied("memcached");
-                // Errors instead of evictions. The user is only for root, whom memcached refuses unless told.
+                // -M: errors instead of evictions. -u matters only for root: without it memcached refuses to
+                // run as root.
                 command.args(["-l", &ip, "-p", &port, "-U", "0", "-M", "-m", &room_mib, "-u", "root"]);
                 command
             }
@@ -146,13 +147,13 @@ impl Cache {
             let mut answers = vec![0; expected.len()];
             stream.read_exact(&mut answers)?;
             let said = String::from_utf8_lossy(&answers);
-            ensure!(answers == expected, "it answers `{}`", said.lines().next().unwrap_or_default());
+            ensure!(answers == expected, "unexpected answer `{}`", said.lines().next().unwrap_or_default());
             check_stop(stop)?;
         }
         Ok(())
     }
 
-    /// Gets random values for some time, `depth` in flight.
+    /// Reads random values for `time`, with `depth` requests in flight.
     pub fn gets(&self, depth: usize, time: Duration, stop: &AtomicBool) -> Result<Figures> {
         check_stop(stop)?;
         let stream = self.connect()?;
@@ -180,11 +181,11 @@ struct Client {
     protocol: Protocol,
     stream: TcpStream,
     places: Places,
-    /// When the requests in flight were made, and for which key.
+    /// The time and the key of each request in flight.
     asked: VecDeque<(Instant, u64)>,
     to_send: Vec<u8>,
     received: Vec<u8>,
-    /// How much of it is.
+    /// Number of bytes in `received`.
     filled: usize,
     response_bytes: usize,
     expected: Vec<u8>,
@@ -194,7 +195,7 @@ impl Client {
     fn new(cache: &Cache, stream: TcpStream) -> Self {
         let mut expected = Vec::new();
         cache.protocol.put_hit(0, &mut expected);
-        // Places are keys here: a footprint of one region with blocks of one byte.
+        // Places are keys here: in a footprint of one region with blocks of one byte, each offset is a key.
         let places = Places::new(Pattern::Random, 1, cache.keys, 1, 1);
         Client {
             protocol: cache.protocol,
@@ -225,7 +226,7 @@ impl Client {
             last = now;
             let mut taken = 0;
             while self.filled - taken >= self.response_bytes {
-                let (asked, key) = self.asked.pop_front().context("a response that nobody asked for")?;
+                let (asked, key) = self.asked.pop_front().context("a response without a request")?;
                 tally.record(now - asked, 1);
                 self.check(key, taken)?;
                 taken += self.response_bytes;
@@ -257,7 +258,7 @@ impl Client {
         Ok(())
     }
 
-    /// Whether something came.
+    /// Whether any byte arrived.
     fn receive(&mut self) -> Result<bool> {
         match self.stream.read(&mut self.received[self.filled..]) {
             Ok(0) => bail!("{} has closed the connection", self.protocol.name()),
@@ -270,7 +271,7 @@ impl Client {
         }
     }
 
-    /// Looks at both ends of a response: a miss or another value would not have them.
+    /// Compares both ends of some responses: a miss or another value would differ there.
     fn check(&mut self, key: u64, at: usize) -> Result<()> {
         const ENDS: usize = 64;
         if !key.is_multiple_of(256) {
@@ -281,7 +282,7 @@ impl Client {
         let response = &self.received[at..at + self.response_bytes];
         let tail = self.response_bytes - ENDS;
         let same = response[..ENDS] == self.expected[..ENDS] && response[tail..] == self.expected[tail..];
-        ensure!(same, "{} gave something else than what lies under its key", self.protocol.name());
+        ensure!(same, "{} returned another value than the one stored under the key", self.protocol.name());
         Ok(())
     }
 }

@@ -1,5 +1,5 @@
-//! The peers: `nbdkit memory`, memcached and redis, started by us, filled like the footprint, ended with the
-//! value.
+//! The peers: our own instances of `nbdkit memory`, memcached and redis, with as much data as the footprint.
+//! Dropping the value ends them.
 
 mod cache;
 pub mod nbd;
@@ -17,12 +17,12 @@ use super::results::Figures;
 use cache::{Cache, Protocol};
 use nbd::Nbdkit;
 
-/// A peer has nothing to do before it listens.
+/// For servers that have nothing to prepare before they listen.
 const START_DEADLINE: Duration = Duration::from_secs(30);
 /// What `scripts/setup bench` installs.
 const PROGRAMS: [&str; 5] = ["nbdkit", "fio", "memcached", "redis-server", "setpriv"];
 
-/// All of them, running. They are dropped before their folder.
+/// All peers, running. They are dropped before their folder.
 pub struct Peers {
     nbdkit: Nbdkit,
     memcached: Cache,
@@ -58,7 +58,7 @@ impl Peers {
     }
 }
 
-/// An error that names what is not installed of what is needed, and the fix.
+/// Returns an error that names the programs that are not installed, and how to install them.
 pub fn check_installed(programs: &[&str], what: &str) -> Result<()> {
     check(programs, what, is_in_path)
 }
@@ -76,7 +76,7 @@ fn is_in_path(program: &str) -> bool {
     std::env::split_paths(&path).any(|dir| Path::new(&dir).join(program).is_file())
 }
 
-/// A port of loopback that nobody listens on now.
+/// A port of loopback that was free a moment ago.
 fn free_address() -> Result<SocketAddr> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("cannot find a free port")?;
     Ok(listener.local_addr()?)
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_are_looked_for_where_the_shell_does() {
+    fn programs_are_looked_up_in_path() {
         assert!(is_in_path("sh") && !is_in_path("no-such-program-anywhere"));
     }
 }

@@ -11,12 +11,12 @@ use serde_json::Value;
 use crate::child::{Child, tied};
 use crate::table::results::Figures;
 
-/// Takes a socket that listens from its standard input, and hands it on as socket activation does.
+/// Takes a listening socket as standard input, and passes it on in the manner of socket activation.
 const ACTIVATED: &str = "exec 3<&0 </dev/null; LISTEN_FDS=1 LISTEN_PID=$$ exec nbdkit \"$@\"";
-/// Not counted, before each measurement.
+/// Time before each measurement, not counted.
 const RAMP_SECONDS: u32 = 1;
 
-/// A running server with a full memory disk.
+/// A running server with a memory disk.
 pub struct Nbdkit {
     address: SocketAddr,
     bytes: u64,
@@ -24,7 +24,8 @@ pub struct Nbdkit {
 }
 
 impl Nbdkit {
-    /// Starts it and writes all of it once: reading what was never written touches no memory.
+    /// Starts it and writes the whole disk once: reading blocks that were never written would touch no
+    /// memory.
     pub fn start(bytes: u64, stop: &AtomicBool) -> Result<Self> {
         let nbdkit = Self::start_empty(bytes)?;
         let mut fill = nbdkit.fio("write", "512k", 4);
@@ -33,11 +34,11 @@ impl Nbdkit {
         Ok(nbdkit)
     }
 
-    /// Starts it.
+    /// Starts it with an empty disk.
     pub fn start_empty(bytes: u64) -> Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("cannot listen on loopback")?;
         let address = listener.local_addr()?;
-        // As for the fabric: BBR, where it is the system's default, would cost nbdkit a third.
+        // As for the fabric: with BBR, the default of some systems, nbdkit is a third slower.
         rustix::net::sockopt::set_tcp_congestion(&listener, "reno").context("every kernel has TCP Reno")?;
         let mut command = tied("sh");
         command.args(["-c", ACTIVATED, "nbdkit", "--foreground", "--exit-with-parent", "memory"]);
@@ -51,7 +52,7 @@ impl Nbdkit {
         self.address
     }
 
-    /// Reads for some time.
+    /// Reads for `seconds`, after a ramp.
     pub fn read(
         &self,
         how: &str,
@@ -65,7 +66,7 @@ impl Nbdkit {
         command.arg(format!("--runtime={}ms", (seconds * 1000.0) as u64));
         command.arg(format!("--ramp_time={RAMP_SECONDS}"));
         let said = Child::output("fio", command, stop)?;
-        figures(&said).context("cannot understand what fio gave")
+        figures(&said).context("cannot parse fio's output")
     }
 
     fn fio(&self, how: &str, block: &str, depth: u32) -> Command {
@@ -77,7 +78,7 @@ impl Nbdkit {
     }
 }
 
-/// The read side of fio's JSON; warnings may stand before it.
+/// The read side of fio's JSON; warnings may precede it.
 fn figures(said: &str) -> Option<Figures> {
     let json: Value = serde_json::from_str(&said[said.find('{')?..]).ok()?;
     let read = &json["jobs"][0]["read"];
@@ -98,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fio_is_understood_behind_its_warnings() {
+    fn fios_json_is_found_after_its_warnings() {
         let said = r#"note: something
             {"jobs": [{"read": {"iops": 1000.5, "bw_bytes": 1048576,
              "clat_ns": {"percentile": {"50.000000": 41000, "99.000000": 99000}}}}]}"#;

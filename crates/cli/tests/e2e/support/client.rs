@@ -1,4 +1,4 @@
-//! A client that speaks to broker, node and fabric directly, so that it can break the rules a real one keeps.
+//! A client that talks to broker, node and fabric directly, so that it can break the rules of real clients.
 
 use std::hash::{BuildHasher, RandomState};
 use std::rc::Rc;
@@ -87,7 +87,7 @@ impl Client {
         self.runtime.block_on(self.node(client).fence_grant(request)).unwrap();
     }
 
-    /// Has the broker take leases of this owner back.
+    /// Has the broker revoke leases of this owner.
     pub fn take_back(&self, count: u32, grace_ms: u64) -> RevokeResponse {
         let request = RevokeRequest { owner: self.owner, count, grace_ms };
         let mut broker = BrokerClient::new(self.channel(&self.broker));

@@ -13,7 +13,7 @@ pub fn write_new(path: &Path, data: &[u8]) -> std::io::Result<()> {
     file.sync_all()
 }
 
-/// Reads a file from far memory: the kernel drops the pages that it has kept of it first.
+/// Reads a file from far memory: the kernel drops its pages of the file first.
 pub fn read_from_far(path: &Path) -> std::io::Result<Vec<u8>> {
     let mut file = File::open(path)?;
     rustix::fs::fadvise(&file, 0, None, Advice::DontNeed)?;

@@ -1,4 +1,4 @@
-//! What the tests share: processes that end with their test, pools, mounts, waits that end.
+//! Shared by the tests: processes that end with their test, pools, mounts, and waits with a deadline.
 
 mod client;
 mod files;
@@ -21,19 +21,19 @@ pub use process::{
 pub use thread::StoppedThread;
 pub use up::Up;
 
-/// Nothing here takes as long on a busy machine, unless it hangs.
+/// Longest wait: only something that hangs takes as long, even on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Between two looks at a condition that cannot be waited for.
+/// Pause between two checks of a condition that can only be polled.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
-/// Looks until `condition` holds; panics when it does not within [`PATIENCE`].
+/// Polls until `condition` holds; panics if it does not within [`PATIENCE`].
 #[track_caller]
 pub fn eventually(what: &str, condition: impl FnMut() -> bool) {
     within(PATIENCE, what, condition);
 }
 
-/// Looks until `condition` holds; panics when it does not within `deadline`.
+/// Polls until `condition` holds; panics if it does not within `deadline`.
 #[track_caller]
 pub fn within(deadline: Duration, what: &str, mut condition: impl FnMut() -> bool) {
     let started = Instant::now();

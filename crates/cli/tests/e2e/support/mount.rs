@@ -1,4 +1,4 @@
-//! A mount that is gone when its test is.
+//! A mount that ends with its test.
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::PermissionsExt;
@@ -9,7 +9,7 @@ use tempfile::TempDir;
 
 use super::{Output, Pool, Process, farpool};
 
-/// Fails, with the fix, where nothing can be mounted.
+/// Fails, and names the fix, if this machine cannot mount.
 #[track_caller]
 fn require_fuse() {
     let opened = OpenOptions::new().read(true).write(true).open("/dev/fuse");
@@ -32,7 +32,7 @@ impl Mount {
     #[track_caller]
     pub fn of(pool: &Pool, options: &[&str]) -> Self {
         let parent = tempfile::tempdir().unwrap();
-        // Other users (PostgreSQL's) may pass.
+        // Other users (PostgreSQL's) must have access.
         fs::set_permissions(parent.path(), fs::Permissions::from_mode(0o711)).unwrap();
         let dir = parent.path().join("far");
         fs::create_dir(&dir).unwrap();
@@ -54,7 +54,7 @@ impl Mount {
         mount
     }
 
-    /// Where it is.
+    /// The directory on which it is mounted.
     pub fn path(&self) -> &Path {
         &self.dir
     }
@@ -78,12 +78,12 @@ impl Drop for Mount {
         self.process.end();
         if is_mounted(&self.dir) {
             let umount = if super::root() { ("umount", "-l") } else { ("fusermount3", "-uz") };
-            let _ = Command::new(umount.0).arg(umount.1).arg(&self.dir).status(); // a guard does what it can
+            let _ = Command::new(umount.0).arg(umount.1).arg(&self.dir).status(); // a guard must not panic
         }
     }
 }
 
-/// Whether the kernel has a mount on this folder; says so of one whose daemon is dead as well.
+/// Whether the kernel has a mount on this folder, even if the mount's daemon is dead.
 pub fn is_mounted(dir: &Path) -> bool {
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
     let dir = dir.to_str().expect("test folders have plain names");

@@ -1,4 +1,4 @@
-//! A pool of separate processes, so that each can be killed and started again by itself.
+//! A pool of separate processes, so that each can be killed and restarted alone.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -23,7 +23,7 @@ impl Default for PoolOptions {
 
 /// A broker and nodes on loopback, without TLS.
 pub struct Pool {
-    // Nodes end before the broker: they would complain otherwise.
+    // Nodes end before the broker: otherwise they would log warnings.
     pub nodes: Vec<Process>,
     pub broker: Process,
     pub address: String,
@@ -46,13 +46,13 @@ impl Pool {
         pool
     }
 
-    /// One more node; waits until it has registered.
+    /// Adds a node, and waits until it has registered.
     #[track_caller]
     pub fn add_node(&mut self) {
         self.add_node_started(|args| farpool(args));
     }
 
-    /// Adds a node with so many descriptors at most, so that it serves fewer connections.
+    /// Adds a node with at most this many descriptors, so that it serves fewer connections.
     #[track_caller]
     pub fn add_node_with_descriptors(&mut self, most: u64) {
         let limit = format!("--nofile={most}:{most}");
@@ -84,13 +84,13 @@ impl Pool {
         self.broker.kill();
     }
 
-    /// Starts a killed broker again at the same address with the same store.
+    /// Restarts a killed broker at the same address with the same store.
     #[track_caller]
     pub fn restart_broker(&mut self) {
         self.broker = start_broker(&self.address, self.dir.path().join("broker.redb")).0;
     }
 
-    /// Says what `farpool status --json` says.
+    /// The answer of `farpool status --json`.
     #[track_caller]
     pub fn status(&self) -> Value {
         let output = run(["status", "--json", "--broker", &self.address]);

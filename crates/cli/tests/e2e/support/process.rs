@@ -1,4 +1,4 @@
-//! Processes that end with their test: politely on drop, by the kernel if the test itself is killed.
+//! Processes that end with their test: by SIGTERM on drop, or by the kernel if the test itself is killed.
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read};
@@ -15,7 +15,7 @@ use super::{PATIENCE, StoppedThread, eventually, within};
 /// From SIGTERM to SIGKILL in a guard.
 const END_DEADLINE: Duration = Duration::from_secs(20);
 
-/// The binary under test, without what the caller's environment says about brokers.
+/// The binary under test, without variables of the caller's environment that name brokers.
 pub fn farpool<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Command {
     tied(env!("CARGO_BIN_EXE_farpool"), args)
 }
@@ -28,14 +28,14 @@ pub fn tied<S: AsRef<OsStr>>(program: impl AsRef<OsStr>, args: impl IntoIterator
     for name in ours.into_iter().chain(["DEMO_SCALE", "DEMO_ROUNDS"]) {
         command.env_remove(name);
     }
-    // No pool of this user must be found by accident.
+    // The tests must not find a pool of this user by accident.
     command.env("XDG_RUNTIME_DIR", "/nonexistent");
     command
 }
 
-/// The binary under test, which may lock so many bytes of memory.
+/// The binary under test, which may lock at most this many bytes of memory.
 pub fn farpool_that_may_lock(bytes: u64) -> Command {
-    // Root may lock anything by a capability, so that goes first.
+    // A capability lets root lock any amount, so it is dropped first.
     let drop_it: &[&str] =
         if root() { &["--bounding-set=-ipc_lock", "--", "prlimit"] } else { &["--", "prlimit"] };
     let mut command = tied("setpriv", drop_it);
@@ -84,7 +84,7 @@ impl Lines {
         self.heard.lock().unwrap().join("\n")
     }
 
-    /// All that was ever said; for a process that has ended.
+    /// The whole output of a process that has ended.
     fn finish(&mut self) -> String {
         if let Some(reader) = self.reader.take() {
             reader.join().unwrap();
@@ -100,7 +100,7 @@ impl Process {
         Self::spawn(name.into(), command)
     }
 
-    /// Starts it with a standard error that nobody reads any more.
+    /// Starts it with a closed standard error.
     pub fn start_unheard(name: impl Into<String>, mut command: Command) -> Self {
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
@@ -122,7 +122,7 @@ impl Process {
         Process { name, child, stdout, stderr }
     }
 
-    /// What it has said on standard error so far.
+    /// What it has printed on standard error so far.
     pub fn complaints(&self) -> String {
         self.stderr.text()
     }
@@ -170,7 +170,7 @@ impl Process {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
-    /// Stops one of its threads, while the others go on.
+    /// Stops one of its threads; the others go on.
     #[track_caller]
     pub fn stop_thread(&self, name: &str) -> StoppedThread {
         StoppedThread::stop(self.id(), name)
@@ -182,7 +182,7 @@ impl Process {
         self.child.wait().unwrap();
     }
 
-    /// SIGTERM, which every process takes for a wish to end well.
+    /// SIGTERM, on which every process must end cleanly.
     #[track_caller]
     pub fn end_well(&mut self) -> Output {
         self.signal(Signal::TERM);
@@ -207,7 +207,7 @@ impl Process {
         Output { status: status.unwrap(), stdout: self.stdout.finish(), stderr: self.stderr.finish() }
     }
 
-    /// It has not ended; if it has, this says what it said.
+    /// Panics with its output if it has ended.
     #[track_caller]
     pub fn assert_running(&mut self) {
         if !self.is_running() {
@@ -246,7 +246,7 @@ impl Drop for Process {
     }
 }
 
-/// What came of a process that has ended.
+/// Exit status and output of a process that has ended.
 #[derive(Debug)]
 pub struct Output {
     pub status: ExitStatus,
@@ -266,8 +266,8 @@ pub fn run_command(command: Command) -> Output {
     Process::start(format!("{command:?}"), command).wait()
 }
 
-/// A complaint is one or two lines on standard error that name the fix, nothing else, and the right exit
-/// status.
+/// Asserts that a command failed with this exit status, and printed only one or two lines on standard error,
+/// which name the fix.
 #[track_caller]
 pub fn assert_complaint(output: &Output, status: i32, fix: &str) {
     let lines = output.stderr.lines().count();

@@ -28,7 +28,7 @@ impl StoppedThread {
             );
         }
         let mut status = 0;
-        // SAFETY: the kernel writes one `c_int`: `status` is one, borrowed by nobody else, and lives until
+        // SAFETY: the kernel writes one `c_int`: `status` is one, not borrowed elsewhere, and lives until
         // the call returns.
         let waited = unsafe { waitpid(id, &mut status, __WALL) };
         assert!(waited == id && libc::WIFSTOPPED(status), "{name}: {waited}, status {status:#x}");

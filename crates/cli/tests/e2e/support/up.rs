@@ -14,7 +14,7 @@ const SMALL: [&str; 7] = ["--nodes", "2", "--memory", "16MiB", "--region-size", 
 pub struct Up {
     pub process: Process,
     pub address: String,
-    /// Stands for XDG_RUNTIME_DIR, so that other subcommands find the pool by themselves.
+    /// Takes the place of XDG_RUNTIME_DIR, so that other subcommands find the pool by themselves.
     runtime_dir: TempDir,
 }
 
@@ -31,7 +31,7 @@ impl Up {
         Self::started_by(|command| Process::start("farpool up", command), options)
     }
 
-    /// Two small nodes, and nobody who reads the complaints.
+    /// Two small nodes, and a closed standard error.
     #[track_caller]
     pub fn start_unheard() -> Self {
         Self::started_by(|command| Process::start_unheard("farpool up", command), &SMALL)
@@ -48,17 +48,17 @@ impl Up {
         Up { process, address, runtime_dir }
     }
 
-    /// Its folder.
+    /// The pool's folder.
     pub fn run_dir(&self) -> PathBuf {
         self.runtime_dir.path().join("farpool")
     }
 
-    /// What contains it.
+    /// The folder that contains the pool's folder.
     pub fn runtime_dir(&self) -> &Path {
         self.runtime_dir.path()
     }
 
-    /// Another subcommand of the same user, who says nothing about brokers.
+    /// Another subcommand of the same user, without options that name a broker.
     pub fn farpool(&self, args: &[&str]) -> Command {
         let mut command = farpool(args);
         command.env("XDG_RUNTIME_DIR", self.runtime_dir.path());
@@ -77,13 +77,13 @@ impl Up {
         children_of(self.process.id())
     }
 
-    /// The child whose command line has this word.
+    /// The process id of the child that runs this subcommand.
     #[track_caller]
     pub fn child(&self, subcommand: &str) -> u32 {
         self.running_child(subcommand).unwrap_or_else(|| panic!("`up` runs no {subcommand}"))
     }
 
-    /// The same for who waits for one: between fork and exec a child has another command line.
+    /// The same, but `None` if there is none (yet): between fork and exec a child has another command line.
     pub fn running_child(&self, subcommand: &str) -> Option<u32> {
         let is_it = |id: &u32| {
             let line = std::fs::read(format!("/proc/{id}/cmdline")).unwrap_or_default();

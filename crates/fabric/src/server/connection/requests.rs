@@ -1,4 +1,4 @@
-//! Carrying out one request, and what its answer takes.
+//! Carries out one request, and says how much room its answer takes.
 
 use farpool_wire::{
     AccessKey, MAX_CALL_BYTES, MAX_TRANSFER_BYTES, Opcode, REQUEST_HEADER_BYTES, RESPONSE_HEADER_BYTES,
@@ -12,8 +12,8 @@ use crate::server::complaints::Complaint;
 use crate::server::room::Account;
 
 impl Connection {
-    /// Whether the request in front may be begun, or carried out once it is whole, without keeping more than
-    /// a little.
+    /// Whether the request at the front may be begun, or carried out once it is whole, without keeping more
+    /// than [`SMALL_BYTES`].
     pub(super) fn fits_small(&self, header: &RequestHeader, is_whole: bool) -> bool {
         let frame_bytes = REQUEST_HEADER_BYTES + header.payload as usize;
         if !is_whole {
@@ -37,7 +37,7 @@ impl Connection {
         self.answers.bytes.extend_from_slice(&blank.encode());
         let body = self.answers.bytes.len();
         let outcome = self.carry_out(terms, header, payload);
-        // A client that is told to come again in a moment has a key.
+        // A client that is told to try again in a moment has presented a valid key.
         if self.attached.is_empty() && outcome != Err(Refusal::Busy) {
             self.refused_without_key += 1;
         }
@@ -101,8 +101,8 @@ impl Connection {
         Ok(())
     }
 
-    /// The first attachment takes a place for a connection with a key, if there is one for its owner and
-    /// origin.
+    /// The first attachment takes one of the places for connections with a key, if its owner and origin may
+    /// have one.
     fn take_place(&mut self, terms: &Terms<'_>, header: &RequestHeader) -> Result<(), Refusal> {
         if !self.attached.is_empty() || self.account.is_some() {
             return Ok(());
@@ -134,7 +134,8 @@ impl Connection {
                     let start = unsent.len();
                     unsent.reserve(length);
                     let room = unsent.spare_capacity_mut().as_mut_ptr().cast();
-                    // SAFETY: `length` bytes were reserved, and are nobody else's; all of them are written.
+                    // SAFETY: `length` bytes were reserved in a vector that is borrowed exclusively; on
+                    // success all of them are written.
                     unsafe {
                         memory.read_to(header.offset, room, length)?;
                         unsent.set_len(start + length);
@@ -152,8 +153,8 @@ impl Connection {
             Ok(())
         });
         if accessed == Err(Refusal::Busy) {
-            // What comes behind it may find that the memory has moved: it must not take effect without this
-            // one.
+            // Requests behind this one may find that the memory has moved. They must not take effect when
+            // this one did not.
             self.attached.shut(header.region);
         }
         accessed.map(|()| value)

@@ -1,8 +1,8 @@
-//! Models of a place: the code itself, in every interleaving, and with every outdated value that the memory
-//! model allows a load to return (by `loom`). Clients take the place, announce themselves, rest, begin again
-//! and leave, while the service clears words.
+//! Models of a place: `loom` runs the code itself in every interleaving, with every outdated value that the
+//! memory model allows a load to return. Clients take the place, announce themselves, rest, begin again and
+//! leave, while the main part clears words.
 //!
-//! A model holds if a client's word is there for as long as the client is busy. Each fault below breaks the
+//! A model holds if a client's word is set for as long as the client is busy. Each fault below breaks the
 //! rule on purpose, and must be caught.
 
 use std::sync::Arc;
@@ -13,19 +13,19 @@ use loom::thread;
 
 use super::*;
 
-/// Switches away from a thread that could go on, in one history.
+/// Most switches away from a thread that could go on, in one history.
 const PREEMPTIONS: usize = 3;
-/// Looks of the service: two find a client idle that has just come to rest.
+/// Looks of the main part: after a client has come to rest, two find it idle.
 const LOOKS: usize = 3;
 
 const SOUND: u8 = 0;
-/// A client that leaves while its word is taken away frees the place at once.
+/// A client that leaves while its word is being cleared frees the place at once.
 const FREED_AT_ONCE: u8 = 1;
-/// Nothing is ordered by the state.
+/// The state orders nothing: all accesses are relaxed.
 const UNORDERED: u8 = 2;
 /// Closing the places only loads their states.
 const GLANCES: u8 = 4;
-/// A client begins though its word is taken away just now.
+/// A client begins while its word is being cleared.
 const BEGINS_AT_ONCE: u8 = 3;
 
 word!(LoomState);
@@ -51,23 +51,23 @@ impl<const FAULT: u8> Word for Faulty<FAULT> {
     }
 }
 
-/// A place, and its word in far memory: whether a client is announced there.
+/// A place, and its word in far memory, which says whether a client is announced there.
 struct Shared<const FAULT: u8> {
     place: PlaceWord<Faulty<FAULT>>,
     word: LoomWord,
 }
 
 impl<const FAULT: u8> Shared<FAULT> {
-    /// Far memory orders nothing by itself.
+    /// Relaxed: far memory orders nothing by itself.
     fn write(&self, word: u64) {
         self.word.store(word, Ordering::Relaxed);
     }
 
     fn assert_announced(&self) {
-        assert_eq!(self.word.load(Ordering::Relaxed), 1, "a busy client's word is gone");
+        assert_eq!(self.word.load(Ordering::Relaxed), 1, "a busy client's word is cleared");
     }
 
-    /// The service at its work.
+    /// The main part, which clears words.
     fn serve(&self) {
         for _ in 0..LOOKS {
             if self.place.happens(Event::LookedAt).1 == Some(Forgetting) {
@@ -77,7 +77,7 @@ impl<const FAULT: u8> Shared<FAULT> {
         }
     }
 
-    /// A client's life; says whether it got the place.
+    /// A client from joining to leaving. Returns whether it got the place.
     fn live(&self, begins_again: bool) -> bool {
         if self.place.happens(Event::Taken).1.is_none() {
             return false;
@@ -121,7 +121,7 @@ fn model<const FAULT: u8>(begins_again: bool) {
             move || shared.serve()
         });
         assert!(shared.live(begins_again), "the place is free at first");
-        // The next client is busy to the end.
+        // The next client stays busy to the end.
         let is_taken = shared.place.happens(Event::Taken).1.is_some();
         if is_taken {
             shared.write(1);
@@ -131,13 +131,12 @@ fn model<const FAULT: u8>(begins_again: bool) {
         if is_taken {
             shared.assert_announced();
         } else {
-            assert_eq!(shared.place.state(), Free, "nothing is under way any more");
+            assert_eq!(shared.place.state(), Free, "nothing is in flight any more");
         }
     });
 }
 
-/// A process's part in the database ends while a client comes: the seat is given back, or there is a client
-/// that goes on.
+/// A member ends while a client joins: either the seat is given back, or the client works on, but not both.
 fn model_of_closing<const FAULT: u8>() {
     let mut builder = Builder::new();
     builder.preemption_bound = Some(PREEMPTIONS);
@@ -153,12 +152,12 @@ fn model_of_closing<const FAULT: u8>() {
         });
         let goes_on = place.happens(Event::Taken).1.is_some() && !is_over.load(Ordering::Acquire);
         let is_given_back = closes.join().unwrap();
-        assert!(!(goes_on && is_given_back), "a client works in a seat that may be another's");
+        assert!(!(goes_on && is_given_back), "a client works in a seat that may belong to another member");
     });
 }
 
 #[test]
-fn a_client_that_comes_when_the_seat_is_given_back_finds_that_out() {
+fn a_client_that_joins_while_the_seat_is_given_back_finds_that_out() {
     model_of_closing::<SOUND>();
 }
 
@@ -172,7 +171,7 @@ fn assert_caught(model: impl Fn() + std::panic::UnwindSafe) {
 }
 
 #[test]
-fn a_place_that_is_left_while_its_word_is_taken_away_is_the_next_clients_only_behind_that() {
+fn a_place_left_while_its_word_is_cleared_goes_to_the_next_client_only_after_that() {
     model::<SOUND>(false);
 }
 
@@ -192,6 +191,6 @@ fn the_model_notices_states_that_order_nothing() {
 }
 
 #[test]
-fn the_model_notices_a_client_that_begins_while_its_word_is_taken_away() {
+fn the_model_notices_a_client_that_begins_while_its_word_is_cleared() {
     assert_caught(|| model::<BEGINS_AT_ONCE>(true));
 }

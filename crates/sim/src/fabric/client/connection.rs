@@ -14,17 +14,17 @@ pub(super) struct Connection {
     pub(super) queue: Queue,
     pub(super) session: u64,
     pub(super) incarnation: u64,
-    /// The present incarnation can no longer be used.
+    /// The current incarnation can no longer be used.
     pub(super) lost: bool,
     attached: BTreeMap<u32, Epoch>,
-    /// When each region was last asked for, in the history's time.
+    /// When the client last asked to attach each region, in the history's time.
     asked_for: BTreeMap<u32, u64>,
 }
 
 const PING: &[u8] = b"are you there?";
 
 impl Client {
-    /// Ensures a connection on which the node has answered.
+    /// Opens a connection, if there is none, and waits until the node has answered on it.
     pub(super) async fn connect(&mut self, node: usize) -> bool {
         match &mut self.connections[node] {
             None => {
@@ -51,8 +51,8 @@ impl Client {
         self.ping(node).await
     }
 
-    /// Whether the node answers. After that, older incarnations of the queue have no further effect. The node
-    /// refuses calls until a region is attached.
+    /// Whether the node answers. Once it has answered, older incarnations of the queue have no further
+    /// effect. The node refuses calls until a region is attached; that is an answer, too.
     async fn ping(&mut self, node: usize) -> bool {
         let Ok(mut buffer) = self.endpoint.arena().take(PING.len()) else { return false };
         buffer.copy_from_slice(PING);
@@ -63,7 +63,7 @@ impl Client {
         match answer {
             Ok(answer) if has_key => {
                 if &answer.buffer[..answer.bytes] != PING {
-                    self.run.complain("a call was answered with something else".into());
+                    self.run.complain("a call was answered with other bytes than it sent".into());
                 }
             }
             Ok(_) => self.run.complain("a call was answered though nothing was attached".into()),
@@ -77,7 +77,7 @@ impl Client {
         true
     }
 
-    /// Ensures that the grant's region is attached.
+    /// Attaches the grant's region, if it is not attached yet. Returns whether it is attached.
     pub(super) async fn attach(&mut self, offer: &Offer) -> bool {
         let region = RegionId { node: self.run.nodes[offer.node].id, index: offer.region };
         if self.random.chance(20) && !self.wrong_key_is_refused(offer, region).await {
@@ -138,7 +138,7 @@ impl Client {
                 let asked_at = connection.asked_for.get(&offer.region).copied().unwrap_or(0);
                 let by_word = self.place.path == Path::Shared;
                 if !by_word || !self.run.history.borrow().was_disturbed_after(offer.lease, asked_at) {
-                    self.run.complain(format!("grant {} was let go of for no reason", offer.grant));
+                    self.run.complain(format!("grant {} was detached for no reason", offer.grant));
                 }
             }
             Refusal::ReadOnly if offer.mode == farpool_wire::GrantMode::ReadOnly => {}

@@ -1,4 +1,4 @@
-//! What clients do to regions, and what they can judge on the spot: order within a queue, and whole records.
+//! What clients do to regions, and what they can check at once: order within a queue, and whole records.
 
 use std::ops::Range;
 
@@ -121,7 +121,7 @@ impl Client {
     }
 
     /// A write and a read of the same words, both in flight. The read comes later on the queue, so it must
-    /// return what was written, or what others have written since.
+    /// return what this write has written, or what other clients have written since.
     async fn write_and_read_at_once(&mut self, offer: &Offer) {
         let words = self.some_plain_words();
         let values = self.fresh(words.end - words.start);
@@ -135,7 +135,7 @@ impl Client {
         self.end(offer, &read, &read_result, &words_of(&room));
     }
 
-    /// Swaps the value that it has just read, so that swaps succeed unless another client was faster.
+    /// Swaps the value that it has just read, so that the swap succeeds unless another client was faster.
     async fn swap(&mut self, offer: &Offer) {
         let word = SWAPPED.start + self.random.below(SWAPPED.end - SWAPPED.start);
         let Some(seen) = self.read_words(offer, word..word + 1).await else { return };
@@ -217,7 +217,7 @@ impl Client {
         let is_whole = is_blank || found.last() == Some(&checksum(&found));
         let is_taken = is_whole || self.run.is_broken(TORN_COPY);
         if is_taken && !is_blank && found != record(found[0]) {
-            self.run.complain(format!("a record was taken that nobody wrote so: {found:x?}"));
+            self.run.complain(format!("a record was accepted that was never written: {found:x?}"));
         }
     }
 

@@ -73,7 +73,8 @@ impl Client {
         all.remove(&region);
     }
 
-    /// Leases, gives and fences others' grants, and gives leases back, as the seed says.
+    /// Leases regions, gives grants to other clients and fences them, and gives leases back, as the seed
+    /// says.
     pub(super) async fn manage(self: Rc<Self>) {
         while !self.is_leaving() {
             self.sleep_ms(100, 1_500).await;
@@ -86,8 +87,8 @@ impl Client {
             self.leave_what_is_taken_back().await;
             match self.below(100) {
                 0..8 => self.give_one_back().await,
-                8..48 => self.let_somebody_in().await,
-                48..58 => self.shut_somebody_out().await,
+                8..48 => self.let_client_in().await,
+                48..58 => self.fence_client().await,
                 _ => {}
             }
         }
@@ -110,10 +111,10 @@ impl Client {
         for HeldLease { region, epoch, key, usable_until, lease } in acquired.leases {
             let number = self.run.oracle.borrow().lease_of(region, epoch);
             let Some(number) = number else {
-                self.run.complain(format!("a lease of {region} under epoch {epoch} that no node granted"));
+                self.run.complain(format!("a lease of {region} has epoch {epoch}, which no node granted"));
                 continue;
             };
-            // The oracle assumes a certain number of tries to renew; they need half of the lease's time.
+            // The oracle assumes a certain number of tries to renew, which take half of the lease's time.
             let fleeting = usable_until.since(now).0 < lease.ttl_ms / 2;
             let guests = Vec::new();
             let held = Held { epoch, key, lease: number, since_ns: asked_ns, fleeting, guests };
@@ -156,7 +157,7 @@ impl Client {
         }
     }
 
-    /// Gives back some of the leases that are being taken back; it keeps others to the end.
+    /// Gives back some of the leases that are being taken back, and keeps the others until they end.
     async fn leave_what_is_taken_back(&self) {
         let leaving: Vec<RegionId> = self.holder.borrow().to_leave().map(|(region, _)| region).collect();
         for region in leaving {
@@ -171,7 +172,7 @@ impl Client {
         all.get(&region).map(|held| LeaseRef::new(region.index, held.epoch, &held.key))
     }
 
-    async fn let_somebody_in(&self) {
+    async fn let_client_in(&self) {
         let (Some(region), false) = (self.some_region(), self.seat.guests.is_empty()) else { return };
         let Some(lease) = self.reference(region) else { return };
         let guest = self.seat.guests[self.below(self.seat.guests.len() as u64) as usize];
@@ -183,7 +184,9 @@ impl Client {
         let grant = Epoch(added.epoch);
         let (Some(key), Some(lease)) = (added.access_key(), self.run.oracle.borrow().lease_of(region, grant))
         else {
-            return self.run.complain(format!("a grant of {region} under epoch {grant} that no node made"));
+            return self
+                .run
+                .complain(format!("a grant of {region} has epoch {grant}, which no node granted"));
         };
         if let Some(held) = self.held.borrow_mut().get_mut(&region) {
             held.guests.push((guest, grant));
@@ -195,7 +198,7 @@ impl Client {
         }
     }
 
-    async fn shut_somebody_out(&self) {
+    async fn fence_client(&self) {
         let Some(region) = self.some_region() else { return };
         let guest = self.held.borrow().get(&region).and_then(|held| held.guests.first().copied());
         let (Some((_, grant)), Some(lease)) = (guest, self.reference(region)) else { return };

@@ -18,7 +18,7 @@ struct Place {
     lease: LeaseNo,
     grant: Epoch,
     key: AccessKey,
-    /// The client holds the lease itself. Otherwise another client gave it a grant, and may fence it.
+    /// Whether the client holds the lease itself. Otherwise another client gave it a grant, and may fence it.
     own: bool,
 }
 
@@ -138,7 +138,7 @@ impl Client {
                 && own != written
             {
                 oracle.complain(format!(
-                    "lease {}: {written:#x} was written, and {own:#x} is there",
+                    "lease {}: {written:#x} was written, but {own:#x} is there",
                     place.lease.0
                 ));
             }
@@ -161,8 +161,8 @@ impl Client {
         }
     }
 
-    /// A client that uses another's grant gives it up when it is refused. An owner learns of the end of its
-    /// leases from the node's control plane.
+    /// A client with a grant from another client gives the grant up when it is refused. An owner learns of
+    /// the end of its leases from the node's control plane.
     fn note_refusal(&self, place: Place, refusal: Refusal) {
         if matches!(refusal, Refusal::NotAttached | Refusal::Busy) {
             return;

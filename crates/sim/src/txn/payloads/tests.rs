@@ -10,7 +10,7 @@ use super::super::broken::Chosen;
 use super::super::tests::in_order_with;
 use super::*;
 
-/// Attempts of a writer that finds no room while it should find some.
+/// The most attempts of a writer for which there should be room.
 const TRIES: u32 = 50;
 const PAUSE: Duration = Duration::from_micros(20);
 /// A chunk has room for fourteen blocks of the first length, or two of the second.
@@ -36,7 +36,7 @@ async fn write_once(worker: &Worker<Chosen>, table: &Table, payload: &[u8]) -> R
     let mut transaction = worker.begin(&mut session).await.unwrap();
     transaction.write(table, 0, Some(payload)).await?;
     transaction.commit().await.unwrap();
-    // Waits until a snapshot sees the commit, so that the next transaction does.
+    // Waits until a published cut has the commit, so that the next transaction sees it.
     worker.begin(&mut session).await.unwrap();
     Ok(())
 }
@@ -59,7 +59,7 @@ async fn read(worker: &Worker<Chosen>, table: &Table) -> Option<Vec<u8>> {
 }
 
 #[test]
-fn a_slab_for_a_few_payloads_has_room_for_as_many_as_come_one_after_another() {
+fn blocks_of_replaced_payloads_are_reused() {
     in_order_with(1, 0, chunks(2), async |run, worker| {
         let table = table(run, 0, grant_of(worker, run));
         for round in 0..100_u8 {
@@ -72,7 +72,7 @@ fn a_slab_for_a_few_payloads_has_room_for_as_many_as_come_one_after_another() {
 }
 
 #[test]
-fn payloads_become_longer_and_shorter_and_go_away() {
+fn payloads_grow_and_shrink_and_can_be_deleted() {
     in_order_with(2, 8, chunks(8), async |run, worker| {
         let table = table(run, 0, grant_of(worker, run));
         assert_eq!(table.longest(), 2_048);
@@ -111,7 +111,7 @@ async fn transaction_after(worker: &Worker<Chosen>, session: &mut Session, table
 }
 
 #[test]
-fn while_snapshots_need_all_blocks_there_is_no_space_and_nothing_is_half_done() {
+fn while_snapshots_need_all_blocks_writes_fail_and_change_nothing() {
     in_order_with(1, 8, chunks(1), async |run, worker| {
         let table = table(run, 0, grant_of(worker, run));
         write(run, worker, &table, &[1; LONG]).await;
@@ -137,7 +137,7 @@ fn while_snapshots_need_all_blocks_there_is_no_space_and_nothing_is_half_done() 
 }
 
 #[test]
-fn a_transaction_that_is_given_up_leaves_its_blocks_to_the_next() {
+fn blocks_of_an_abandoned_transaction_are_reused() {
     in_order_with(1, 8, chunks(1), async |run, worker| {
         let table = table(run, 0, grant_of(worker, run));
         for _ in 0..5 {
@@ -153,7 +153,7 @@ fn a_transaction_that_is_given_up_leaves_its_blocks_to_the_next() {
 }
 
 #[test]
-fn chunks_of_a_member_that_is_gone_are_taken_over_with_what_is_in_them() {
+fn chunks_of_a_member_without_a_seat_are_taken_over_with_their_payloads() {
     in_order_with(4, 8, chunks(1), async |run, worker| {
         let table_of_first = table(run, 0, grant_of(worker, run));
         write(run, worker, &table_of_first, &[1; LONG]).await;
@@ -168,7 +168,7 @@ fn chunks_of_a_member_that_is_gone_are_taken_over_with_what_is_in_them() {
         let snapshot = other.begin(&mut old).await.unwrap();
         let refused = write_once(&other, &table, &[2; LONG]).await;
         assert!(matches!(refused, Err(ReadError::NoSpace { .. })), "its owner has a seat: {refused:?}");
-        // As the recoverer of the seat does.
+        // What the recoverer of the seat does.
         forget(other.memory(), &run.horizon(grant), 0..1).await.unwrap();
         run.seat(0, None);
         write(run, &other, &table, &[2; LONG]).await;

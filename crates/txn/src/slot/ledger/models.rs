@@ -1,10 +1,15 @@
-//! Models of the ledger: its code itself, in every interleaving and with every outdated value that the memory
-//! model allows a load to find (by `loom`). Threads commit in one slot, write its word when they have the
-//! turn, and sleep when they do not.
+//! Models of the ledger: `loom` runs its code in every interleaving with at most [`PREEMPTIONS`] preemptions,
+//! and with every outdated value that the memory model allows a load to find. Threads commit in one slot,
+//! write its word when they have the turn, and sleep when they do not.
 //!
-//! A model holds if the word never goes back, nobody is told that a commit is shown that the word does not
-//! have, who writes the word finds all installed that it shows, and nobody sleeps for ever, which `loom`
-//! reports as a deadlock. Each fault below breaks the protocol on purpose, and must be caught.
+//! A model holds if
+//!
+//! - the word never goes back;
+//! - no thread is told that the watermark has reached a commit that the word does not have;
+//! - a thread that writes the word finds everything installed up to the count that it writes;
+//! - no thread sleeps for ever, which `loom` reports as a deadlock.
+//!
+//! Each fault below breaks the protocol on purpose, and must be caught.
 
 use std::sync::Arc;
 
@@ -15,26 +20,27 @@ use loom::thread;
 
 use super::*;
 
-/// Switches away from a thread that could go on, in one history. Known faults of such protocols need two.
+/// Preemptions in one history: switches away from a thread that could go on. Known faults of such protocols
+/// need two.
 const PREEMPTIONS: usize = 3;
-/// What the slot has come to before.
+/// The last count of the slot's previous client.
 const BEFORE: u64 = 7;
-/// Commits of a model at most.
+/// Most commits of a model.
 const COMMITS: usize = 4;
 
 const SOUND: u8 = 0;
-/// Nothing is ordered by the words.
+/// The words order nothing.
 const UNORDERED: u8 = 1;
-/// Who is about to sleep does not say so.
-const UNSAID: u8 = 2;
-/// Who is about to sleep says so, and does not look again.
+/// A thread that is about to sleep does not say so.
+const UNANNOUNCED: u8 = 2;
+/// A thread that is about to sleep says so, and does not look again.
 const NO_SECOND_LOOK: u8 = 3;
-/// The turn is had by who wants it.
+/// Every thread that wants the turn gets it.
 const MANY_TURNS: u8 = 4;
-/// Who has shown commits wakes nobody.
-const NOBODY_IS_WOKEN: u8 = 5;
-/// Who finds that nothing is left of his commit wakes nobody.
-const VANISHES_IN_SILENCE: u8 = 6;
+/// A thread that has moved the watermark wakes no other thread.
+const WAKES_NO_THREAD: u8 = 5;
+/// A thread whose commit has vanished wakes no other thread.
+const VANISHES_UNNOTICED: u8 = 6;
 
 struct Faulty<const FAULT: u8>(LoomWord);
 
@@ -61,7 +67,7 @@ impl<const FAULT: u8> Word for Faulty<FAULT> {
     }
 
     fn compare_exchange(&self, current: u64, new: u64, order: Ordering) -> Result<u64, u64> {
-        // Of the words that are exchanged, the turn's alone is ordered.
+        // Of the words that are exchanged, only the turn is ordered.
         if FAULT == MANY_TURNS && order == Ordering::AcqRel {
             return Ok(self.0.fetch_or(0, order));
         }
@@ -69,7 +75,7 @@ impl<const FAULT: u8> Word for Faulty<FAULT> {
     }
 
     fn fetch_or(&self, bits: u64, order: Ordering) -> u64 {
-        let bits = if FAULT == UNSAID && bits == AWAITED { 0 } else { bits };
+        let bits = if FAULT == UNANNOUNCED && bits == AWAITED { 0 } else { bits };
         self.0.fetch_or(bits, Self::order(order))
     }
 
@@ -116,15 +122,15 @@ impl<const FAULT: u8, const PLACES: usize> Shared<FAULT, PLACES> {
         loop {
             match self.ledger.begin() {
                 Ok(count) => return count,
-                Err(NotBegun::Full | NotBegun::Unshown) => thread::yield_now(),
-                Err(NotBegun::Closed) => panic!("nobody closes it"),
+                Err(NotBegun::Full | NotBegun::TooFarAhead) => thread::yield_now(),
+                Err(NotBegun::Closed) => panic!("no thread closes it"),
             }
         }
     }
 
     fn wake(&self, awaited: Awaited) {
         if awaited == Awaited(true) {
-            let sleeping = std::mem::take(&mut *self.sleeping.lock().expect("nobody panics"));
+            let sleeping = std::mem::take(&mut *self.sleeping.lock().expect("no thread panics"));
             sleeping.iter().for_each(|sleeper| sleeper.notify());
         }
     }
@@ -132,39 +138,42 @@ impl<const FAULT: u8, const PLACES: usize> Shared<FAULT, PLACES> {
     fn write(&self, come: u64) {
         // Relaxed: far memory orders nothing between queues.
         let before = self.word.load(Ordering::Relaxed);
-        assert!(before < come, "the word goes back, or two have the turn");
+        assert!(before < come, "the word goes back, or two threads have the turn");
         for count in BEFORE + 1..=come {
-            assert_eq!(self.installed(count).load(Ordering::Relaxed), 1, "shown before it is installed");
+            assert_eq!(self.installed(count).load(Ordering::Relaxed), 1, "written before it is installed");
         }
         self.word.store(come, Ordering::Relaxed);
         let awaited = self.ledger.show(come);
-        self.wake(if FAULT == NOBODY_IS_WOKEN { Awaited(false) } else { awaited });
+        self.wake(if FAULT == WAKES_NO_THREAD { Awaited(false) } else { awaited });
     }
 
-    /// Commits what has begun, and waits until that is shown; false: it will not be.
+    /// Commits what has begun, and waits until the watermark has reached it; false: it never will.
     fn commit(&self, count: u64, sleeper: &Arc<Notify>) -> bool {
         self.installed(count).store(1, Ordering::Relaxed);
         let (come, awaited) = self.ledger.end(count);
         self.wake(awaited);
         come.into_iter().for_each(|come| self.write(come));
         loop {
-            self.sleeping.lock().expect("nobody panics").push(sleeper.clone());
+            self.sleeping.lock().expect("no thread panics").push(sleeper.clone());
             let (look, awaited) = match FAULT {
                 NO_SECOND_LOOK => {
                     self.ledger.turn.fetch_or(AWAITED, Ordering::AcqRel);
-                    (if self.ledger.shown() >= count { Look::Shown } else { Look::Sleep }, Awaited(false))
+                    (
+                        if self.ledger.watermark() >= count { Look::Reached } else { Look::Sleep },
+                        Awaited(false),
+                    )
                 }
                 _ => self.ledger.look(count),
             };
             self.wake(awaited);
             match look {
-                Look::Shown => break,
+                Look::Reached => break,
                 Look::Stuck => return false,
                 Look::Show(come) => self.write(come),
                 Look::Soon | Look::Sleep => sleeper.wait(),
             }
         }
-        assert!(self.word.load(Ordering::Relaxed) >= count, "it was said to be shown");
+        assert!(self.word.load(Ordering::Relaxed) >= count, "the word does not have it");
         true
     }
 
@@ -172,7 +181,7 @@ impl<const FAULT: u8, const PLACES: usize> Shared<FAULT, PLACES> {
         let count = self.begin();
         self.installed(count).store(1, Ordering::Relaxed); // there is nothing to be installed
         let awaited = self.ledger.vanish(count);
-        self.wake(if FAULT == VANISHES_IN_SILENCE { Awaited(false) } else { awaited });
+        self.wake(if FAULT == VANISHES_UNNOTICED { Awaited(false) } else { awaited });
     }
 }
 
@@ -193,10 +202,10 @@ fn explore<const FAULT: u8, const PLACES: usize>(
 
 fn commits<const FAULT: u8, const PLACES: usize>(shared: &Shared<FAULT, PLACES>, commits: usize) {
     let sleeper = Arc::new(Notify::new());
-    (0..commits).for_each(|_| assert!(shared.commit(shared.begin(), &sleeper), "nobody fails"));
+    (0..commits).for_each(|_| assert!(shared.commit(shared.begin(), &sleeper), "no commit fails"));
 }
 
-/// Two threads commit, of which one first has a commit that vanishes.
+/// Two threads commit; one of them first has a commit that vanishes.
 fn two_commit<const FAULT: u8>() {
     explore::<FAULT, 2>(
         |shared| commits(shared, 1),
@@ -216,23 +225,23 @@ fn is_caught<const FAULT: u8>(as_what: &str) {
     assert!(said.contains(as_what), "it was caught as: {said}");
 }
 
-/// What `loom` says when everybody sleeps.
+/// What `loom` says when all threads sleep.
 const DEADLOCK: &str = "deadlock";
 
 #[test]
-fn all_that_threads_commit_is_shown_and_the_word_never_goes_back() {
+fn every_commit_is_reached_and_the_word_never_goes_back() {
     two_commit::<SOUND>();
 }
 
 #[test]
-fn places_are_taken_again_while_others_look_at_them() {
+fn places_are_used_again_while_other_threads_look_at_them() {
     explore::<SOUND, 1>(|shared| commits(shared, 1), |shared| (0..2).for_each(|_| shared.vanish()));
     explore::<SOUND, 2>(|shared| commits(shared, 1), |shared| (0..3).for_each(|_| shared.vanish()));
     explore::<SOUND, 1>(|shared| commits(shared, 2), |shared| commits(shared, 1));
 }
 
 #[test]
-fn whoever_sleeps_learns_that_the_slot_is_stuck() {
+fn a_sleeping_thread_learns_that_the_slot_is_stuck() {
     explore::<SOUND, 2>(
         |shared| {
             shared.begin();
@@ -241,21 +250,21 @@ fn whoever_sleeps_learns_that_the_slot_is_stuck() {
         },
         |shared| {
             if let Ok(count) = shared.ledger.begin() {
-                let is_shown = shared.commit(count, &Arc::new(Notify::new()));
-                assert!(!is_shown || count == BEFORE + 1, "behind what is stuck");
+                let is_reached = shared.commit(count, &Arc::new(Notify::new()));
+                assert!(!is_reached || count == BEFORE + 1, "after a commit that is stuck");
             }
         },
     );
 }
 
 #[test]
-fn a_slot_is_closed_only_where_nothing_is_under_way() {
+fn a_slot_is_closed_only_if_nothing_is_in_flight() {
     explore::<SOUND, 2>(
         |shared| {
             let (closed, awaited) = shared.ledger.close(Ledger::settled);
             shared.wake(awaited);
             if let Some(far) = closed {
-                assert_eq!(far, shared.word.load(Ordering::Relaxed), "something is under way");
+                assert_eq!(far, shared.word.load(Ordering::Relaxed), "something is in flight");
                 shared.wake(shared.ledger.give_turn_back());
             }
         },
@@ -268,30 +277,30 @@ fn a_slot_is_closed_only_where_nothing_is_under_way() {
 
 #[test]
 fn words_that_order_nothing_are_caught() {
-    is_caught::<UNORDERED>("shown before it is installed");
+    is_caught::<UNORDERED>("written before it is installed");
 }
 
 #[test]
-fn a_sleeper_who_does_not_say_so_is_caught() {
-    is_caught::<UNSAID>(DEADLOCK);
+fn a_sleeper_that_does_not_say_so_is_caught() {
+    is_caught::<UNANNOUNCED>(DEADLOCK);
 }
 
 #[test]
-fn a_sleeper_who_does_not_look_again_is_caught() {
+fn a_sleeper_that_does_not_look_again_is_caught() {
     is_caught::<NO_SECOND_LOOK>(DEADLOCK);
 }
 
 #[test]
-fn a_turn_that_two_have_is_caught() {
-    is_caught::<MANY_TURNS>("it was said to be shown");
+fn two_threads_with_the_turn_are_caught() {
+    is_caught::<MANY_TURNS>("the word does not have it");
 }
 
 #[test]
-fn a_sleeper_whom_nobody_wakes_is_caught() {
-    is_caught::<NOBODY_IS_WOKEN>(DEADLOCK);
+fn a_sleeper_that_is_not_woken_is_caught() {
+    is_caught::<WAKES_NO_THREAD>(DEADLOCK);
 }
 
 #[test]
-fn a_gap_that_is_closed_in_silence_is_caught() {
-    is_caught::<VANISHES_IN_SILENCE>(DEADLOCK);
+fn a_gap_that_is_closed_without_waking_is_caught() {
+    is_caught::<VANISHES_UNNOTICED>(DEADLOCK);
 }

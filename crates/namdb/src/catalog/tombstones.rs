@@ -1,7 +1,8 @@
 //! Memory of tables that were dropped (C4).
 //!
-//! It is cleared while no transaction is open: that may take long, and a snapshot would hold the horizon back
-//! meanwhile. Who dies over it leaves the tomb, and the next one clears the memory again.
+//! It is cleared (overwritten with zeros) while no transaction is open: clearing may take long, and an open
+//! snapshot would hold the horizon back meanwhile. A member that dies while it clears leaves the tombstone
+//! behind, and the next member clears the memory again.
 
 use farpool_txn::horizon::horizon;
 use farpool_txn::{Cut, Transaction};
@@ -14,19 +15,19 @@ use crate::environment::Environment;
 use crate::error::{Stop, TxError, of_read};
 use crate::rules::MemberRules;
 
-/// Bytes that are cleared from one announcement to the next.
+/// Bytes that are cleared between two announcements.
 const CLEARED_AT_ONCE: u64 = 4 << 20;
 
-/// A table that was dropped, and that no snapshot has any more.
+/// A dropped table that no snapshot has any more.
 struct Gone {
-    /// In which tomb it lies, since which commit.
-    tomb: u64,
+    /// The number of its tombstone, and the commit that wrote it.
+    tombstone: u64,
     since: Version,
     row: TableRow,
     layouts: Layouts,
 }
 
-/// A part of a piece of its memory: the records, the index or the slab.
+/// One part of a piece's memory: the records, the index or the slab.
 struct Part {
     region: usize,
     first_unit: u64,
@@ -49,8 +50,8 @@ impl Gone {
     }
 }
 
-/// Gives the memory of tables back that were dropped, and that no snapshot has any more.
-pub(super) async fn open_tombs<E: Environment>(change: &Change<'_, E>) -> Result<(), TxError> {
+/// Gives back the memory of dropped tables that no snapshot has any more.
+pub(super) async fn clear_tombstones<E: Environment>(change: &Change<'_, E>) -> Result<(), TxError> {
     let at = change.member.at();
     let found = horizon(change.memory(), &at.horizon()).await;
     let Some(horizon) = found.map_err(TxError::Memory)? else { return Ok(()) };
@@ -68,17 +69,17 @@ pub(super) async fn open_tombs<E: Environment>(change: &Change<'_, E>) -> Result
         let maps = read_maps(at, transaction, catalog).await?;
         let mut free = maps.clone();
         for table in &gone {
-            let found = transaction.read(&catalog.tombs, table.tomb).await;
+            let found = transaction.read(&catalog.tombstones, table.tombstone).await;
             let found = found.map_err(|error| of_read(error, TABLES))?;
             if found.version != table.since {
-                continue; // who emptied it has died before that was published
+                continue; // another member emptied it, and died before that was published
             }
             for Part { region, first_unit, bytes } in table.parts() {
                 if let Some(map) = free.get_mut(region) {
                     map.free(first_unit, bytes.div_ceil(at.layout.unit_bytes()));
                 }
             }
-            let emptied = transaction.write(&catalog.tombs, table.tomb, None).await;
+            let emptied = transaction.write(&catalog.tombstones, table.tombstone, None).await;
             emptied.map_err(|error| of_read(error, TABLES))?;
         }
         write_maps(transaction, catalog, &maps, &free).await
@@ -86,19 +87,20 @@ pub(super) async fn open_tombs<E: Environment>(change: &Change<'_, E>) -> Result
     change.transact(give_back).await
 }
 
-/// The tables in tombs that a horizon does not have any more.
+/// The tables in tombstones whose drop the horizon has.
 async fn tables_gone<R: MemberRules>(
     transaction: &Transaction<'_, R>,
     catalog: &Catalog,
     horizon: &Cut,
 ) -> Result<Vec<Gone>, Stop> {
     let mut gone = Vec::new();
-    for tomb in 0..catalog.tombs.records() {
-        let found = transaction.read(&catalog.tombs, tomb).await.map_err(|error| of_read(error, TABLES))?;
+    for tombstone in 0..catalog.tombstones.records() {
+        let found =
+            transaction.read(&catalog.tombstones, tombstone).await.map_err(|error| of_read(error, TABLES))?;
         let row = found.data.and_then(|data| TableRow::decode_row(&data));
         let Some((layouts, row)) = row.and_then(|row| Some((row.layouts()?, row))) else { continue };
         if horizon.sees(found.version) || !R::keeps_memory_for_snapshots() {
-            gone.push(Gone { tomb, since: found.version, row, layouts });
+            gone.push(Gone { tombstone, since: found.version, row, layouts });
         }
     }
     Ok(gone)

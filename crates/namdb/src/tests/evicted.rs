@@ -1,12 +1,12 @@
-//! A compute server that was shut out is told so, whatever it asks for first.
+//! A compute server that was evicted is told so, whatever it asks for first.
 
 use farpool_fabric::{TransportChoice, block_on};
 
 use super::rig::Rig;
 use crate::{Client, Database, Ended, Environment, Table, TableOptions, TxError};
 
-/// Fences all grants of a member, as a carer does. Its seat is not looked after, though.
-fn shut_out(by: &Database, of: &Database) {
+/// Fences all grants of a member, as a recoverer does. Does not recover its seat.
+fn evict(by: &Database, of: &Database) {
     let process = by.core.environment();
     for grant in of.core.grants() {
         block_on(&process.endpoint(), process.fence_grant(grant.region, grant.epoch)).unwrap();
@@ -16,7 +16,7 @@ fn shut_out(by: &Database, of: &Database) {
 type Rows = Table<u64, u64>;
 type Operation = (&'static str, fn(&Database, &Client, &Rows) -> Option<String>);
 
-/// What a program can ask of a database, and what it is told if that fails.
+/// The operations of a program, each with the error text that it returns.
 const OPERATIONS: [Operation; 9] = [
     ("create a table", |_, client, _| words(client.create_table::<u64, u64>("new", &TableOptions::rows(4)))),
     ("drop a table", |_, client, _| words(client.drop_table("rows"))),
@@ -36,7 +36,7 @@ fn words<T, E: std::error::Error>(done: Result<T, E>) -> Option<String> {
     done.err().map(|error| error.to_string())
 }
 
-/// Each operation is the first of a compute server that was shut out.
+/// Each operation is the first one of an evicted compute server.
 fn assert_all_say_so(transport: TransportChoice) {
     let rig = Rig::new();
     let by = rig.create(transport);
@@ -47,20 +47,20 @@ fn assert_all_say_so(transport: TransportChoice) {
         let of = rig.open(transport);
         let client = of.client().unwrap();
         let rows: Rows = client.open_table("rows").unwrap();
-        shut_out(&by, &of);
+        evict(&by, &of);
         let said = operation(&of, &client, &rows);
         assert_eq!(said, Some(Ended::TakenForDead.to_string()), "{name}");
         assert_eq!(of.check(), Err(Ended::TakenForDead), "{name}");
-        assert!(matches!(client.tables(), Err(TxError::Ended(Ended::TakenForDead))), "behind: {name}");
+        assert!(matches!(client.tables(), Err(TxError::Ended(Ended::TakenForDead))), "after: {name}");
     }
 }
 
 #[test]
-fn whatever_a_compute_server_asks_for_first_that_was_shut_out_it_is_told_so_over_shared_memory() {
+fn an_evicted_compute_server_is_told_so_whatever_it_asks_for_first_over_shared_memory() {
     assert_all_say_so(TransportChoice::Shm);
 }
 
 #[test]
-fn whatever_a_compute_server_asks_for_first_that_was_shut_out_it_is_told_so_over_tcp() {
+fn an_evicted_compute_server_is_told_so_whatever_it_asks_for_first_over_tcp() {
     assert_all_say_so(TransportChoice::Tcp);
 }

@@ -8,8 +8,8 @@ use super::broken::Chosen;
 use super::*;
 
 const SEEDS: u64 = 400;
-/// Within this time a write of a long payload is abandoned: before it begins, in any of its steps, or not at
-/// all.
+/// The time within which the write of a long payload is abandoned: before it begins, in any of its steps, or
+/// not at all.
 const GIVEN_UP_WITHIN_NS: u64 = 200_000;
 /// Longer than any delay here.
 const LONG: Duration = Duration::from_micros(1_000);
@@ -41,13 +41,13 @@ async fn write_and_give_up(run: &Run, worker: &Worker<Chosen>, table: &Table, ra
     let patience = run.world.sleep(Duration::from_nanos(random.below(GIVEN_UP_WITHIN_NS)));
     let write = Box::pin(transaction.write(table, number, Some(&[1; PAYLOAD_BYTES])));
     if let Either::Left((written, _)) = select(write, Box::pin(patience)).await {
-        drop(written); // there may be no room; the transaction does not commit
+        drop(written); // it may have failed for lack of room; the transaction does not commit in any case
     }
     sequence
 }
 
 /// Abandons the write of a payload, then continues. Returns whether anything landed in the records' memory
-/// after the worker's word had announced that it no longer needs this snapshot.
+/// after the worker had announced that it no longer needs this snapshot.
 async fn give_up(run: &Run, worker: &Worker<Chosen>, table: &Table, random: &mut Random) -> bool {
     let sequence = write_and_give_up(run, worker, table, random).await;
     let horizon = run.horizon(table_epoch(run, worker));
@@ -105,8 +105,8 @@ fn with_worker(
         task(&here, &worker, &table, &mut random).await;
         here.is_over.set(true);
     });
-    let (panicked, trouble) = run_to_end(executor, RUN_NS, || 0);
-    assert!(!panicked && trouble.is_none(), "seed {seed}: {trouble:?}");
+    let (panicked, failure) = run_to_end(executor, RUN_NS, || 0);
+    assert!(!panicked && failure.is_none(), "seed {seed}: {failure:?}");
 }
 
 fn settings() -> impl Iterator<Item = (u64, (Executor, Run))> {
@@ -129,13 +129,13 @@ fn too_late(mutation: Option<&'static str>) -> u32 {
 }
 
 #[test]
-fn nothing_lands_behind_the_word_of_a_worker_that_has_given_it_up() {
+fn no_abandoned_write_lands_after_its_snapshot_is_no_longer_announced() {
     assert_eq!(too_late(None), 0);
-    assert!(too_late(Some(broken::LOOSE_FORGOTTEN)) > 0, "the test notices nothing");
+    assert!(too_late(Some(broken::IN_FLIGHT_FORGOTTEN)) > 0, "the test does not notice the mutation");
 }
 
 #[test]
-fn what_a_commit_in_doubt_began_from_stays_announced() {
+fn the_snapshot_of_a_commit_in_doubt_stays_announced() {
     let in_doubt = Rc::new(Cell::new(0));
     for (seed, setting) in settings() {
         let count = in_doubt.clone();
@@ -161,5 +161,5 @@ fn what_a_commit_in_doubt_began_from_stays_announced() {
             count.set(count.get() + 1);
         });
     }
-    assert!(in_doubt.get() > 10, "all have committed before they were given up");
+    assert!(in_doubt.get() > 10, "nearly all commits finished before they were abandoned");
 }

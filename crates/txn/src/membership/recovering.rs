@@ -1,5 +1,4 @@
-//! One member's eyes on the others, and its hands: it looks after the seats of those that do not live any
-//! more (M3, M4).
+//! One member watches the others, and recovers the seats of dead ones (M3, M4).
 
 use std::marker::PhantomData;
 use std::time::Duration;
@@ -17,7 +16,7 @@ use crate::memory::{Memory, MemoryError};
 use crate::recovery::{Recovered, RecoveryError, recover, recover_by};
 use crate::rules::Shipped;
 
-/// A database, as who looks after its seats has to know it.
+/// A database, as its recoverers have to know it.
 pub trait Premises {
     /// Why a grant could not be fenced.
     type FenceError: std::error::Error;
@@ -25,30 +24,30 @@ pub trait Premises {
     /// Its addresses, for this member.
     fn at(&self) -> DatabaseAt<'_>;
 
-    /// Shuts a grant of a region out, known by its place among the database's regions.
+    /// Fences a grant of a region, which is named by its place among the database's regions.
     fn fence(&self, region: usize, grant: Epoch) -> impl Future<Output = Result<(), Self::FenceError>>;
 }
 
-/// Why a seat could not be looked after. Somebody will try again.
+/// Why a seat was not recovered. A member will try again.
 #[derive(Debug, thiserror::Error)]
-pub enum CareError<E: std::error::Error> {
+pub enum SeatRecoveryError<E: std::error::Error> {
     /// A grant could not be fenced.
-    #[error("a member that does not live any more could not be shut out: {0}")]
+    #[error("a dead member could not be evicted: {0}")]
     Fence(E),
     /// What it left could not be undone.
     #[error(transparent)]
     Recovery(#[from] RecoveryError),
 }
 
-impl<E: std::error::Error> From<MemoryError> for CareError<E> {
+impl<E: std::error::Error> From<MemoryError> for SeatRecoveryError<E> {
     fn from(error: MemoryError) -> Self {
-        CareError::Recovery(error.into())
+        SeatRecoveryError::Recovery(error.into())
     }
 }
 
 /// A member that looks at the others now and then.
 pub struct Lookout<'a, P, R = Shipped> {
-    /// Its way to all regions, where nothing else of it is under way.
+    /// Access to all regions, with nothing else of the member in flight.
     memory: &'a Memory,
     premises: &'a P,
     own: Seat,
@@ -57,49 +56,49 @@ pub struct Lookout<'a, P, R = Shipped> {
 }
 
 impl<'a, P: Premises, R: SeatRules> Lookout<'a, P, R> {
-    /// Takes for dead who has been silent for so long.
+    /// Declares a member dead once it has been silent for `patience`.
     pub fn new(memory: &'a Memory, premises: &'a P, own: Seat, patience: Duration) -> Self {
         Lookout { memory, premises, own, watch: Watch::new(patience), rules: PhantomData }
     }
 
-    /// Looks at all seats once, and after those of members that do not live any more; `told` hears what
-    /// became of each.
+    /// Looks at all seats once, and recovers those of dead members; `report` gets the result for each.
     ///
     /// # Errors
-    /// When far memory does not answer. What was sent may still land: the others have to shut this member out
-    /// as well.
+    /// When far memory does not answer. What was sent may still land: the others have to evict this member as
+    /// well.
     pub async fn look(
         &mut self,
-        mut told: impl FnMut(Slot, Result<Option<Recovered>, CareError<P::FenceError>>),
+        mut report: impl FnMut(Slot, Result<Option<Recovered>, SeatRecoveryError<P::FenceError>>),
     ) -> Result<(), MemoryError> {
         let seats = read_seats(self.memory, &self.premises.at().members()).await?;
         let mut suspects = self.watch.look(self.memory.endpoint().now_ns(), &seats);
         suspects.retain(|suspect| suspect.claim != self.own.claim);
         for &suspect in &suspects {
-            match self.look_after(suspect, &suspects).await {
-                Err(CareError::Recovery(RecoveryError::Memory(error))) => return Err(error),
-                cared => told(suspect.slot, cared),
+            match self.recover_seat(suspect, &suspects).await {
+                Err(SeatRecoveryError::Recovery(RecoveryError::Memory(error))) => return Err(error),
+                result => report(suspect.slot, result),
             }
         }
         Ok(())
     }
 
-    /// Shuts a member out, undoes what it left, and frees its roles and its seat; if it fails, the seat stays
-    /// as it is, and can be looked after again. `None`: somebody else does it, or has.
-    async fn look_after(
+    /// Evicts a member, undoes what it left, and frees its roles and its seat. If that fails, the seat stays
+    /// as it is, and can be recovered again. `None`: another member does it or has done it, or there is
+    /// nothing to do.
+    async fn recover_seat(
         &self,
         suspect: Suspect,
         suspects: &[Suspect],
-    ) -> Result<Option<Recovered>, CareError<P::FenceError>> {
+    ) -> Result<Option<Recovered>, SeatRecoveryError<P::FenceError>> {
         let Lookout { memory, premises, .. } = *self;
-        if !self.take_care(suspect, suspects).await? {
+        if !self.become_recoverer(suspect, suspects).await? {
             return Ok(None);
         }
         if !R::fences_before_roles() {
             self.free_roles(suspect).await?;
         }
-        if !self.shut_out(suspect).await? {
-            self.end_care(suspect).await?;
+        if !self.evict(suspect).await? {
+            self.stop_recovering(suspect).await?;
             return Ok(None);
         }
         self.free_roles(suspect).await?;
@@ -116,25 +115,25 @@ impl<'a, P: Premises, R: SeatRules> Lookout<'a, P, R> {
         }
         let at = premises.at();
         forget(memory, &at.horizon(), at.layout.client_words(suspect.slot)).await?;
-        // The slot, its log and the places are the next member's from here on.
+        // From here on the slot, its log and its workers' places belong to the next member.
         self.free_seat(suspect).await?;
-        self.end_care(suspect).await?;
+        self.stop_recovering(suspect).await?;
         Ok(Some(recovered))
     }
 
-    /// Fences all grants that a member has used; false: it has given its seat back meanwhile.
-    async fn shut_out(&self, suspect: Suspect) -> Result<bool, CareError<P::FenceError>> {
+    /// Fences all grants that a member has used; false: the member has given its seat back meanwhile.
+    async fn evict(&self, suspect: Suspect) -> Result<bool, SeatRecoveryError<P::FenceError>> {
         let at = self.premises.at().members();
-        // First where its seat is: from then on it cannot say any more what else it has (M2)...
-        self.premises.fence(0, suspect.claim).await.map_err(CareError::Fence)?;
-        // ...nor give its seat back, which may be another's already.
+        // First the region with the seats: from then on the member cannot list its other grants (M2)...
+        self.premises.fence(0, suspect.claim).await.map_err(SeatRecoveryError::Fence)?;
+        // ...nor give its seat back. It may have done so before, and the seat may be another member's.
         if R::looks_again_behind_fence() && !self.is_its_seat(suspect).await? {
             return Ok(false);
         }
         let listed = self.memory.read(&at.piece, at.layout.grants(suspect.slot)).await?;
         let listed = at.layout.decode_grants(&listed).filter(|grants| grants.first() == Some(&suspect.claim));
         for (region, grant) in listed.unwrap_or_default().into_iter().enumerate().skip(1) {
-            self.premises.fence(region, grant).await.map_err(CareError::Fence)?;
+            self.premises.fence(region, grant).await.map_err(SeatRecoveryError::Fence)?;
         }
         Ok(true)
     }
@@ -145,10 +144,10 @@ impl<'a, P: Premises, R: SeatRules> Lookout<'a, P, R> {
         Ok(claim == suspect.claim.0)
     }
 
-    async fn end_care(&self, suspect: Suspect) -> Result<(), MemoryError> {
+    async fn stop_recovering(&self, suspect: Suspect) -> Result<(), MemoryError> {
         let at = self.premises.at().members();
-        let carer = at.layout.carer(suspect.slot);
-        self.memory.compare_and_swap(&at.piece, carer, self.own.claim.0, 0).await.map(drop)
+        let recoverer = at.layout.recoverer(suspect.slot);
+        self.memory.compare_and_swap(&at.piece, recoverer, self.own.claim.0, 0).await.map(drop)
     }
 
     async fn free_roles(&self, suspect: Suspect) -> Result<(), MemoryError> {
@@ -164,39 +163,39 @@ impl<'a, P: Premises, R: SeatRules> Lookout<'a, P, R> {
         self.memory.compare_and_swap(&at.piece, claim, suspect.claim.0, 0).await.map(drop)
     }
 
-    /// Whether the caller is the one who looks after a seat (M3).
-    async fn take_care(
+    /// Makes this member the recoverer of a seat, if it may be (M3); returns whether it is.
+    async fn become_recoverer(
         &self,
         suspect: Suspect,
         suspects: &[Suspect],
-    ) -> Result<bool, CareError<P::FenceError>> {
+    ) -> Result<bool, SeatRecoveryError<P::FenceError>> {
         let (memory, at, own) = (self.memory, self.premises.at().members(), self.own.claim.0);
-        let place = at.layout.carer(suspect.slot);
+        let place = at.layout.recoverer(suspect.slot);
         let before = memory.read_word(&at.piece, place).await?;
-        // Behind that READ: a carer had a seat before he was one, and who is in none now has lost it, or
-        // left.
+        // After that READ: a recoverer had a seat before it became one. So a recoverer that has none now has
+        // lost its seat, or left.
         let seats = read_seats(memory, &at).await?;
         if seats.get(suspect.slot.index()).is_none_or(|seat| seat.claim != Some(suspect.claim)) {
             return Ok(false);
         }
         let is_seated = seats.iter().any(|seat| seat.claim == Some(Epoch(before)));
-        if before != own && is_seated && R::leaves_it_to_carers() {
-            // He may still be at it. Is he silent, too, he is shut out first: two may have been taken for
-            // dead by each other.
-            let Some(carer) = suspects.iter().find(|carer| carer.claim.0 == before) else {
+        if before != own && is_seated && R::leaves_it_to_recoverers() {
+            // It may still be at work. If it is silent, too, it is evicted first: two members may have
+            // declared each other dead.
+            let Some(recoverer) = suspects.iter().find(|recoverer| recoverer.claim.0 == before) else {
                 return Ok(false);
             };
-            if R::shuts_carers_out() {
-                self.shut_out(*carer).await?;
+            if R::evicts_recoverers() {
+                self.evict(*recoverer).await?;
             }
         }
         if before != own && memory.compare_and_swap(&at.piece, place, before, own).await? != before {
             return Ok(false);
         }
-        // Another may have done all of it between.
+        // Another member may have done all of it meanwhile.
         let is_its_seat = self.is_its_seat(suspect).await?;
         if !is_its_seat {
-            self.end_care(suspect).await?;
+            self.stop_recovering(suspect).await?;
         }
         Ok(is_its_seat)
     }
