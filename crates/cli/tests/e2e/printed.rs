@@ -1,5 +1,5 @@
-//! Printed examples, run as a reader runs them: the program in README, copied into a project of its own outside
-//! the workspace, and the commands that make certificates.
+//! Printed examples, run as a reader runs them: the program in README, copied into a project of its own
+//! outside the workspace, and the commands that make certificates.
 
 use std::fs;
 use std::path::{Path, PathBuf};
