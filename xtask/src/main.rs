@@ -5,6 +5,7 @@
 //! that one run shows everything there is to mend.
 
 mod layering;
+mod pages;
 mod rules;
 
 use std::path::{Path, PathBuf};
@@ -73,6 +74,7 @@ fn ci() -> Result<()> {
 fn tidy() -> Result<()> {
     let mut complaints = layering::check(&metadata()?)?;
     complaints.extend(rules::check(&root())?);
+    complaints.extend(pages::check(&root())?);
     if !complaints.is_empty() {
         bail!("{} rule(s) of the house broken:\n  {}", complaints.len(), complaints.join("\n  "));
     }

@@ -16,6 +16,9 @@ const FILE_LINES_MAX: usize = 700;
 const UNFINISHED: [&str; 4] =
     [concat!("to", "do!("), concat!("unimple", "mented!("), concat!("db", "g!("), concat!("#[ig", "nore")];
 
+/// Beginnings of a reason for `unsafe` that is found elsewhere. In halves, because this file is read too.
+const REFERRING: [&str; 2] = [concat!("SAFE", "TY: as above"), concat!("SAFE", "TY: as in `")];
+
 /// Folders with Rust sources.
 const SOURCES: [&str; 2] = ["crates", "xtask"];
 
@@ -60,6 +63,10 @@ fn check_source(name: &Path, text: &str) -> Vec<String> {
         for word in UNFINISHED.iter().filter(|word| line.contains(**word)) {
             complaints.push(format!("{}:{}: {word} in a finished file", name.display(), index + 1));
         }
+    }
+    let refers = |line: &str| REFERRING.iter().any(|reason| line.contains(reason));
+    for (index, _) in text.lines().enumerate().filter(|(_, line)| refers(line)) {
+        complaints.push(format!("{}:{}: write the reason for `unsafe` out", name.display(), index + 1));
     }
     for (index, _) in text.lines().enumerate().filter(|(_, line)| has_long_comment(line)) {
         let place = format!("{}:{}", name.display(), index + 1);
@@ -119,6 +126,14 @@ mod tests {
             let found = check_source(Path::new("crates/wire/tests/t.rs"), &text);
             assert_eq!(found.len(), 1);
             assert!(found[0].starts_with("crates/wire/tests/t.rs:2: "), "{found:?}");
+        }
+    }
+
+    #[test]
+    fn a_reason_for_unsafe_that_is_found_elsewhere_is_reported() {
+        for reason in REFERRING {
+            let found = check_source(Path::new("crates/wire/src/t.rs"), &format!("\n// {reason}\n"));
+            assert_eq!(found, ["crates/wire/src/t.rs:2: write the reason for `unsafe` out"]);
         }
     }
 

@@ -98,8 +98,8 @@ pub struct Child {
 }
 
 impl Child {
-    /// Starts our `program` with `args`, tied to this thread, and waits until it prints `ready`. Returns the
-    /// rest of that line. Its standard error goes to ours.
+    /// Starts our `program` with `args`; it ends when this thread ends. Waits until it prints `ready`, and
+    /// returns the rest of that line. Its standard error goes to ours.
     pub fn of_this_program(
         program: &Path,
         name: impl Into<String>,

@@ -53,7 +53,17 @@ impl Places {
         self.region_bytes
     }
 
-    /// The next place.
+    /// Size of the blocks.
+    pub fn block_bytes(&self) -> usize {
+        self.block_bytes as usize
+    }
+
+    /// Size of all regions together.
+    pub fn footprint_bytes(&self) -> u64 {
+        self.regions * self.region_bytes
+    }
+
+    /// The next place. Its block lies in its region, and its region in the footprint.
     #[inline]
     pub fn pick(&mut self) -> Place {
         match self.pattern {

@@ -4,10 +4,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
-use farpool_fabric::{
-    ArenaBuf, Endpoint, EndpointConfig, MonotonicClock, Negotiated, Queue, Transports, block_on,
-};
-use farpool_wire::{Epoch, RegionId, RemoteAddr, SessionId};
+use farpool_fabric::{ArenaBuf, Endpoint, EndpointConfig, Negotiated, Queue, Transports, block_on};
+use farpool_wire::{Epoch, RegionId, RemoteAddr};
 
 use crate::footprint::Footprint;
 use crate::places::{Place, fill_initial};
@@ -22,13 +20,8 @@ const FILL_BYTES: usize = 256 << 10;
 /// # Errors
 /// If there is no memory for its transfers.
 pub fn open_endpoint(transports: Transports, arena_bytes: usize) -> std::io::Result<Endpoint> {
-    Endpoint::try_new(EndpointConfig {
-        transport: Rc::new(Negotiated::new(transports, DEADLINE)),
-        clock: Rc::new(MonotonicClock),
-        session_ids: Box::new(|| SessionId(getrandom::u64().expect("the kernel gives random bytes"))),
-        arena_bytes,
-        deadline: DEADLINE,
-    })
+    let transport = Rc::new(Negotiated::new(transports, DEADLINE));
+    Endpoint::try_new(EndpointConfig::real(transport, arena_bytes, DEADLINE))
 }
 
 /// A thread's access to the footprint.

@@ -1,5 +1,5 @@
-//! The broker's requests to nodes. Each has a connection of its own: requests are rare, and a new connection
-//! cannot be stale.
+//! The broker's requests to nodes. Each has a connection of its own: few requests reach the broker, and a new
+//! connection cannot be stale.
 
 use std::error::Error;
 use std::time::{Duration, Instant};

@@ -69,7 +69,8 @@ enum What {
 /// Starts a broker and a node of its own unless --broker names a pool, leases the footprint, fills it, and
 /// then measures in short slices. With --floor each slice is followed by one of bare accesses: for shm,
 /// memcpy, loads or locked instructions at similar addresses; for tcp, a bare request and response between
-/// two polling processes. The result of every atomic is checked, and those of some reads and writes.
+/// two polling processes. Checked are every compare-and-swap, the sum of all additions, and some reads and
+/// writes.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:

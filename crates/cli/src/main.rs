@@ -16,6 +16,8 @@ mod mount;
 mod node;
 mod notify;
 mod output;
+#[cfg(test)]
+mod printed;
 mod rdma;
 mod reach;
 mod run;

@@ -1,4 +1,4 @@
-//! The connection manager: identifiers, their queue pairs, and events.
+//! The connection manager: identifiers (`rdma_cm_id`), their queue pairs, and events.
 //!
 //! Events are copied and acknowledged as soon as they are taken, so that destroying an identifier never has
 //! to wait.
@@ -33,7 +33,7 @@ pub(crate) struct EventChannel {
 
 // SAFETY: a handle of librdmacm, which may be called from any thread.
 unsafe impl Send for EventChannel {}
-// SAFETY: as above.
+// SAFETY: librdmacm locks what its calls on one handle share.
 unsafe impl Sync for EventChannel {}
 
 /// An event, copied.
@@ -206,7 +206,7 @@ impl CmId {
     pub(crate) fn resolve_address(&self, peer: SocketAddr, timeout: Duration) -> Result<(), VerbsError> {
         let mut address = to_c(peer);
         let timeout = timeout.as_millis().min(i32::MAX as u128) as i32;
-        // SAFETY: as in `bind`.
+        // SAFETY: the identifier lives until drop; the address is read during the call.
         let failed = unsafe {
             (self.library.cm.rdma_resolve_addr)(self.raw.as_ptr(), null_mut(), &mut address, timeout)
         };
@@ -274,13 +274,13 @@ impl CmId {
 
     pub(crate) fn accept(&self, private_data: &[u8], depths: Depths) -> Result<(), VerbsError> {
         let mut parameters = parameters(private_data, depths);
-        // SAFETY: as above.
+        // SAFETY: the parameters and the data are read during the call.
         let failed = unsafe { (self.library.cm.rdma_accept)(self.raw.as_ptr(), &mut parameters) };
         if failed == 0 { Ok(()) } else { Err(VerbsError::last("accepting an RDMA connection")) }
     }
 
     pub(crate) fn reject(&self, private_data: &[u8]) {
-        // SAFETY: as above. If it fails, the peer runs into its own timeout.
+        // SAFETY: the data are read during the call. If it fails, the peer runs into its own timeout.
         unsafe {
             (self.library.cm.rdma_reject)(
                 self.raw.as_ptr(),
@@ -337,7 +337,7 @@ impl CmId {
     pub(crate) unsafe fn post_receive(&self, request: &mut ffi::RecvWr) -> io::Result<()> {
         let qp = self.queue_pair()?;
         let mut bad = null_mut();
-        // SAFETY: as above.
+        // SAFETY: the queue pair lives as long as the identifier; the rest is the caller's promise.
         let failed = unsafe {
             let post = (*(*qp).context).ops.post_recv.ok_or(io::ErrorKind::Unsupported)?;
             post(qp, request, &mut bad)

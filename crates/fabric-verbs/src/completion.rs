@@ -65,7 +65,8 @@ impl CompletionQueue {
 
     /// Asks for an event at the next completion. Poll once more afterwards: one may have arrived before.
     pub(crate) fn arm(&self) -> io::Result<()> {
-        // SAFETY: as in `poll`.
+        // SAFETY: the queue and its context live until drop; the call changes nothing but the queue's own
+        // state.
         let failed = unsafe {
             let notify = (*self.raw.as_ref().context).ops.req_notify_cq.ok_or(io::ErrorKind::Unsupported)?;
             notify(self.raw(), 0)

@@ -19,7 +19,7 @@ pub(crate) struct Device(NonNull<ffi::Context>);
 
 // SAFETY: a context is never closed, and libibverbs may be called from any thread.
 unsafe impl Send for Device {}
-// SAFETY: as above.
+// SAFETY: libibverbs locks what its calls on one context share.
 unsafe impl Sync for Device {}
 
 /// What a device can do.

@@ -29,7 +29,7 @@ impl Library {
         // SAFETY: the libraries of these names have the interface declared in `ffi`; both stay loaded, see
         // `open`.
         let verbs = unsafe { Verbs::load(verbs) }.map_err(|error| (VERBS, error.to_string()))?;
-        // SAFETY: as above.
+        // SAFETY: the library of this name has the interface declared in `ffi`; it stays loaded, see `open`.
         let cm = unsafe { Cm::load(cm) }.map_err(|error| (CM, error.to_string()))?;
         Ok(Library { verbs, cm })
     }

@@ -8,8 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farpool_fabric::{
-    AccessError, AccessKind, Batch, CutOff, Endpoint, EndpointConfig, Host, HostIdentity, LentMemory,
-    Locking, Mapping, MonotonicClock, OpError, Peer, Queue, RegionSet, SharedRegion, block_on,
+    Batch, Endpoint, EndpointConfig, Host, Locking, MonotonicClock, OpError, Peer, Queue, RegionSet, block_on,
 };
 use farpool_fabric_verbs::{
     Counters, Level, ServeOptions, VerbsConfig, VerbsServer, VerbsTransport, device_addresses, diagnose,
@@ -37,44 +36,18 @@ impl Node {
 }
 
 impl Host for Node {
-    fn identity(&self) -> HostIdentity {
-        HostIdentity { node: NODE, region_bytes: REGION_BYTES, regions: REGIONS }
+    fn node(&self) -> NodeId {
+        NODE
     }
 
-    fn attach(&self, region: u32, epoch: Epoch, key: &AccessKey) -> Result<(), Refusal> {
-        self.0.check(region, epoch, key)
-    }
-
-    fn with_region(
-        &self,
-        region: u32,
-        epoch: Epoch,
-        kind: AccessKind,
-        access: &mut dyn FnMut(&Mapping) -> Result<(), AccessError>,
-    ) -> Result<(), Refusal> {
-        self.0.with_region(region, epoch, kind, access)
-    }
-
-    fn share(&self, region: u32, epoch: Epoch, key: &AccessKey) -> Result<SharedRegion, Refusal> {
-        self.0.share(region, epoch, key)
-    }
-
-    fn lend(
-        &self,
-        region: u32,
-        epoch: Epoch,
-        key: &AccessKey,
-        cut: Arc<dyn CutOff>,
-    ) -> Result<LentMemory, Refusal> {
-        self.0.lend(region, epoch, key, cut)
+    fn regions(&self) -> &RegionSet {
+        &self.0
     }
 
     fn call(&self, request: &[u8], answer: &mut Vec<u8>) -> Result<(), Refusal> {
         answer.extend_from_slice(request);
         Ok(())
     }
-
-    fn rejected(&self) {}
 }
 
 struct Rig {

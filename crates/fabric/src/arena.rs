@@ -192,7 +192,8 @@ impl Deref for ArenaBuf {
 
 impl DerefMut for ArenaBuf {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as in `deref`, and `self` is borrowed mutably.
+        // SAFETY: in bounds: the bytes fit the place's granules. Exclusive: A1, and `self` is borrowed
+        // mutably. Alive: `block` is counted.
         unsafe { std::slice::from_raw_parts_mut(self.start(), self.place.bytes()) }
     }
 }

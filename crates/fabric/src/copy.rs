@@ -1,13 +1,19 @@
 //! Copies between private memory and memory that other processes may change at any moment.
 //!
-//! C1. Far bytes are accessed only by atomics and by one machine instruction (`rep movsq` / `rep stosq`) that
-//!     the compiler treats as a black box: a peer's concurrent stores are no data race of the language.
+//! C1. Far memory is accessed only as aligned 8-byte atomics, or by machine instructions in `asm!` that the
+//!     compiler treats as black boxes. So a peer's concurrent stores are no data race of the language.
 //! C2. An aligned far word is moved by one 8-byte access, whatever the alignment of the private side. The
 //!     string instruction is used only where the private side is aligned as well: how it splits its accesses
 //!     otherwise is not specified.
 //! C3. The order of words is not specified: anything longer than a word may tear.
+//! C4. The language does not define concurrent atomics of different sizes on the same bytes, so no single
+//!     byte is accessed by an atomic of its size. What an `asm!` block does to memory must be what some Rust
+//!     code could do. For `rep movsq` and `rep stosq` that code is a loop of atomic words. For a byte it is a
+//!     load of the word around it, or a compare-and-swap of that word until one succeeds; where there is no
+//!     instruction for it here, [`byte`] does just that. The word around a byte is in bounds, since mappings
+//!     begin and end at pages. (The processor keeps accesses of different sizes coherent.)
 
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 const WORD: usize = 8;
 
@@ -36,7 +42,7 @@ pub(crate) unsafe fn from_shared(mut to: *mut u8, mut from: *mut u8, length: usi
 /// `to` is a live writable mapping of `length` bytes; `from` is valid for reads of `length` bytes.
 pub(crate) unsafe fn to_shared(mut to: *mut u8, mut from: *const u8, length: usize) {
     let (head, words, tail) = split(to, length);
-    // SAFETY: as in `from_shared`.
+    // SAFETY: the three parts add up to `length`; each pointer is advanced past what was copied.
     unsafe {
         from = bytes_to_shared(to, from, head);
         to = to.add(head);
@@ -77,8 +83,7 @@ pub(crate) unsafe fn between_shared(to: *mut u8, from: *mut u8, length: usize) {
             AtomicU64::from_ptr(to.cast::<u64>().add(place)).store(word, Ordering::Relaxed);
         }
         for place in length - tail..length {
-            let byte = AtomicU8::from_ptr(from.add(place)).load(Ordering::Relaxed);
-            AtomicU8::from_ptr(to.add(place)).store(byte, Ordering::Relaxed);
+            byte::store(to.add(place), byte::load(from.add(place)));
         }
     }
 }
@@ -94,7 +99,7 @@ pub(crate) unsafe fn zero_shared(to: *mut u8, length: usize) {
     unsafe {
         zero_words(to, words);
         for place in length - tail..length {
-            AtomicU8::from_ptr(to.add(place)).store(0, Ordering::Relaxed);
+            byte::store(to.add(place), 0);
         }
     }
 }
@@ -107,12 +112,79 @@ fn split(far: *mut u8, length: usize) -> (usize, usize, usize) {
     (head, words, length - head - words * WORD)
 }
 
+/// Single bytes of far memory (C4), by an instruction that moves one.
+#[cfg(target_arch = "x86_64")]
+mod byte {
+    /// # Safety
+    /// `at` lies in a live mapping.
+    #[inline]
+    pub(super) unsafe fn load(at: *mut u8) -> u8 {
+        let byte: u8;
+        // SAFETY: the caller's byte; the instruction reads it and changes no memory.
+        unsafe {
+            std::arch::asm!("mov {}, byte ptr [{}]", out(reg_byte) byte, in(reg) at,
+                options(nostack, preserves_flags, readonly));
+        }
+        byte
+    }
+
+    /// # Safety
+    /// `at` lies in a live writable mapping.
+    #[inline]
+    pub(super) unsafe fn store(at: *mut u8, byte: u8) {
+        // SAFETY: the caller's byte; the instruction writes it and changes no other memory.
+        unsafe {
+            std::arch::asm!("mov byte ptr [{}], {}", in(reg) at, in(reg_byte) byte,
+                options(nostack, preserves_flags));
+        }
+    }
+}
+
+/// Single bytes of far memory (C4), by atomics of the words around them.
+#[cfg(any(test, not(target_arch = "x86_64")))]
+mod word_around {
+    use super::{AtomicU64, Ordering, WORD};
+
+    /// The word around a byte, and the byte's place in it.
+    ///
+    /// # Safety
+    /// `at` lies in a live mapping, which has whole words, for as long as the word is used.
+    unsafe fn around<'a>(at: *mut u8) -> (&'a AtomicU64, usize) {
+        let place = at.addr() % WORD;
+        // SAFETY: aligned by the subtraction, and in the mapping, which begins and ends at whole words.
+        (unsafe { AtomicU64::from_ptr(at.sub(place).cast()) }, place)
+    }
+
+    /// # Safety
+    /// `at` lies in a live mapping, which has whole words.
+    pub(super) unsafe fn load(at: *mut u8) -> u8 {
+        // SAFETY: as the caller promises.
+        let (word, place) = unsafe { around(at) };
+        word.load(Ordering::Relaxed).to_ne_bytes()[place]
+    }
+
+    /// # Safety
+    /// `at` lies in a live writable mapping, which has whole words.
+    pub(super) unsafe fn store(at: *mut u8, byte: u8) {
+        // SAFETY: as the caller promises.
+        let (word, place) = unsafe { around(at) };
+        let with_byte = |before: u64| {
+            let mut bytes = before.to_ne_bytes();
+            bytes[place] = byte;
+            Some(u64::from_ne_bytes(bytes))
+        };
+        let _ = word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, with_byte); // never `None`
+    }
+}
+#[cfg(not(target_arch = "x86_64"))]
+use word_around as byte;
+
 // The bytes and words below are relaxed: ordering comes from the fences of the queue's completion.
 
 unsafe fn bytes_from_shared(to: *mut u8, from: *mut u8, count: usize) -> *mut u8 {
     for place in 0..count {
         // SAFETY: within the caller's bounds.
-        unsafe { to.add(place).write(AtomicU8::from_ptr(from.add(place)).load(Ordering::Relaxed)) };
+        unsafe { to.add(place).write(byte::load(from.add(place))) };
     }
     // SAFETY: at most one past the end.
     unsafe { to.add(count) }
@@ -121,7 +193,7 @@ unsafe fn bytes_from_shared(to: *mut u8, from: *mut u8, count: usize) -> *mut u8
 unsafe fn bytes_to_shared(to: *mut u8, from: *const u8, count: usize) -> *const u8 {
     for place in 0..count {
         // SAFETY: within the caller's bounds.
-        unsafe { AtomicU8::from_ptr(to.add(place)).store(from.add(place).read(), Ordering::Relaxed) };
+        unsafe { byte::store(to.add(place), from.add(place).read()) };
     }
     // SAFETY: at most one past the end.
     unsafe { from.add(count) }
@@ -225,6 +297,39 @@ mod tests {
         });
     }
 
+    type LoadByte = unsafe fn(*mut u8) -> u8;
+    type StoreByte = unsafe fn(*mut u8, u8);
+
+    /// Both ways to access a byte (C4).
+    const WAYS: [(LoadByte, StoreByte); 2] =
+        [(byte::load, byte::store), (word_around::load, word_around::store)];
+
+    #[test]
+    fn bytes_of_one_word_are_stored_by_threads_at_once_and_none_is_lost_either_way() {
+        const STORES: u64 = 200_000;
+        for (load, store) in WAYS {
+            let word = AtomicU64::new(0);
+            std::thread::scope(|scope| {
+                for place in 0..WORD {
+                    let word = &word;
+                    scope.spawn(move || {
+                        let at = word.as_ptr().cast::<u8>().wrapping_add(place);
+                        for round in 0..STORES / WORD as u64 {
+                            let value = (round as u8) ^ place as u8;
+                            // SAFETY: a byte of a live word that all threads access as far memory.
+                            unsafe { store(at, value) };
+                            // SAFETY: likewise; no other thread stores this byte.
+                            assert_eq!(unsafe { load(at) }, value);
+                        }
+                    });
+                }
+            });
+            let last = (STORES / WORD as u64 - 1) as u8;
+            let expected: [u8; WORD] = std::array::from_fn(|place| last ^ place as u8);
+            assert_eq!(word.load(Ordering::Relaxed).to_ne_bytes(), expected);
+        }
+    }
+
     #[test]
     fn far_words_are_stored_whole_whatever_the_alignment_of_the_private_side() {
         let far: Vec<AtomicU64> = (0..WORDS).map(|_| AtomicU64::new(0)).collect();
@@ -235,7 +340,8 @@ mod tests {
                 for round in 0..ROUNDS {
                     private.fill(round as u8);
                     let far_bytes = far.as_ptr().cast::<u8>().cast_mut();
-                    // SAFETY: as above.
+                    // SAFETY: the far words are live and shared as atomics; the private bytes are this
+                    // thread's.
                     unsafe { to_shared(far_bytes, private.as_ptr().add(round % WORD), WORDS * WORD) };
                 }
             });

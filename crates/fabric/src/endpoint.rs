@@ -23,7 +23,7 @@ use std::time::Duration;
 use farpool_wire::SessionId;
 
 use crate::arena::Arena;
-use crate::clock::Clock;
+use crate::clock::{Clock, MonotonicClock};
 use crate::seam::{Peer, Readiness, Transport};
 pub use batch::{Batch, Running};
 pub use queue::{ChangingWord, Queue, Transferring};
@@ -49,6 +49,19 @@ pub struct EndpointConfig {
     pub arena_bytes: usize,
     /// Time limit of an operation, counted from posting. After it, the operation ends as *unknown*.
     pub deadline: Duration,
+}
+
+impl EndpointConfig {
+    /// The parts of an endpoint outside of simulations: the monotonic clock, and random session ids.
+    pub fn real(transport: Rc<dyn Transport>, arena_bytes: usize, deadline: Duration) -> Self {
+        EndpointConfig {
+            transport,
+            clock: Rc::new(MonotonicClock),
+            session_ids: Box::new(|| SessionId(getrandom::u64().expect("the kernel gives random bytes"))),
+            arena_bytes,
+            deadline,
+        }
+    }
 }
 
 /// One thread's end of the fabric. Clones share it.

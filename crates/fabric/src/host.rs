@@ -6,6 +6,7 @@ use std::sync::Arc;
 use farpool_wire::{AccessKey, Epoch, NodeId, OwnerId, Refusal, ShmAttached};
 
 use crate::memory::{AccessError, Mapping};
+use crate::regions::RegionSet;
 
 /// What a host tells about itself in the handshake.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -58,15 +59,32 @@ pub struct LentMemory {
     pub holder: Arc<dyn Send + Sync>,
 }
 
-/// Owner of regions that a server gives access to.
+/// Owner of regions that a server gives access to: a set of regions, and its own rules of access.
 ///
 /// Calls come from the server's thread and must not wait for anything slow.
 pub trait Host: Send + Sync + 'static {
+    /// The node that lends the regions.
+    fn node(&self) -> NodeId;
+
+    /// The regions.
+    fn regions(&self) -> &RegionSet;
+
+    /// The host's own rule for a client that shows a key. The regions check the key itself.
+    fn admit(&self, _region: u32, _epoch: Epoch, _key: &AccessKey) -> Result<(), Refusal> {
+        Ok(())
+    }
+
     /// The host's identity.
-    fn identity(&self) -> HostIdentity;
+    fn identity(&self) -> HostIdentity {
+        let regions = self.regions();
+        HostIdentity { node: self.node(), region_bytes: regions.region_bytes(), regions: regions.regions() }
+    }
 
     /// Checks a key once, when a queue opens a region.
-    fn attach(&self, region: u32, epoch: Epoch, key: &AccessKey) -> Result<(), Refusal>;
+    fn attach(&self, region: u32, epoch: Epoch, key: &AccessKey) -> Result<(), Refusal> {
+        self.admit(region, epoch, key)?;
+        self.regions().check(region, epoch, key)
+    }
 
     /// Runs `access`, an access of the given `kind`, on a region's memory. A fence of the grant that starts
     /// meanwhile takes effect only after it.
@@ -76,10 +94,15 @@ pub trait Host: Send + Sync + 'static {
         epoch: Epoch,
         kind: AccessKind,
         access: &mut dyn FnMut(&Mapping) -> Result<(), AccessError>,
-    ) -> Result<(), Refusal>;
+    ) -> Result<(), Refusal> {
+        self.regions().with_region(region, epoch, kind, access)
+    }
 
     /// Hands a region's memory to a process of this host, after checking the key.
-    fn share(&self, region: u32, epoch: Epoch, key: &AccessKey) -> Result<SharedRegion, Refusal>;
+    fn share(&self, region: u32, epoch: Epoch, key: &AccessKey) -> Result<SharedRegion, Refusal> {
+        self.admit(region, epoch, key)?;
+        self.regions().share(region, epoch, key)
+    }
 
     /// Lends a region's memory to a transport, after checking the key. `cut` is called before a fence of the
     /// grant returns, and before the memory moves because another grant of the region was fenced.
@@ -89,7 +112,10 @@ pub trait Host: Send + Sync + 'static {
         epoch: Epoch,
         key: &AccessKey,
         cut: Arc<dyn CutOff>,
-    ) -> Result<LentMemory, Refusal>;
+    ) -> Result<LentMemory, Refusal> {
+        self.admit(region, epoch, key)?;
+        self.regions().lend(region, epoch, key, cut)
+    }
 
     /// The owner of the lease that a grant belongs to, if the host knows it: connections are counted by
     /// owner. Called after the key was checked. Where it is `None`, each grant counts as an owner of its own.
@@ -98,10 +124,12 @@ pub trait Host: Send + Sync + 'static {
     }
 
     /// Answers a call of a connection that has something attached by appending to `answer`.
-    fn call(&self, request: &[u8], answer: &mut Vec<u8>) -> Result<(), Refusal>;
+    fn call(&self, _request: &[u8], _answer: &mut Vec<u8>) -> Result<(), Refusal> {
+        Err(Refusal::UnknownCall)
+    }
 
     /// A peer sent something malformed and was cut off.
-    fn rejected(&self);
+    fn rejected(&self) {}
 }
 
 /// What a client is told about an access that the mapping did not allow.

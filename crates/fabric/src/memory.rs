@@ -91,7 +91,8 @@ pub struct Mapping {
 // SAFETY: a mapping is an address range that lives until drop; all access goes through atomics and through
 // copies whose races are not data races of the language (see `copy`), so it may be used from any thread.
 unsafe impl Send for Mapping {}
-// SAFETY: as above.
+// SAFETY: no method relies on being called by one thread at a time: the bytes are shared with other processes
+// in any case.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {

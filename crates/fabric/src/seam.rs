@@ -39,7 +39,7 @@ pub trait Transport {
     fn local_memory(&self, _arena: LocalSlice) {}
 }
 
-/// One incarnation of one connection to one node.
+/// One incarnation of a queue.
 ///
 /// After a link is dropped it touches no local memory. That makes an operation's buffer reusable when its
 /// outcome is unknown.

@@ -9,11 +9,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use farpool_fabric::{
-    AccessError, AccessKind, CutOff, Endpoint, EndpointConfig, Host, HostIdentity, LentMemory, Listeners,
-    Locking, Mapping, MonotonicClock, Peer, Queue, RegionSet, ServerHandle, SharedRegion, ShmTransport,
-    TcpTransport, Transport, block_on, serve,
+    Endpoint, EndpointConfig, Host, Listeners, Locking, MonotonicClock, Peer, Queue, RegionSet, ServerHandle,
+    ShmTransport, TcpTransport, Transport, block_on, serve,
 };
-use farpool_wire::{AccessKey, Epoch, NodeId, Refusal, RegionId, RemoteAddr, SessionId};
+use farpool_wire::{AccessKey, Epoch, NodeId, RegionId, RemoteAddr, SessionId};
 
 const NODE: NodeId = NodeId(3);
 const KEY: AccessKey = AccessKey::from_bytes([4; 16]);
@@ -25,43 +24,13 @@ const DEADLINE: Duration = Duration::from_secs(20);
 struct Node(RegionSet);
 
 impl Host for Node {
-    fn identity(&self) -> HostIdentity {
-        HostIdentity { node: NODE, region_bytes: REGION_BYTES, regions: 1 }
+    fn node(&self) -> NodeId {
+        NODE
     }
 
-    fn attach(&self, region: u32, epoch: Epoch, key: &AccessKey) -> Result<(), Refusal> {
-        self.0.check(region, epoch, key)
+    fn regions(&self) -> &RegionSet {
+        &self.0
     }
-
-    fn with_region(
-        &self,
-        region: u32,
-        epoch: Epoch,
-        kind: AccessKind,
-        access: &mut dyn FnMut(&Mapping) -> Result<(), AccessError>,
-    ) -> Result<(), Refusal> {
-        self.0.with_region(region, epoch, kind, access)
-    }
-
-    fn share(&self, region: u32, epoch: Epoch, key: &AccessKey) -> Result<SharedRegion, Refusal> {
-        self.0.share(region, epoch, key)
-    }
-
-    fn lend(
-        &self,
-        region: u32,
-        epoch: Epoch,
-        key: &AccessKey,
-        cut: Arc<dyn CutOff>,
-    ) -> Result<LentMemory, Refusal> {
-        self.0.lend(region, epoch, key, cut)
-    }
-
-    fn call(&self, _request: &[u8], _answer: &mut Vec<u8>) -> Result<(), Refusal> {
-        Err(Refusal::UnknownCall)
-    }
-
-    fn rejected(&self) {}
 }
 
 /// The node, and how clients reach it. The directory of its socket is dropped last.

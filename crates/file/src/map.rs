@@ -107,7 +107,7 @@ impl Map {
         })
     }
 
-    /// Lets the file end at `size`. Until [`cut_ends`](Self::cut_ends), what lies beyond may still have
+    /// Truncates the file to `size`. Until [`cut_ends`](Self::cut_ends), bytes beyond may still have
     /// contents.
     pub(crate) fn cut(&mut self, size: u64) {
         if let Some(kept) = &mut self.kept {
@@ -166,7 +166,7 @@ impl Map {
         self.shared.as_ref().map_or(self.size, |shared| shared.layout.size().min(MAX_FILE_BYTES))
     }
 
-    /// Lets the file end at `size`. No direct client is at work.
+    /// Sets the size of a file on which no direct client is at work.
     pub(crate) fn set_size(&mut self, size: u64) {
         self.size = size;
         self.is_end_unknown = false;

@@ -28,8 +28,8 @@ use crate::worker::Bell;
 pub const MAX_THREADS: usize = 64;
 /// How often the stop channel is polled.
 const STOP_POLL: Duration = Duration::from_millis(50);
-/// How long the workers may take to end once the mount is gone. An operation in flight ends within the pool's
-/// deadline for a node; twice that is plenty.
+/// How long the workers may take to end once the mount is gone. Operations that take longer (up to 30 s, for
+/// want of a connection) end with this process.
 const END_LIMIT: Duration = Duration::from_secs(10);
 
 /// What to mount, and where.

@@ -163,7 +163,7 @@ pub fn work_table(client: &Client, rows: u64, longest: Option<usize>) -> Result<
 }
 
 impl<'a> Work<'a> {
-    /// Work of a new session, whose name differs from those of all other processes. `seed` decides what it
+    /// Work of a new session with a random name. `seed` decides what it
     /// does.
     pub fn new(
         client: &'a Client,

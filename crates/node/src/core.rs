@@ -7,9 +7,7 @@ use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use farpool_fabric::{
-    AccessError, AccessKind, CutOff, Host, HostIdentity, LentMemory, Mapping, RegionSet, SharedRegion,
-};
+use farpool_fabric::{Host, RegionSet};
 use farpool_lease::{Grant, GrantRefusal, LeaseClass, LeaseRefusal, Lending, Millis, RegionCounts, Term};
 use farpool_wire::control::{Lease, LeaseRef, NodeAddress, RegionState, RevokeResponse};
 use farpool_wire::{AccessKey, CALL_ECHO, CALL_PING, Epoch, GrantMode, NodeId, OwnerId, Refusal};
@@ -93,43 +91,16 @@ impl Core {
 }
 
 impl Host for Core {
-    fn identity(&self) -> HostIdentity {
-        HostIdentity {
-            node: self.node,
-            region_bytes: self.regions.region_bytes(),
-            regions: self.regions.regions(),
-        }
+    fn node(&self) -> NodeId {
+        self.node
     }
 
-    fn attach(&self, region: u32, epoch: Epoch, key: &AccessKey) -> Result<(), Refusal> {
-        self.leases.lock().check(self.now(), Lending { region, epoch }, key)?;
-        self.regions.check(region, epoch, key)
+    fn regions(&self) -> &RegionSet {
+        &self.regions
     }
 
-    fn with_region(
-        &self,
-        region: u32,
-        epoch: Epoch,
-        kind: AccessKind,
-        access: &mut dyn FnMut(&Mapping) -> Result<(), AccessError>,
-    ) -> Result<(), Refusal> {
-        self.regions.with_region(region, epoch, kind, access)
-    }
-
-    fn share(&self, region: u32, epoch: Epoch, key: &AccessKey) -> Result<SharedRegion, Refusal> {
-        self.leases.lock().check(self.now(), Lending { region, epoch }, key)?;
-        self.regions.share(region, epoch, key)
-    }
-
-    fn lend(
-        &self,
-        region: u32,
-        epoch: Epoch,
-        key: &AccessKey,
-        cut: Arc<dyn CutOff>,
-    ) -> Result<LentMemory, Refusal> {
-        self.leases.lock().check(self.now(), Lending { region, epoch }, key)?;
-        self.regions.lend(region, epoch, key, cut)
+    fn admit(&self, region: u32, epoch: Epoch, key: &AccessKey) -> Result<(), Refusal> {
+        self.leases.lock().check(self.now(), Lending { region, epoch }, key)
     }
 
     fn owner(&self, region: u32, epoch: Epoch) -> Option<OwnerId> {
@@ -238,7 +209,7 @@ mod tests {
     use std::sync::mpsc::{Receiver, Sender, channel};
     use std::time::Duration;
 
-    use farpool_fabric::Locking;
+    use farpool_fabric::{AccessKind, CutOff, Locking, Mapping};
 
     use super::*;
 

@@ -19,9 +19,9 @@ use farpool_wire::{AccessKey, Epoch, GrantMode, OwnerId, Refusal};
 
 /// A node's lease table, and the regions that are being returned.
 ///
-/// The caller carries out the answers, in this order. `grant` and `add_grant`: open the grants, then answer.
-/// `release` and `expire`: fence, then [`fenced`](Self::fenced), then answer. `fence_grant`: fence it, then
-/// answer.
+/// The caller carries out what these return, in this order. `grant` and `add_grant`: open the grants, then
+/// answer. `release` and `expire`: fence, then call [`fenced`](Self::fenced); then answer a release.
+/// `fence_grant`: fence it, then answer.
 pub struct NodeCore {
     table: RegionTable,
     returning: Vec<Returning>,

@@ -383,10 +383,11 @@ impl Holder {
         Some(ClientGrant { region, epoch, key: answer.access_key()?, mode })
     }
 
-    /// The request to a region's node to fence a client's grant. `None`: the lease has ended, and with it
-    /// every grant. Until the node has answered, the client may still be at work: ask again.
-    pub fn fence_grant(&self, now: Millis, region: RegionId, grant: Epoch) -> Option<FenceGrantRequest> {
-        let held = self.usable(now, region)?;
+    /// The request to a region's node to fence a client's grant. `None`: the lease is not held any more. A
+    /// lease that the holder may not use any more may still be in force at the node, and its grants with it,
+    /// so it counts as held. Until the node has answered, the client may still be at work: ask again.
+    pub fn fence_grant(&self, region: RegionId, grant: Epoch) -> Option<FenceGrantRequest> {
+        let held = self.held(region)?;
         let lease = Some(LeaseRef::new(region.index, held.epoch, &held.key));
         Some(FenceGrantRequest { owner: self.owner.0, lease, grant: grant.0 })
     }
@@ -540,8 +541,8 @@ mod tests {
         assert_eq!(added(&AddGrantResponse { epoch: Epoch::new(1, 5).0, ..sound.clone() }, 200), None);
         assert_eq!(holder.usable_for(Millis(200), region(0)), Some(Millis(7_800)));
         assert!(holder.add_grant(Millis(8_000), region(0), GrantMode::ReadOnly).is_none());
-        assert!(holder.fence_grant(Millis(200), region(0), grant.epoch).is_some());
-        assert!(holder.fence_grant(Millis(200), region(1), grant.epoch).is_none());
+        assert!(holder.fence_grant(region(0), grant.epoch).is_some());
+        assert!(holder.fence_grant(region(1), grant.epoch).is_none());
     }
 
     #[test]

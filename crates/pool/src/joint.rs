@@ -21,11 +21,11 @@ use std::time::Duration;
 use farpool_control::limits::MAX_LEASES_PER_REQUEST;
 use farpool_control::{Tls, ask, dial, explain};
 use farpool_fabric::{Clock, Endpoint, EndpointConfig, MonotonicClock, Negotiated, Peer, Transports};
-use farpool_lease::{LeaseClass, Millis, longest};
+use farpool_lease::{Holding, LeaseClass, Millis, longest};
 use farpool_wire::control::broker_client::BrokerClient;
 use farpool_wire::control::node_client::NodeClient;
 use farpool_wire::control::{Lease, NodeAddress, ReleaseRequest};
-use farpool_wire::{AccessKey, Epoch, GrantMode, NodeId, OwnerId, RegionId, SessionId};
+use farpool_wire::{AccessKey, Epoch, GrantMode, NodeId, OwnerId, RegionId};
 use parking_lot::Mutex;
 use prost::Message;
 use tokio::runtime::{Handle, Runtime};
@@ -237,13 +237,9 @@ impl JointLeases {
 
     /// An endpoint with the transports by which these regions are reached.
     pub fn endpoint(&self, arena_bytes: usize) -> Endpoint {
-        Endpoint::new(EndpointConfig {
-            transport: Rc::new(Negotiated::new(self.shared.transport, self.deadline())),
-            clock: Rc::new(MonotonicClock),
-            session_ids: Box::new(|| SessionId(random_id())),
-            arena_bytes,
-            deadline: self.deadline(),
-        })
+        let deadline = self.deadline();
+        let transport = Rc::new(Negotiated::new(self.shared.transport, deadline));
+        Endpoint::new(EndpointConfig::real(transport, arena_bytes, deadline))
     }
 
     /// Adds a grant of a region, for this process or another.
@@ -307,15 +303,27 @@ impl Shared {
     }
 
     async fn add_grant(&self, region: RegionId) -> Result<ClientGrant, GrantError> {
-        let lost = GrantError::LeaseLost { region };
         let request = self.holder.lock().add_grant(now(), region, GrantMode::ReadWrite);
-        let request = request.ok_or(lost.clone())?;
+        let request = request.ok_or_else(|| self.unusable(region))?;
         let answer = ask_for_grant(self.client(region)?, region.node, request.clone()).await?;
-        self.holder.lock().grant_added(now(), region, &request, &answer).ok_or(lost)
+        let added = self.holder.lock().grant_added(now(), region, &request, &answer);
+        added.ok_or_else(|| self.unusable(region))
+    }
+
+    /// Why no grant can be added: the lease has ended, or only its renewals have not been answered for long.
+    fn unusable(&self, region: RegionId) -> GrantError {
+        let may_be_renewed = |held: &Holding| now() < held.over_at();
+        match self.holder.lock().held(region).is_some_and(may_be_renewed) {
+            true => {
+                let reason = "renewals of its leases have not been answered for too long".into();
+                GrantError::NoAnswer { node: region.node, reason }
+            }
+            false => GrantError::LeaseLost { region },
+        }
     }
 
     async fn fence_grant(&self, region: RegionId, grant: Epoch) -> Result<(), GrantError> {
-        let question = || self.holder.lock().fence_grant(now(), region, grant);
+        let question = || self.holder.lock().fence_grant(region, grant);
         ask_for_fence(self.client(region)?, region, question).await
     }
 }

@@ -401,8 +401,8 @@ impl SessionCore {
         }
     }
 
-    /// Asks the node to attach a region, and repeats that while the node says that the memory is being moved:
-    /// moving takes as long as copying a region, and says nothing against the node.
+    /// Asks the node to attach a region. While the node says that the memory is being moved, asks again, for
+    /// as long as the retry policy says.
     async fn attach_once_it_stays(&self, queue: &NodeQueue, region: &LeasedRegion) -> Result<(), OpError> {
         let give_up_at = self.leases.now().plus(self.retries.while_moved);
         loop {

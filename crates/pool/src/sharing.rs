@@ -49,8 +49,7 @@ pub(crate) async fn fence_grant(
     region: &LeasedRegion,
     grant: Epoch,
 ) -> Result<(), GrantError> {
-    let question =
-        || shared.stock.with_holder(|holder| holder.fence_grant(shared.stock.now(), region.id, grant));
+    let question = || shared.stock.with_holder(|holder| holder.fence_grant(region.id, grant));
     ask_for_fence(client(shared, region)?, region.id, question).await
 }
 

@@ -11,12 +11,12 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use farpool_fabric::{Clock, Endpoint, EndpointConfig, Negotiated, OpError, Queue, block_on};
-use farpool_wire::{CALL_PING, Refusal, SessionId};
+use farpool_wire::{CALL_PING, Refusal};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
 use crate::error::is_shortage;
 use crate::giving_up::{LOOK_EVERY, SILENCE, Sign};
-use crate::pool::{Shared, random_id};
+use crate::pool::Shared;
 use crate::region::{LeasedRegion, NodeState};
 use crate::stock::Stock;
 
@@ -54,13 +54,9 @@ impl Drop for Watch {
 
 /// An endpoint of this process with the transports that the operator allows.
 pub(crate) fn endpoint(shared: &Arc<Shared>, arena_bytes: usize, deadline: Duration) -> Endpoint {
-    Endpoint::new(EndpointConfig {
-        transport: Rc::new(Negotiated::new(shared.config.transport, deadline)),
-        clock: Rc::new(StockClock(shared.stock.clock())),
-        session_ids: Box::new(|| SessionId(random_id())),
-        arena_bytes,
-        deadline,
-    })
+    let transport = Rc::new(Negotiated::new(shared.config.transport, deadline));
+    let clock = Rc::new(StockClock(shared.stock.clock()));
+    Endpoint::new(EndpointConfig { clock, ..EndpointConfig::real(transport, arena_bytes, deadline) })
 }
 
 /// The stock's clock, in the form that endpoints take.

@@ -60,7 +60,7 @@ impl Backend for Mounts {
 
     fn register(&self, fd: RawFd) -> Option<Registration> {
         let mut answer = [0_u8; Registered::BYTES];
-        // SAFETY: the command's number encodes the most bytes of the answer. The buffer has that many, lives
+        // SAFETY: the command's number encodes the answer's maximal size. The buffer has that size, lives
         // until the call returns, and is borrowed by nothing else.
         let done = unsafe { libc::syscall(libc::SYS_ioctl, fd, REGISTER, answer.as_mut_ptr()) };
         if done != 0 {

@@ -1,18 +1,13 @@
 //! A node's memory: real regions behind a shell that can be broken on purpose.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use farpool_fabric::{
-    AccessError, AccessKind, CutOff, Host, HostIdentity, LentMemory, Locking, Mapping, RegionSet,
-    SharedRegion,
-};
+use farpool_fabric::{AccessError, AccessKind, Host, Locking, Mapping, RegionSet};
 use farpool_wire::{AccessKey, Epoch, NodeId, Refusal};
 
 pub(crate) struct LendingHost {
     node: NodeId,
     count: u32,
-    region_bytes: u64,
     pub(crate) regions: RegionSet,
     /// Set under the mutation that makes fences ineffective: for each region, the epoch of its current lease.
     unfenced: Option<Vec<AtomicU64>>,
@@ -29,7 +24,7 @@ impl LendingHost {
             RegionSet::create(count, region_bytes, Locking::None, |_| {}).expect("a few pages of memory");
         let moving = (0..count).map(|_| AtomicU64::new(0)).collect();
         let moving_until_asked = (0..count).map(|_| AtomicBool::new(false)).collect();
-        LendingHost { node, count, region_bytes, regions, unfenced: None, moving, moving_until_asked }
+        LendingHost { node, count, regions, unfenced: None, moving, moving_until_asked }
     }
 
     /// Mutation: fences have no effect.
@@ -82,13 +77,16 @@ impl LendingHost {
 }
 
 impl Host for LendingHost {
-    fn identity(&self) -> HostIdentity {
-        HostIdentity { node: self.node, region_bytes: self.region_bytes, regions: self.count }
+    fn node(&self) -> NodeId {
+        self.node
     }
 
-    fn attach(&self, region: u32, epoch: Epoch, key: &AccessKey) -> Result<(), Refusal> {
-        self.check_rest(region)?;
-        self.regions.check(region, epoch, key)
+    fn regions(&self) -> &RegionSet {
+        &self.regions
+    }
+
+    fn admit(&self, region: u32, _: Epoch, _: &AccessKey) -> Result<(), Refusal> {
+        self.check_rest(region)
     }
 
     fn with_region(
@@ -114,25 +112,8 @@ impl Host for LendingHost {
         }
     }
 
-    fn share(&self, region: u32, epoch: Epoch, key: &AccessKey) -> Result<SharedRegion, Refusal> {
-        self.check_rest(region)?;
-        self.regions.share(region, epoch, key)
-    }
-
-    fn lend(
-        &self,
-        region: u32,
-        epoch: Epoch,
-        key: &AccessKey,
-        cut: Arc<dyn CutOff>,
-    ) -> Result<LentMemory, Refusal> {
-        self.regions.lend(region, epoch, key, cut)
-    }
-
     fn call(&self, request: &[u8], answer: &mut Vec<u8>) -> Result<(), Refusal> {
         answer.extend_from_slice(request);
         Ok(())
     }
-
-    fn rejected(&self) {}
 }

@@ -4,6 +4,8 @@ use farpool_sim::{Scenario, find_scenario, hunt, run_guarded, sweep};
 
 /// Enough seeds to see every kind of fault of a scenario; `farpool sim` runs ten thousand.
 const SEEDS: u64 = 150;
+/// `FARPOOL_SIM_SEEDS=1000` asks for another number of seeds, as `make mutants` does.
+const SEEDS_OPTION: &str = "FARPOOL_SIM_SEEDS";
 /// Each mutation must be noticed within this many seeds, as for `farpool sim`.
 const HUNTED_SEEDS: u64 = 2_000;
 /// Seeds that are run twice; each mutation is run twice with one seed.
@@ -30,8 +32,10 @@ fn one_seed_is_one_history(name: &str) {
 }
 
 fn seeds_are_green(name: &str) {
-    let swept = sweep(scenario(name), 0..SEEDS, THREADS, &|| {});
-    assert_eq!(swept.seeds, SEEDS);
+    let asked = std::env::var(SEEDS_OPTION).ok();
+    let wanted = asked.map_or(SEEDS, |seeds| seeds.parse().expect("a number of seeds"));
+    let swept = sweep(scenario(name), 0..wanted, THREADS, &|| {});
+    assert_eq!(swept.seeds, wanted);
     let seeds: Vec<_> = swept.failures.iter().map(|failure| (failure.seed, &failure.violations)).collect();
     assert!(seeds.is_empty(), "replay with `farpool sim {name} --seed N`: {seeds:#?}");
 }

@@ -40,8 +40,8 @@ pub struct LogLayout {
 }
 
 impl LogLayout {
-    /// With so many bytes for intents, a multiple of eight: the most that the commits of one slot may have in
-    /// flight.
+    /// `ring_bytes`, a multiple of eight, is the room for the intents of one slot's commits in flight.
+    /// `None`: not a valid size.
     pub fn new(ring_bytes: u64) -> Option<LogLayout> {
         let fits = ring_bytes > 0 && ring_bytes.is_multiple_of(WORD_BYTES) && ring_bytes <= u64::MAX / 2;
         fits.then_some(LogLayout { ring_bytes })

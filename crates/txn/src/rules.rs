@@ -69,8 +69,7 @@ pub trait Rules: 'static {
         horizon
     }
 
-    /// Whether a version is in the overflow region before its place in the ring is marked as one that may be
-    /// written again.
+    /// Whether a version is copied to the overflow region before its place in the ring is marked as free.
     fn copies_first() -> bool {
         true
     }

@@ -36,7 +36,15 @@ enum Access {
 
 impl MemoryFloor {
     pub(super) fn new(memory: Arc<SharedPages>, options: &IoOptions, places: Places) -> Self {
-        let &IoOptions { op, block_bytes, batch, depth, .. } = options;
+        let &IoOptions { op, batch, depth, .. } = options;
+        let block_bytes = places.block_bytes();
+        // Checked once: a check for each access would be measured as well.
+        let footprint = places.footprint_bytes();
+        assert!(footprint <= memory.bytes() as u64, "a footprint of {footprint} bytes in less memory");
+        assert!(
+            block_bytes.is_multiple_of(WORD_BYTES),
+            "blocks of {block_bytes} bytes are not aligned to words"
+        );
         let large = block_bytes >= MEMCPY_FROM_BYTES;
         let access = match op {
             IoOp::Cas => Access::Swap,
@@ -91,9 +99,8 @@ impl MemoryFloor {
     #[inline]
     fn access(&mut self, place: Place, depends: u64) -> u64 {
         let offset = place.region as u64 * self.region_bytes + place.offset + depends;
-        debug_assert!(offset as usize + self.block_bytes <= self.memory.bytes());
-        // SAFETY: in bounds: places lie in the footprint, which is as long as the memory; `self` keeps the
-        // memory alive. Only the pointer is made here.
+        // SAFETY: in bounds: `pick` gives blocks of the footprint, which is no longer than the memory (`new`
+        // checks that), and `depends` is zero; `self` keeps the memory alive. Only the pointer is made here.
         let at = unsafe { self.memory.base().add(offset as usize) };
         match self.access {
             // Other threads may copy from and to the same bytes at the same time, but nothing looks at the
@@ -104,7 +111,8 @@ impl MemoryFloor {
                 0
             }
             Access::CopyIn => {
-                // SAFETY: as above.
+                // SAFETY: in bounds: a block of the footprint, and all of `local`, which holds a block.
+                // Nothing looks at bytes that another floor writes at the same time.
                 unsafe { bare_copy(at, self.local.as_ptr(), self.block_bytes) };
                 0
             }

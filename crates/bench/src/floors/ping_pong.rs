@@ -36,7 +36,7 @@ pub struct Lines {
 
 // SAFETY: the mapping lives until drop, belongs to no thread, and is accessed by atomics only.
 unsafe impl Send for Lines {}
-// SAFETY: as above.
+// SAFETY: threads share the mapping, and access it by atomics only.
 unsafe impl Sync for Lines {}
 
 impl Lines {

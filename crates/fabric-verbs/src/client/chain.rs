@@ -128,7 +128,7 @@ mod tests {
         let mut chain = Chain::with_capacity(1);
         let remote = ffi::Remote { rdma: ffi::RemotePlace { remote_addr: 0, rkey: 0 } };
         chain.push(0, ffi::WR_SEND, 0, remote, &[NO_PIECE, ffi::Sge { addr: 5, length: 6, lkey: 7 }]);
-        // SAFETY: as above.
+        // SAFETY: `link` has just linked the chain's one request, and the chain is alive.
         let request = unsafe { &*chain.link() };
         assert_eq!(request.num_sge, 1);
         // SAFETY: the request has one piece.

@@ -369,7 +369,8 @@ impl VerbsLink {
             sg_list: rooms.as_mut_ptr(),
             num_sge: if rooms[1].length > 0 { 2 } else { 1 },
         };
-        // SAFETY: as in `submit`; the pieces themselves are read during the call.
+        // SAFETY: the memory that the pieces name lies in the arena and in `slots`, and belongs to the
+        // operation until it has ended; the list of pieces is read during the call.
         unsafe { self.id().post_receive(&mut receive) }
             .map_err(|error| self.failed("posting room for an answer", &error))?;
         let head = self.slots.piece(place, REQUEST_HEADER_BYTES + operands.len());

@@ -9,8 +9,8 @@ use farpool_wire::{AccessKey, Epoch, NodeId, Refusal, RegionId, RemoteAddr, Sess
 
 use super::Carrier;
 use crate::{
-    AccessError, AccessKind, ArenaBuf, CutOff, Endpoint, EndpointConfig, Host, HostIdentity, LentMemory,
-    Locking, Mapping, OpError, Peer, Queue, RegionSet, SharedRegion, block_on,
+    AccessError, AccessKind, ArenaBuf, Endpoint, EndpointConfig, Host, Locking, Mapping, OpError, Peer,
+    Queue, RegionSet, block_on,
 };
 
 pub(super) const NODE: NodeId = NodeId(0xF00D);
@@ -59,12 +59,12 @@ impl SuiteHost {
 }
 
 impl Host for SuiteHost {
-    fn identity(&self) -> HostIdentity {
-        HostIdentity { node: NODE, region_bytes: REGION_BYTES, regions: REGIONS }
+    fn node(&self) -> NodeId {
+        NODE
     }
 
-    fn attach(&self, region: u32, epoch: Epoch, key: &AccessKey) -> Result<(), Refusal> {
-        self.regions.check(region, epoch, key)
+    fn regions(&self) -> &RegionSet {
+        &self.regions
     }
 
     fn with_region(
@@ -80,20 +80,6 @@ impl Host for SuiteHost {
             return Err(Refusal::Busy);
         }
         self.regions.with_region(region, epoch, kind, access)
-    }
-
-    fn share(&self, region: u32, epoch: Epoch, key: &AccessKey) -> Result<SharedRegion, Refusal> {
-        self.regions.share(region, epoch, key)
-    }
-
-    fn lend(
-        &self,
-        region: u32,
-        epoch: Epoch,
-        key: &AccessKey,
-        cut: Arc<dyn CutOff>,
-    ) -> Result<LentMemory, Refusal> {
-        self.regions.lend(region, epoch, key, cut)
     }
 
     fn call(&self, request: &[u8], answer: &mut Vec<u8>) -> Result<(), Refusal> {

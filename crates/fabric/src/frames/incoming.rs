@@ -370,7 +370,8 @@ impl Incoming {
         take(unsafe { body_slice(body, body_bytes) });
         for (header, awaiting) in headers.iter().zip(&self.awaiting) {
             take(header);
-            // SAFETY: as above.
+            // SAFETY: `awaiting` holds operations that have not been reported as done, so each buffer is
+            // alive and initialised.
             take(unsafe { body_slice(awaiting.local, awaiting.body_bytes()) });
         }
         take(&self.linear);

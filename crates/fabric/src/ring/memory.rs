@@ -51,8 +51,8 @@ impl RingMemory {
 }
 
 impl RingMemory {
-    /// The address of `bytes` bytes at `at`. Callers pass constants of the ring's layout, so that the
-    /// compiler can often drop the check.
+    /// The address of `bytes` bytes at `at`; panics outside the ring. The check costs nothing where callers
+    /// pass constants.
     #[inline]
     fn place(&self, at: usize, bytes: usize) -> *mut u8 {
         assert!(at <= RING_BYTES && bytes <= RING_BYTES - at, "no place of a ring");

@@ -67,7 +67,7 @@ impl Attached {
                 unsafe { self.memory.read_to(posted.offset, local.start, local.bytes) }.map(|()| 0)
             }
             Op::Write => {
-                // SAFETY: as above.
+                // SAFETY: `local` is the operation's own buffer, valid and unchanged while it is in flight.
                 unsafe { self.memory.write_from(posted.offset, local.start, local.bytes) }.map(|()| 0)
             }
             Op::CompareAndSwap { expected, new } => {

@@ -18,7 +18,7 @@ use farpool_pool::{NODE_DEADLINE, SessionCore};
 use farpool_wire::control::{
     GuestAnswer, GuestConnect, GuestJoin, GuestOpen, GuestRegionOf, GuestRequest, guest_request::Ask,
 };
-use farpool_wire::{GUEST_VERSION, Hello, MAX_TRANSFER_BYTES, NodeId, SessionId, TICKET_BYTES};
+use farpool_wire::{GUEST_VERSION, Hello, MAX_TRANSFER_BYTES, NodeId, TICKET_BYTES};
 use parking_lot::Mutex;
 use prost::Message;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
@@ -202,13 +202,8 @@ impl Host {
     /// When there are too many threads.
     pub fn session(&self) -> io::Result<GuestSession> {
         let place = self.store.place().ok_or(io::ErrorKind::QuotaExceeded)?;
-        let endpoint = Endpoint::new(EndpointConfig {
-            transport: Rc::new(Reach { line: self.line.clone() }),
-            clock: Rc::new(MonotonicClock),
-            session_ids: Box::new(|| SessionId(getrandom::u64().expect("the kernel gives random bytes"))),
-            arena_bytes: ARENA_BYTES,
-            deadline: NODE_DEADLINE,
-        });
+        let transport = Rc::new(Reach { line: self.line.clone() });
+        let endpoint = Endpoint::new(EndpointConfig::real(transport, ARENA_BYTES, NODE_DEADLINE));
         let core = SessionCore::new(self.store.clone(), endpoint);
         Ok(GuestSession { core, place, gathered: RefCell::default() })
     }

@@ -8,14 +8,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 
-use farpool_fabric::{
-    AccessError, AccessKind, CutOff, Host, HostIdentity, LentMemory, Mapping, SharedRegion,
-};
+use farpool_fabric::{AccessError, AccessKind, Host, Mapping, RegionSet};
 use farpool_txn::log::Head;
 use farpool_txn::membership::{Role, SeatWords};
 use farpool_txn::oracle::Board;
 use farpool_txn::{DatabaseAt, DatabaseLayout, Table};
-use farpool_wire::{AccessKey, Epoch, RecordHeader, Refusal, Slot};
+use farpool_wire::{AccessKey, Epoch, NodeId, RecordHeader, Refusal, Slot};
 use parking_lot::Mutex;
 
 use super::{OWNER, key_of};
@@ -31,12 +29,16 @@ pub(super) struct Watched {
 }
 
 impl Host for Watched {
-    fn identity(&self) -> HostIdentity {
-        self.memory.identity()
+    fn node(&self) -> NodeId {
+        self.memory.node()
     }
 
-    fn attach(&self, region: u32, epoch: Epoch, key: &AccessKey) -> Result<(), Refusal> {
-        self.memory.attach(region, epoch, key)
+    fn regions(&self) -> &RegionSet {
+        self.memory.regions()
+    }
+
+    fn admit(&self, region: u32, epoch: Epoch, key: &AccessKey) -> Result<(), Refusal> {
+        self.memory.admit(region, epoch, key)
     }
 
     fn with_region(
@@ -52,26 +54,8 @@ impl Host for Watched {
         Ok(())
     }
 
-    fn share(&self, region: u32, epoch: Epoch, key: &AccessKey) -> Result<SharedRegion, Refusal> {
-        self.memory.share(region, epoch, key)
-    }
-
-    fn lend(
-        &self,
-        region: u32,
-        epoch: Epoch,
-        key: &AccessKey,
-        cut: Arc<dyn CutOff>,
-    ) -> Result<LentMemory, Refusal> {
-        self.memory.lend(region, epoch, key, cut)
-    }
-
     fn call(&self, request: &[u8], answer: &mut Vec<u8>) -> Result<(), Refusal> {
         self.memory.call(request, answer)
-    }
-
-    fn rejected(&self) {
-        self.memory.rejected();
     }
 }
 

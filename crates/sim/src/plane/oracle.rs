@@ -2,12 +2,12 @@
 //! while the run goes on.
 //!
 //! O1. A region has one lease at a time. An operation that is posted under a grant after the grant's end is
-//!     not acknowledged. So two owners can never write one region.
+//!     not acknowledged. So no two owners use one region at the same time.
 //! O2. A holder trusts a lease only while the lease is in force at its node.
 //! O3. Every word that is read was written under the same lease, or is zero: no byte is an earlier owner's.
 //! O4. No epoch of a node is used twice, and each is greater than those before it, over all restarts.
 //! O5. No lease is lost while its holder and its node are up and can reach each other, whatever the brokers
-//!     do, and even if a letter or two is lost on the way.
+//!     do, and even if one or two messages are lost on the way.
 //! Not here: the broker's view, which is compared with the nodes' tables once faults have ended (`conduct`).
 
 use std::collections::BTreeMap;

@@ -3,10 +3,7 @@
 use std::sync::Arc;
 
 use farpool_fabric::sim::SimClock;
-use farpool_fabric::{
-    AccessError, AccessKind, Clock, CutOff, Host, HostIdentity, LentMemory, Locking, Mapping, RegionSet,
-    SharedRegion,
-};
+use farpool_fabric::{AccessError, AccessKind, Clock, Host, Locking, Mapping, RegionSet};
 use farpool_lease::{LeaseRefusal, Lending, Millis, Term};
 use farpool_node::NodeCore;
 use farpool_wire::control::LeaseRef;
@@ -15,7 +12,6 @@ use parking_lot::Mutex;
 
 pub(crate) struct Shell {
     node: NodeId,
-    region_bytes: u64,
     clock: SimClock,
     pub(crate) core: Mutex<NodeCore>,
     pub(crate) regions: RegionSet,
@@ -45,7 +41,6 @@ impl Shell {
         let left_over = leaves_grants.then(|| Mutex::new(vec![LeftOver::default(); regions as usize]));
         Arc::new(Shell {
             node,
-            region_bytes,
             clock,
             core: Mutex::new(NodeCore::new(incarnation, regions, ttl)),
             regions: RegionSet::create(regions, region_bytes, Locking::None, |_| {})
@@ -112,13 +107,16 @@ impl Shell {
 }
 
 impl Host for Shell {
-    fn identity(&self) -> HostIdentity {
-        HostIdentity { node: self.node, region_bytes: self.region_bytes, regions: self.regions.regions() }
+    fn node(&self) -> NodeId {
+        self.node
     }
 
-    fn attach(&self, region: u32, epoch: Epoch, key: &AccessKey) -> Result<(), Refusal> {
-        self.core.lock().check(self.now(), Lending { region, epoch }, key)?;
-        self.regions.check(region, epoch, key)
+    fn regions(&self) -> &RegionSet {
+        &self.regions
+    }
+
+    fn admit(&self, region: u32, epoch: Epoch, key: &AccessKey) -> Result<(), Refusal> {
+        self.core.lock().check(self.now(), Lending { region, epoch }, key)
     }
 
     fn with_region(
@@ -136,25 +134,7 @@ impl Host for Shell {
         }
     }
 
-    fn share(&self, region: u32, epoch: Epoch, key: &AccessKey) -> Result<SharedRegion, Refusal> {
-        self.core.lock().check(self.now(), Lending { region, epoch }, key)?;
-        self.regions.share(region, epoch, key)
-    }
-
-    fn lend(
-        &self,
-        region: u32,
-        epoch: Epoch,
-        key: &AccessKey,
-        cut: Arc<dyn CutOff>,
-    ) -> Result<LentMemory, Refusal> {
-        self.core.lock().check(self.now(), Lending { region, epoch }, key)?;
-        self.regions.lend(region, epoch, key, cut)
-    }
-
     fn call(&self, request: &[u8], _: &mut Vec<u8>) -> Result<(), Refusal> {
         if request == CALL_PING { Ok(()) } else { Err(Refusal::UnknownCall) }
     }
-
-    fn rejected(&self) {}
 }

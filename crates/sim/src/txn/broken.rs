@@ -237,8 +237,8 @@ impl Rules for Chosen {
     fn numbered(version: Version) -> Version {
         let generation = version.count() >> TIMESTAMP_BITS;
         let timestamp = version.count() & ((1 << TIMESTAMP_BITS) - 1);
-        // A run makes few commits, so a small timestamp in a later generation belongs to a slot that has used
-        // up its timestamps, or to a later client.
+        // A slot that begins a generation has small timestamps. The mutation leaves such a version in the
+        // generation before.
         let before = generation.checked_sub(1).filter(|_| is(WRAPPED) && timestamp < MOST_TO_THE_EDGE);
         let wrapped =
             before.and_then(|before| Version::new(version.slot(), before << TIMESTAMP_BITS | timestamp));

@@ -1,8 +1,8 @@
 //! Spares: record numbers and pairs of buckets that a process has taken from an index and not used yet.
 //!
 //! They are taken in runs, each by one fetch-and-add on a piece's counter. If the process dies, its spares
-//! are lost. So runs are short at first, and each is twice as long as the one before: at most as many spares
-//! as were used, and one more, are lost.
+//! are lost. So runs are short at first, and double up to a limit: of each piece, a process that dies loses
+//! about as many spares as it has used, at most.
 
 use parking_lot::Mutex;
 

@@ -21,8 +21,8 @@ use super::rules::SeatRules;
 use crate::rules::Shipped;
 use crate::slot::SharedSlot;
 
-/// A duty's thread does nothing else. It stands still no longer than a busy machine keeps any thread from its
-/// processor, and the patience was chosen to allow for that.
+/// A duty's thread does nothing else. A busy machine may keep it from a processor; the patience allows for
+/// that.
 const THREAD_PATIENCES: u32 = 1;
 /// A thread that commits also runs the program's own code, between two polls of a commit.
 const HOLDER_PATIENCES: u32 = 3;

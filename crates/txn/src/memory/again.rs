@@ -52,12 +52,11 @@ enum Failed {
 }
 
 impl Memory {
-    /// Waits until an operation on a region that has failed may be retried.
+    /// Waits until a failed operation on a region may be retried. The future is boxed: it is rare, and would
+    /// otherwise make every operation's future larger.
     ///
     /// # Errors
     /// The operation's error, if it must not be retried.
-    ///
-    /// The future is boxed: it is rare, and would otherwise make every operation's future larger.
     pub(super) fn ready_again<'a>(
         &'a self,
         region: RegionId,

@@ -50,7 +50,9 @@ impl Mapping {
     /// Copies from `offset` to `data`.
     pub fn read(&self, offset: usize, data: &mut [u8]) -> Result<()> {
         self.check(offset, data.len())?;
-        // SAFETY: as in `write`.
+        // SAFETY: within the mapping, as just checked; `data` is another allocation, so the ranges do not
+        // overlap; the mapping is alive as long as `self`. Another process may write there at the same time:
+        // then bytes are mixed, and every mix of bytes is valid.
         unsafe { std::ptr::copy_nonoverlapping(self.start.add(offset), data.as_mut_ptr(), data.len()) }
         Ok(())
     }

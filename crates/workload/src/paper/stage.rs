@@ -28,8 +28,8 @@ const MEMORY_LIMIT_MIB: f64 = 1024.0;
 /// The lowest limit: lower ones were not tried. At scale factors under 0.5 tables and temporary files may fit
 /// in it.
 const MEMORY_LIMIT_MIN_MIB: u64 = 512;
-/// By how much the limit is higher while temporary files lie on tmpfs, at scale factor 1: they are charged to
-/// the process that writes them. They hold up to 1.6 GiB at once (measured).
+/// Added to the limit, at scale factor 1, for temporary files on tmpfs: these count as memory of the process
+/// that writes them, up to 1.6 GiB at once (measured).
 const TMPFS_MIB_PER_SCALE: f64 = 2048.0;
 /// Nodes of each pool.
 pub const NODES: u32 = 2;

@@ -1,0 +1,62 @@
+//! Every command that a page or a help text prints is one that this program understands. (What they do is
+//! tested elsewhere.)
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use clap::{CommandFactory, Parser};
+
+use crate::Cli;
+
+/// Fewer would mean that the search below finds nothing any more.
+const AT_LEAST: usize = 50;
+
+fn pages() -> Vec<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let folders =
+        ["docs/src", "docs/src/how-to", "docs/bench"].map(|folder| fs::read_dir(root.join(folder)).unwrap());
+    let files = folders.into_iter().flatten().map(|entry| entry.unwrap().path());
+    let pages = files.filter(|file| file.extension().is_some_and(|extension| extension == "md"));
+    pages.chain([root.join("README.md")]).collect()
+}
+
+/// The commands in a page's blocks of shell, each on one line.
+fn commands_of_page(text: &str) -> Vec<String> {
+    let blocks = text.split("```sh\n").skip(1).map(|rest| rest.split("```").next().unwrap_or(rest));
+    blocks
+        .flat_map(|block| block.replace("\\\n", " ").lines().filter_map(command).collect::<Vec<_>>())
+        .collect()
+}
+
+/// The commands in the examples of a subcommand's help, and of those below it.
+fn commands_of_help(cli: &clap::Command) -> Vec<String> {
+    let helps = [cli.get_after_help(), cli.get_after_long_help()].into_iter().flatten();
+    let own = helps.flat_map(|help| help.to_string().lines().filter_map(command).collect::<Vec<_>>());
+    own.chain(cli.get_subcommands().flat_map(commands_of_help)).collect()
+}
+
+/// The command of `farpool` with which a line begins; what is behind it is a remark or belongs to the shell.
+fn command(line: &str) -> Option<String> {
+    let line = line.trim_start().trim_start_matches("$ ");
+    let ends = ["   ", " #", " &", " |", " >", " <", ";", " \u{2026}"];
+    let end = ends.iter().filter_map(|end| line.find(end)).min().unwrap_or(line.len());
+    line.starts_with("farpool ").then(|| line[..end].to_owned())
+}
+
+#[test]
+fn every_printed_command_is_one_that_this_program_understands() {
+    let of_pages = pages().into_iter().flat_map(|page| {
+        let commands = commands_of_page(&fs::read_to_string(&page).unwrap());
+        commands.into_iter().map(move |command| (page.display().to_string(), command))
+    });
+    let of_help = commands_of_help(&Cli::command()).into_iter().map(|command| ("--help".to_owned(), command));
+    let mut count = 0;
+    for (place, command) in of_pages.chain(of_help) {
+        count += 1;
+        let parsed = Cli::try_parse_from(command.split_whitespace());
+        // `--help` and `--version` end as errors that are none.
+        let wrong = parsed.err().filter(|error| error.use_stderr());
+        assert!(wrong.is_none(), "{place}: {command}: {}", wrong.unwrap());
+    }
+    assert!(count >= AT_LEAST, "only {count} commands were found");
+}
