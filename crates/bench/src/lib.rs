@@ -1,4 +1,5 @@
-//! How fast the fabric is, beside what the machine could do at best and beside peers.
+//! Measurements: the fabric, files on it and transactions, beside what the machine could do at best and beside
+//! peers; and real databases, with their files in far memory and elsewhere.
 //!
 //! Question: how much of the hardware's speed is left when memory is accessed through the fabric?
 //! Sketch: shm adds the check of an epoch word to a copy; tcp adds a header to a request and a response.
@@ -8,27 +9,47 @@
 //! [`run_io`] is one measurement, [`run_table`] all that are published, beside peers. [`run_oracle`] measures
 //! the oracle of transactions, [`run_kv`] transactions on records, [`run_txn_table`] everything that is
 //! published about both. Not here: the command line.
+//!
+//! [`run_demo`] runs TPC-H's Hash+Sort on a real PostgreSQL, with its temporary files in one place after
+//! another: paper 1 (Li et al., SIGMOD 2016), section 5.2.2, joins `lineitem` with `orders` and returns the
+//! top 100,000 rows by extended price; with little `work_mem` both the hash join and the sort spill. [`paper`]
+//! has the other figures of the papers that need a database, and [`databases`] compares databases on a mount
+//! with databases on the local disk. For all of these the `farpool` binary is run as child processes, as a
+//! user would run it.
+//!
+//! Modules are public if tests that need a real server use them: [`postgres::Server`], [`tpch::load`],
+//! [`query::HashSort`].
 
 // These macros panic when the stream is closed or full; see `child::complain`.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
+mod cgroup;
 mod chart;
 mod child;
 mod crew;
+pub mod databases;
+mod demo;
+mod far_memory;
 mod files;
 mod floors;
 mod folder;
 mod footprint;
+pub mod host;
 mod kv;
 mod lane;
+mod launch;
 mod local_pool;
 mod machine;
+mod meanwhile;
 mod meeting;
 mod options;
 mod oracle;
 mod pages;
+pub mod paper;
 mod places;
+pub mod postgres;
 mod progress;
+pub mod query;
 mod reach;
 mod report;
 mod room;
@@ -37,11 +58,17 @@ mod service;
 mod site;
 mod slices;
 mod spread;
+mod steps;
+mod stop;
 mod table;
 mod tally;
+pub mod throttle;
+pub mod tpch;
 mod txn_table;
 
 pub use chart::{Bar, Chart, Course, FLOOR, Line, OURS, PEER, draw_all};
+pub use demo::{DEFAULT_WORK_DIR, DemoOptions, DemoReport, run_demo};
+pub use far_memory::Transport;
 pub use files::{
     Figure, FilesOptions, Section, Verdict, conditions, is_about_files_alone, run_files, serve_file_client,
     serve_fuse_floor, write_sections,
@@ -56,5 +83,6 @@ pub use report::{FloorReport, IoReport};
 pub use room::check as check_room;
 pub use run::{Source, run_io};
 pub use spread::{Spread, middle, ratio};
+pub use stop::StopFlag;
 pub use table::{TableOptions, run_table};
 pub use txn_table::{TxnTableOptions, run_txn_table};

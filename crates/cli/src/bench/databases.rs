@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
-use farpool_workload::databases::{Access, BenchOptions, Database, GroundOptions, columns, run_bench};
-use farpool_workload::{DEFAULT_WORK_DIR, StopFlag, Transport};
+use farpool_bench::databases::{Access, BenchOptions, Database, GroundOptions, columns, run_bench};
+use farpool_bench::{DEFAULT_WORK_DIR, StopFlag, Transport};
 
 use crate::output::tell;
 use crate::size::ByteSize;

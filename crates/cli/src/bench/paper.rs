@@ -9,14 +9,14 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Subcommand;
+use farpool_bench::StopFlag;
+use farpool_bench::host::scratch_dir;
+use farpool_bench::paper::Effort;
+use farpool_bench::throttle::ThrottledVolume;
 use farpool_bench::{
     Figure, FilesOptions, Section, is_about_files_alone, run_files, serve_file_client, serve_fuse_floor,
     write_sections,
 };
-use farpool_workload::StopFlag;
-use farpool_workload::machine::scratch_dir;
-use farpool_workload::paper::Effort;
-use farpool_workload::throttle::ThrottledVolume;
 
 use super::paper_databases;
 use super::parse_seconds;
@@ -86,7 +86,7 @@ struct FilesArgs {
     without_peers: bool,
 
     /// Folder on the machine's disk, for the files on it and for the image of the throttled disk
-    #[arg(long, value_name = "DIR", default_value = farpool_workload::DEFAULT_WORK_DIR)]
+    #[arg(long, value_name = "DIR", default_value = farpool_bench::DEFAULT_WORK_DIR)]
     work_dir: PathBuf,
 }
 

@@ -2,14 +2,14 @@
 //! beside it have the others.
 
 use anyhow::Result;
+use farpool_bench::StopFlag;
+use farpool_bench::paper::hash_sort::{self, HashSortOptions, HashSortReport, MOUNT_ALONE_ROUNDS, Timed};
+use farpool_bench::paper::lending::{self, Slice, Use};
+use farpool_bench::paper::{Effort, Sample, Spot};
 use farpool_bench::{
     Bar, Chart, Course, FLOOR, Figure, Line, OURS, PEER, Section, Spread, Verdict, conditions, draw_all,
     middle, ratio,
 };
-use farpool_workload::StopFlag;
-use farpool_workload::paper::hash_sort::{self, HashSortOptions, HashSortReport, MOUNT_ALONE_ROUNDS, Timed};
-use farpool_workload::paper::lending::{self, Slice, Use};
-use farpool_workload::paper::{Effort, Sample, Spot};
 
 use super::{paper_queries, paper_range_scan, paper_small_transactions};
 
@@ -249,7 +249,7 @@ mod tests {
     use std::path::Path;
     use std::time::Duration;
 
-    use farpool_workload::query::{Run, Spill};
+    use farpool_bench::query::{Run, Spill};
 
     use super::*;
 

@@ -1,12 +1,12 @@
 //! The report on TPC-H's queries: damon4, damon5 and damon-table1.
 
 use anyhow::Result;
+use farpool_bench::StopFlag;
+use farpool_bench::paper::tpch_queries::{self, QueriesOptions, QueriesReport, QueryRun};
+use farpool_bench::paper::{Effort, Sample, Spot};
 use farpool_bench::{
     Bar, Chart, Course, FLOOR, Figure, Line, OURS, PEER, Section, Spread, conditions, draw_all, middle, ratio,
 };
-use farpool_workload::StopFlag;
-use farpool_workload::paper::tpch_queries::{self, QueriesOptions, QueriesReport, QueryRun};
-use farpool_workload::paper::{Effort, Sample, Spot};
 
 use super::paper_databases::slope;
 

@@ -1,12 +1,12 @@
 //! The report on RangeScan, by where the whole database lies.
 
 use anyhow::Result;
+use farpool_bench::StopFlag;
+use farpool_bench::paper::range_scan::{self, RangeScanReport, SESSIONS, SPOTS};
+use farpool_bench::paper::{Effort, Spot};
 use farpool_bench::{
     Bar, Chart, FLOOR, Figure, OURS, PEER, Section, Spread, Verdict, conditions, draw_all, middle, ratio,
 };
-use farpool_workload::StopFlag;
-use farpool_workload::paper::range_scan::{self, RangeScanReport, SESSIONS, SPOTS};
-use farpool_workload::paper::{Effort, Spot};
 
 /// The goal for far memory over shm with the interposer, for each number of sessions.
 const TMPFS_AT_LEAST: f64 = 0.8;
@@ -83,7 +83,7 @@ mod tests {
     use std::path::Path;
     use std::time::Duration;
 
-    use farpool_workload::paper::range_scan::Scanned;
+    use farpool_bench::paper::range_scan::Scanned;
 
     use super::*;
 

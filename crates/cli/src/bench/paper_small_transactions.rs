@@ -1,12 +1,12 @@
 //! The report on small transactions of SQLite, by where the database lies and how it is reached.
 
 use anyhow::Result;
+use farpool_bench::StopFlag;
+use farpool_bench::paper::Effort;
+use farpool_bench::paper::small_transactions::{self, DATABASES, INSERTS, NODE_MIB, Timed, Way, Work};
 use farpool_bench::{
     Bar, Chart, FLOOR, Figure, OURS, PEER, Section, Spread, Verdict, conditions, draw_all, middle, ratio,
 };
-use farpool_workload::StopFlag;
-use farpool_workload::paper::Effort;
-use farpool_workload::paper::small_transactions::{self, DATABASES, INSERTS, NODE_MIB, Timed, Way, Work};
 
 /// The goal for the interposer, as a multiple of the time on the same mount without it: registering files
 /// must not cost more than it saves.

@@ -16,8 +16,8 @@ use postgres::{Client, Config, NoTls};
 use rustix::process::Signal;
 
 use crate::cgroup::MemoryLimit;
-use crate::child::{ChildProcess, Launch, run, run_as};
-use crate::machine::{User, is_root};
+use crate::host::{User, is_root};
+use crate::launch::{ChildProcess, Launch, run, run_as};
 use crate::stop::StopFlag;
 
 /// Where Debian and Ubuntu install the server's programs, a folder for each version.

@@ -14,9 +14,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use rustix::process::Signal;
 
-use crate::child::{ChildProcess, Launch, run};
-use crate::machine::{User, is_mount_point};
-use crate::progress::complain;
+use crate::host::{User, is_mount_point};
+use crate::launch::{ChildProcess, Launch, run};
+use crate::steps::complain;
 use crate::stop::StopFlag;
 
 /// Nodes first lock and touch all their memory: some seconds for gigabytes, more on a busy machine.

@@ -19,8 +19,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::machine::User;
-use crate::progress::complain;
+use crate::host::User;
+use crate::steps::complain;
 use crate::stop::StopFlag;
 
 /// How often a wait polls: short compared with every wait, long compared with the cost of a poll.

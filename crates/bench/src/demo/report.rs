@@ -10,11 +10,11 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use serde::Serialize;
 
-use crate::median::median;
+use crate::far_memory::Transport;
 use crate::paper::Spot;
 use crate::paper::hash_sort::{HashSortReport, Timed};
 use crate::paper::stage::NODES;
-use crate::pool::Transport;
+use crate::tally::median;
 use crate::throttle::{BYTES_PER_S, IOPS};
 
 /// One measured run, as the report lists it.
@@ -115,7 +115,7 @@ pub struct DemoReport {
 impl DemoReport {
     /// Computes the report; an error unless there is a run on the disk and one in far memory.
     pub fn new(setting: Setting, measured: &HashSortReport) -> Result<Self> {
-        let of = |spot| median(&measured.seconds(spot));
+        let of = |spot| median(measured.seconds(spot));
         Ok(Self {
             tmpfs_s: of(Spot::Tmpfs),
             disk_s: of(Spot::Disk).context("there was no run on the disk")?,
@@ -186,12 +186,12 @@ fn name(spot: Spot) -> String {
 fn cells(measured: &HashSortReport, spot: Spot) -> [String; 4] {
     let name = name(spot);
     let seconds = measured.seconds(spot);
-    let Some(middle) = median(&seconds) else {
+    let Some(middle) = median(seconds.iter().copied()) else {
         return [name, "not measured".into(), "-".into(), "-".into()];
     };
     let (min, max) =
         (seconds.iter().copied().fold(middle, f64::min), seconds.iter().copied().fold(middle, f64::max));
-    let ratio = median(&measured.ratios(spot, Spot::Tmpfs)).map_or("-".into(), |ratio| format!("{ratio:.2}"));
+    let ratio = median(measured.ratios(spot, Spot::Tmpfs)).map_or("-".into(), |ratio| format!("{ratio:.2}"));
     let reference = measured.runs[0].run.rows_hash;
     let here = measured.runs.iter().filter(|timed| timed.spot == spot);
     let equal = here.into_iter().all(|timed| timed.run.rows_hash == reference);

@@ -14,7 +14,7 @@ use anyhow::{Context, Result, ensure};
 use super::mapping::Mapping;
 use super::{Ground, Job, Place};
 use crate::cgroup::MemoryLimit;
-use crate::machine::is_root;
+use crate::host::is_root;
 
 /// Bytes that are copied out of mappings, computed, and copied into a mapping at a time.
 const CHUNK: usize = 64 << 10;

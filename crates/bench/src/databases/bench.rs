@@ -14,8 +14,8 @@ use super::postgres_spills::Spilled;
 use super::postgres_tables::{self, Tables};
 use super::sqlite::{self, Journal, Sqlite};
 use super::{Ground, GroundOptions, Place};
-use crate::median::median;
 use crate::stop::StopFlag;
+use crate::tally::median;
 
 /// Transactions of each pgbench client.
 const PGBENCH_TRANSACTIONS: u32 = 5_000;
@@ -115,7 +115,7 @@ struct Line {
 
 impl Line {
     fn text(&self) -> String {
-        let middle = |values: &[f64]| median(values).unwrap_or(f64::NAN);
+        let middle = |values: &[f64]| median(values.iter().copied()).unwrap_or(f64::NAN);
         let (local, far) = (middle(&self.local), middle(&self.far));
         let pairs: Vec<f64> = self.local.iter().zip(&self.far).map(|(local, far)| far / local).collect();
         let temp =

@@ -20,10 +20,10 @@ use super::watch::{Sample, Watch};
 use crate::cgroup::MemoryLimit;
 use crate::databases::duckdb::{Benchmark, DuckDb, Query, Ran};
 use crate::databases::{Access, Ground, GroundOptions, Place, Runner};
-use crate::machine;
+use crate::far_memory::{Transport, interposer};
+use crate::host;
 use crate::meanwhile::looking_meanwhile;
-use crate::pool::{Transport, interposer};
-use crate::progress::Progress;
+use crate::steps::Progress;
 use crate::stop::StopFlag;
 
 /// The limit for files on tmpfs, which are charged to the process that writes them; the tables' file in the
@@ -85,8 +85,8 @@ pub fn measure(options: &QueriesOptions<'_>, stop: &StopFlag) -> Result<QueriesR
     let group = format!("farpool-queries-{}", std::process::id());
     let limit = MemoryLimit::create(&group, LOCAL_LIMIT_MIB);
     let mut limit = noted(limit, "the process's memory was not limited", &mut notes);
-    let work = machine::scratch_dir(options.work_dir, "farpool-paper-")?;
-    let tmpfs = machine::scratch_dir(Path::new("/dev/shm"), "farpool-paper-")?;
+    let work = host::scratch_dir(options.work_dir, "farpool-paper-")?;
+    let tmpfs = host::scratch_dir(Path::new("/dev/shm"), "farpool-paper-")?;
     let volume = make_volume(options.scale, work.path(), limit.as_ref());
     let mut volume = noted(volume, "there was no throttled disk", &mut notes);
     let ground = Ground::prepare(
