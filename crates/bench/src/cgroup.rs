@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::steps::complain;
+use crate::progress::complain;
 
 /// A group cannot be removed at once after its last process has ended, only a moment later.
 const REMOVE_DEADLINE: Duration = Duration::from_secs(10);

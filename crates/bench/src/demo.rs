@@ -11,12 +11,12 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 
 use crate::far_memory::Transport;
-use crate::host;
+use crate::machine;
 use crate::paper::Spot;
 use crate::paper::hash_sort::{self, HashSortOptions, MOUNT_ALONE_ROUNDS};
 use crate::paper::stage::{NODES, memory_limit_mib, node_mib};
+use crate::progress::Progress;
 use crate::query::HashSort;
-use crate::steps::Progress;
 use crate::stop::StopFlag;
 pub use report::DemoReport;
 use report::Setting;
@@ -73,13 +73,13 @@ impl DemoOptions {
         if self.rounds == 0 {
             bail!("there must be at least one round");
         }
-        host::require_disk(&self.work_dir, DISK_MIN_MIB + self.mib(DISK_MIB_PER_SCALE))?;
+        machine::require_disk(&self.work_dir, DISK_MIN_MIB + self.mib(DISK_MIB_PER_SCALE))?;
         let pools = self.spots().iter().filter(|spot| spot.is_far()).count() as u64;
         let needed = pools * u64::from(NODES) * (node_mib(self.scale) + POOL_SURPLUS_MIB)
             + self.mib(TMPFS_MIB_PER_SCALE)
             + memory_limit_mib(self.scale)
             + MACHINE_RESERVE_MIB;
-        let available = host::available_memory_mib()?;
+        let available = machine::available_memory_mib()?;
         if available < needed {
             bail!(
                 "the demo needs {needed} MiB of memory, but {available} MiB are available: take a smaller \

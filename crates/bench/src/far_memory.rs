@@ -12,11 +12,10 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use rustix::process::Signal;
 
-use crate::host::{User, is_mount_point};
-use crate::launch::{ChildProcess, Launch, run};
-use crate::steps::complain;
+use crate::child::{Child, Launch, run};
+use crate::machine::{User, is_mount_point};
+use crate::progress::complain;
 use crate::stop::StopFlag;
 
 /// Nodes first lock and touch all their memory: some seconds for gigabytes, more on a busy machine.
@@ -121,22 +120,23 @@ pub fn interposer(farpool: &Path) -> [OsString; 3] {
 #[derive(Debug)]
 pub struct FarMemory {
     // Fields in this order: the mount must be gone before the pool that it uses.
-    mount: ChildProcess,
-    up: ChildProcess,
+    mount: Child,
+    up: Child,
     mount_point: PathBuf,
 }
 
 impl FarMemory {
     /// Starts the pool, then the mount, and waits until it is mounted and ready.
     pub fn start(options: &PoolOptions<'_>, stop: &StopFlag) -> Result<Self> {
+        let is_ready = |child: &Child| stop.check().map(|()| child.has_said(READY));
         let mut up = start_up(options)?;
-        up.wait_until(UP_DEADLINE, stop, |child| child.has_said(READY))?;
+        up.wait_until(UP_DEADLINE, is_ready)?;
         let address = options.run_dir.join("broker.addr");
         let broker = fs::read_to_string(&address)
             .with_context(|| format!("farpool up was ready but left no {}", address.display()))?;
         let mount = start_mount(options, broker.trim())?;
         let mut far = Self { mount, up, mount_point: options.mount_point.into() };
-        far.mount.wait_until(MOUNT_DEADLINE, stop, |child| child.has_said(READY))?;
+        far.mount.wait_until(MOUNT_DEADLINE, is_ready)?;
         if !is_mount_point(&far.mount_point) {
             bail!("farpool mount printed `ready`, but nothing is mounted on {}", far.mount_point.display());
         }
@@ -162,7 +162,7 @@ impl FarMemory {
     pub fn check_alive(&mut self) -> Result<()> {
         for (name, child) in [("farpool up", &mut self.up), ("farpool mount", &mut self.mount)] {
             if !child.is_running()? {
-                bail!("{name} has ended: {}", child.last_words());
+                bail!("{name} has ended{}", child.last_words());
             }
         }
         Ok(())
@@ -206,31 +206,24 @@ impl Drop for FarMemory {
     }
 }
 
-fn start_up(options: &PoolOptions<'_>) -> Result<ChildProcess> {
-    let launch = Launch {
-        name: "farpool up",
-        program: options.farpool,
-        args: vec![
-            "up".into(),
-            "--nodes".into(),
-            options.nodes.to_string().into(),
-            "--memory".into(),
-            format!("{}MiB", options.memory_per_node_mib).into(),
-            // Any free port: a pool that already runs on this machine may have the usual one.
-            "--listen".into(),
-            "127.0.0.1:0".into(),
-            "--dir".into(),
-            options.run_dir.into(),
-        ],
-        user: None,
-        group_file: None,
-        stop_signal: Signal::TERM,
-        wrapper: &[],
-    };
-    ChildProcess::spawn(&launch, &options.log_dir.join("up.log"))
+fn start_up(options: &PoolOptions<'_>) -> Result<Child> {
+    let args = vec![
+        "up".into(),
+        "--nodes".into(),
+        options.nodes.to_string().into(),
+        "--memory".into(),
+        format!("{}MiB", options.memory_per_node_mib).into(),
+        // Any free port: a pool that already runs on this machine may have the usual one.
+        "--listen".into(),
+        "127.0.0.1:0".into(),
+        "--dir".into(),
+        options.run_dir.into(),
+    ];
+    let launch = Launch::new("farpool up", options.farpool, args);
+    Child::logged(&launch, &options.log_dir.join("up.log"))
 }
 
-fn start_mount(options: &PoolOptions<'_>, broker: &str) -> Result<ChildProcess> {
+fn start_mount(options: &PoolOptions<'_>, broker: &str) -> Result<Child> {
     let mut args = vec![
         "mount".into(),
         options.mount_point.into(),
@@ -249,16 +242,8 @@ fn start_mount(options: &PoolOptions<'_>, broker: &str) -> Result<ChildProcess> 
         Guests::Ours => args.push("--accelerate".into()),
         Guests::Of(user) => args.extend(["--accelerate-for".into(), user.uid.to_string().into()]),
     }
-    let launch = Launch {
-        name: "farpool mount",
-        program: options.farpool,
-        args,
-        user: None,
-        group_file: None,
-        stop_signal: Signal::TERM,
-        wrapper: &[],
-    };
-    ChildProcess::spawn(&launch, &options.log_dir.join("mount.log"))
+    let launch = Launch::new("farpool mount", options.farpool, args);
+    Child::logged(&launch, &options.log_dir.join("mount.log"))
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use rustix::fs::OFlags;
 use rustix::process::geteuid;
 use tempfile::TempDir;
 
-use crate::child::complain;
+use crate::progress::complain;
 
 const PREFIX: &str = "farpool-bench-";
 /// How often making a folder is tried: another run may remove it between its creation and its locking.

@@ -20,7 +20,7 @@
 //! Modules are public if tests that need a real server use them: [`postgres::Server`], [`tpch::load`],
 //! [`query::HashSort`].
 
-// These macros panic when the stream is closed or full; see `child::complain`.
+// These macros panic when the stream is closed or full; see `progress::complain`.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod cgroup;
@@ -34,12 +34,10 @@ mod files;
 mod floors;
 mod folder;
 mod footprint;
-pub mod host;
 mod kv;
 mod lane;
-mod launch;
 mod local_pool;
-mod machine;
+pub mod machine;
 mod meanwhile;
 mod meeting;
 mod options;
@@ -58,7 +56,6 @@ mod service;
 mod site;
 mod slices;
 mod spread;
-mod steps;
 mod stop;
 mod table;
 mod tally;

@@ -16,8 +16,8 @@ use postgres::{Client, Config, NoTls};
 use rustix::process::Signal;
 
 use crate::cgroup::MemoryLimit;
-use crate::host::{User, is_root};
-use crate::launch::{ChildProcess, Launch, run, run_as};
+use crate::child::{Child, Launch, run, run_as};
+use crate::machine::{User, is_root};
 use crate::stop::StopFlag;
 
 /// Where Debian and Ubuntu install the server's programs, a folder for each version.
@@ -105,7 +105,7 @@ impl<'a> ServerOptions<'a> {
 /// A running server; ended when dropped.
 #[derive(Debug)]
 pub struct Server {
-    process: ChildProcess,
+    process: Child,
     programs: Programs,
     start: Start,
 }
@@ -167,7 +167,7 @@ impl Server {
 
     fn wait_until_ready(&mut self, stop: &StopFlag) -> Result<()> {
         let config = self.config();
-        self.process.wait_until(START_DEADLINE, stop, |_| config.connect(NoTls).is_ok())
+        self.process.wait_until(START_DEADLINE, |_| stop.check().map(|()| config.connect(NoTls).is_ok()))
     }
 
     fn config(&self) -> Config {
@@ -224,7 +224,7 @@ impl Server {
     /// An error, with the log's last lines, if the server has ended.
     pub fn check_alive(&mut self) -> Result<()> {
         if !self.process.is_running()? {
-            bail!("PostgreSQL has ended: {}", self.process.last_words());
+            bail!("PostgreSQL has ended{}", self.process.last_words());
         }
         Ok(())
     }
@@ -256,17 +256,16 @@ impl Server {
 }
 
 impl Start {
-    fn spawn(&self, programs: &Programs) -> Result<ChildProcess> {
+    fn spawn(&self, programs: &Programs) -> Result<Child> {
+        let program = programs.path("postgres")?;
         let launch = Launch {
-            name: "PostgreSQL",
-            program: &programs.path("postgres")?,
-            args: self.args.clone(),
             user: self.user.as_ref(),
             group_file: self.group_file.clone(),
             stop_signal: Signal::INT, // fast shutdown: rolls back, does not wait for clients
             wrapper: &self.wrapper,
+            ..Launch::new("PostgreSQL", &program, self.args.clone())
         };
-        ChildProcess::spawn(&launch, &self.log)
+        Child::logged(&launch, &self.log)
     }
 }
 

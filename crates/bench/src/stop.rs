@@ -1,4 +1,4 @@
-//! A flag that requests a stop; every wait of the demo checks it.
+//! A flag that requests a stop; every wait checks it.
 //!
 //! Ctrl-C must not end the process at once: mounts, loop devices and control groups would be left behind. So
 //! a signal only raises this flag. The current wait sees it and returns an error, and guards clean up on the
@@ -40,9 +40,15 @@ impl StopFlag {
 
     /// Returns an error if the flag is raised; for loops that never wait.
     pub fn check(&self) -> Result<()> {
-        if self.is_raised() {
-            bail!("interrupted: stopped and cleaned up as asked");
-        }
-        Ok(())
+        check_stop(&self.0)
     }
+}
+
+/// Returns an error once `stop` is set.
+pub fn check_stop(stop: &AtomicBool) -> Result<()> {
+    // Relaxed: see `StopFlag::raise`.
+    if stop.load(Ordering::Relaxed) {
+        bail!("interrupted: stopped and cleaned up as asked");
+    }
+    Ok(())
 }

@@ -24,8 +24,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use crate::cgroup::{MemoryLimit, Version};
-use crate::launch::run;
-use crate::steps::complain;
+use crate::child::run;
+use crate::progress::complain;
 
 /// Operations per second of the smallest usual cloud volume, in each direction.
 pub const IOPS: u64 = 3000;

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use farpool_bench::postgres::{Server, ServerOptions};
 use farpool_bench::query::{HashSort, TempSpace};
-use farpool_bench::{StopFlag, host, tpch};
+use farpool_bench::{StopFlag, machine, tpch};
 use tempfile::TempDir;
 
 /// 15,000 orders, which load within a second.
@@ -20,7 +20,7 @@ struct Fixture {
 }
 
 fn loaded_server() -> Fixture {
-    let dir = host::scratch_dir(&std::env::temp_dir(), "farpool-test-").unwrap();
+    let dir = machine::scratch_dir(&std::env::temp_dir(), "farpool-test-").unwrap();
     let log = dir.path().join("log");
     let options = ServerOptions::new(dir.path(), &log);
     let server = Server::start(&options, &StopFlag::default()).unwrap();

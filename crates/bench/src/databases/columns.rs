@@ -14,7 +14,8 @@ use anyhow::{Context, Result, ensure};
 use super::mapping::Mapping;
 use super::{Ground, Job, Place};
 use crate::cgroup::MemoryLimit;
-use crate::host::is_root;
+use crate::child::joining;
+use crate::machine::is_root;
 
 /// Bytes that are copied out of mappings, computed, and copied into a mapping at a time.
 const CHUNK: usize = 64 << 10;
@@ -242,8 +243,7 @@ pub fn run(ground: &Ground, place: Place, size: Size) -> Result<Ran> {
     };
     let mut wrapper = Vec::new();
     if let Some(limit) = &limit {
-        let join = r#"echo 0 >"$0" && exec "$@""#;
-        wrapper.extend(["sh".into(), "-c".into(), join.into(), limit.procs_file().into()]);
+        wrapper.extend(joining(&limit.procs_file()));
     }
     wrapper.extend_from_slice(ground.wrapper());
     let job = Job::new(ground.farpool(), "").arg("bench").arg("columns").arg(&dir);

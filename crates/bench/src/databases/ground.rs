@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use tempfile::TempDir;
 
 use crate::far_memory::{FarMemory, Guests, PoolOptions, Transport, interposer};
-use crate::host;
+use crate::machine;
 use crate::meanwhile::looking_meanwhile;
 use crate::postgres::Server;
 use crate::stop::StopFlag;
@@ -97,7 +97,7 @@ pub struct Ground {
 impl Ground {
     /// Starts the pool and mounts it.
     pub fn prepare(options: &GroundOptions<'_>, stop: &StopFlag) -> Result<Self> {
-        let work = host::scratch_dir(options.work_dir, "farpool-databases-")?;
+        let work = machine::scratch_dir(options.work_dir, "farpool-databases-")?;
         let (mount_point, log_dir) = (work.path().join("far"), work.path().join("logs"));
         for dir in [&mount_point, &log_dir, &work.path().join("local")] {
             fs::create_dir(dir).with_context(|| format!("cannot make {}", dir.display()))?;
@@ -151,7 +151,7 @@ impl Ground {
         Runner { wrapper: &self.wrapper, stop: &self.stop }
     }
 
-    /// What runs the databases; see [`Launch::wrapper`](crate::launch::Launch::wrapper).
+    /// What runs the databases; see [`Launch::wrapper`](crate::child::Launch::wrapper).
     pub fn wrapper(&self) -> &[OsString] {
         &self.wrapper
     }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 
 use super::{Digest, Ground, Job, Place, Runner};
-use crate::launch::run;
+use crate::child::run;
 
 /// The shell answers within milliseconds.
 const VERSION_DEADLINE: Duration = Duration::from_secs(10);

@@ -11,8 +11,8 @@ use anyhow::{Result, bail};
 
 use super::stage::{Spot, Stage, StageOptions};
 use super::watch::{Sample, Watch};
+use crate::progress::Progress;
 use crate::query::{HashSort, Run, Spill};
-use crate::steps::Progress;
 use crate::stop::StopFlag;
 
 /// Only the first rounds, this many, also measure mounts without the interposer: nothing is promised of those

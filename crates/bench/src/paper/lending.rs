@@ -17,11 +17,11 @@ use serde_json::Value;
 
 use super::Effort;
 use super::process::confine;
+use crate::child::run;
 use crate::far_memory::{FarMemory, Guests, PoolOptions, Transport};
-use crate::host;
-use crate::launch::run;
+use crate::machine;
 use crate::postgres::{Server, ServerOptions};
-use crate::steps::Progress;
+use crate::progress::Progress;
 use crate::stop::StopFlag;
 use crate::tpch;
 
@@ -89,7 +89,7 @@ pub fn measure(effort: &Effort<'_>, stop: &StopFlag) -> Result<Vec<Slice>> {
     let processors = thread::available_parallelism().map_or(1, usize::from);
     ensure!(processors >= 2, "lender and borrower need a processor each, and this machine has one");
     let progress = Progress::on_stderr();
-    let work = host::scratch_dir(effort.work_dir, "farpool-paper-")?;
+    let work = machine::scratch_dir(effort.work_dir, "farpool-paper-")?;
     let dir = &work.path().join("postgres");
     std::fs::create_dir(dir)?;
     let log = &work.path().join("postgres.log");

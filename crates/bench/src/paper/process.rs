@@ -7,6 +7,8 @@ use anyhow::{Context, Result, bail};
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_setaffinity};
 
+use crate::machine::{field, kib};
+
 /// What a process has done so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Done {
@@ -25,16 +27,11 @@ impl Done {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
         let cpu_ticks = cpu_ticks(&stat)?;
         Some(Done {
-            read_bytes: field(&io, "rchar")?,
-            written_bytes: field(&io, "wchar")?,
+            read_bytes: field(&io, "rchar")?.parse().ok()?,
+            written_bytes: field(&io, "wchar")?.parse().ok()?,
             cpu_s: cpu_ticks as f64 / rustix::param::clock_ticks_per_second() as f64,
         })
     }
-}
-
-fn field(io: &str, name: &str) -> Option<u64> {
-    let line = io.lines().find_map(|line| line.strip_prefix(name))?;
-    line.strip_prefix(':')?.trim().parse().ok()
 }
 
 /// `utime` and `stime` (proc(5)). The program's name, in parentheses, may contain any characters.
@@ -62,14 +59,7 @@ pub fn children_titled(parent_pid: u32, text: &str) -> impl Iterator<Item = u32>
 /// Size of a process's page tables in KiB; `None` if it has ended.
 pub fn page_tables_kib(pid: u32) -> Option<u64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    status
-        .lines()
-        .find_map(|line| line.strip_prefix("VmPTE:"))?
-        .trim()
-        .strip_suffix("kB")?
-        .trim()
-        .parse()
-        .ok()
+    kib(&status, "VmPTE")
 }
 
 /// Restricts a process, its descendants and all their threads to one processor. Threads and processes that
@@ -121,8 +111,6 @@ mod tests {
         let stat = "7 (a) b (c)) S 1 7 7 0 -1 4194304 100 0 0 0 25 17 0 0 20 0 1 0 100";
         assert_eq!(cpu_ticks(stat), Some(42));
         assert_eq!(cpu_ticks("7 (x"), None);
-        assert_eq!(field("rchar: 12\nwchar: 34\n", "wchar"), Some(34));
-        assert_eq!(field("rchar 12", "rchar"), None);
     }
 
     #[test]

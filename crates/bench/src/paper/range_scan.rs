@@ -13,12 +13,12 @@ use anyhow::{Context, Result};
 use super::Effort;
 use super::process::{children_titled, page_tables_kib};
 use super::stage::{Spot, start_pool, subfolder};
+use crate::child::run;
 use crate::far_memory::{FarMemory, interposer};
-use crate::host;
-use crate::launch::run;
+use crate::machine;
 use crate::meanwhile::looking_meanwhile;
 use crate::postgres::{Server, ServerOptions};
-use crate::steps::Progress;
+use crate::progress::Progress;
 use crate::stop::StopFlag;
 
 /// Where the database may lie.
@@ -82,8 +82,8 @@ struct Scene {
 /// Measures all places in turn, round by round.
 pub fn measure(effort: &Effort<'_>, stop: &StopFlag) -> Result<RangeScanReport> {
     let progress = Progress::on_stderr();
-    let work = host::scratch_dir(effort.work_dir, "farpool-paper-")?;
-    let tmpfs = host::scratch_dir(Path::new("/dev/shm"), "farpool-paper-")?;
+    let work = machine::scratch_dir(effort.work_dir, "farpool-paper-")?;
+    let tmpfs = machine::scratch_dir(Path::new("/dev/shm"), "farpool-paper-")?;
     let rows = LEAST_ROWS.max((ROWS_PER_SCALE * effort.scale) as u64);
     let script = &work.path().join("scan.sql");
     std::fs::write(script, scan(rows)).context("cannot write the scan")?;

@@ -12,8 +12,8 @@ use super::Effort;
 use super::stage::{Spot, start_pool, subfolder};
 use crate::databases::{Runner, sqlite::Sqlite};
 use crate::far_memory::{FarMemory, interposer};
-use crate::host;
-use crate::steps::Progress;
+use crate::machine;
+use crate::progress::Progress;
 use crate::stop::StopFlag;
 
 /// Transactions of a slice, each of which inserts a row.
@@ -118,8 +118,8 @@ pub struct Timed {
 pub fn measure(effort: &Effort<'_>, stop: &StopFlag) -> Result<Vec<Timed>> {
     let progress = Progress::on_stderr();
     let sqlite = Sqlite::find()?;
-    let work = host::scratch_dir(effort.work_dir, "farpool-paper-")?;
-    let tmpfs = host::scratch_dir(Path::new("/dev/shm"), "farpool-paper-")?;
+    let work = machine::scratch_dir(effort.work_dir, "farpool-paper-")?;
+    let tmpfs = machine::scratch_dir(Path::new("/dev/shm"), "farpool-paper-")?;
     let start = |spot| start_pool(effort.farpool, work.path(), work.path(), spot, NODE_MIB, stop);
     let mut far: Vec<FarMemory> = vec![start(Spot::InterposedShm)?, start(Spot::FarShm)?];
     let root = |way| match way {

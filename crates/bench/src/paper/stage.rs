@@ -12,12 +12,12 @@ use anyhow::{Context, Result, ensure};
 use tempfile::TempDir;
 
 use crate::cgroup::MemoryLimit;
+use crate::child::run_as;
 use crate::far_memory::{FarMemory, Guests, PoolOptions, Transport, copied_for_others, interposer};
-use crate::host;
-use crate::launch::run_as;
+use crate::machine;
 use crate::postgres::{Server, ServerOptions};
+use crate::progress::Progress;
 use crate::query::{HashSort, Run, Spill, TempSpace};
-use crate::steps::Progress;
 use crate::stop::StopFlag;
 use crate::throttle::ThrottledVolume;
 use crate::tpch;
@@ -142,7 +142,7 @@ impl Stage {
     pub fn set_up(options: &StageOptions<'_>, stop: &StopFlag, progress: Progress) -> Result<Self> {
         let &StageOptions { scale, farpool, .. } = options;
         let mut spots = options.spots.to_vec();
-        let work = host::scratch_dir(options.work_dir, PREFIX)?;
+        let work = machine::scratch_dir(options.work_dir, PREFIX)?;
         let log_dir = options.log_dir.unwrap_or(work.path());
         let mut notes = Vec::new();
         let tmpfs = noted(make_tmpfs(scale), "there was no tmpfs", &mut notes);
@@ -281,7 +281,7 @@ pub(super) fn subfolder(work: &Path, name: &str) -> Result<PathBuf> {
 }
 
 fn limit_memory(group: &str, mib: u64) -> Result<MemoryLimit> {
-    ensure!(host::is_root(), "only root can make a control group");
+    ensure!(machine::is_root(), "only root can make a control group");
     MemoryLimit::create(group, mib)
 }
 
@@ -292,8 +292,8 @@ pub fn memory_limit_mib(scale: f64) -> u64 {
 
 fn make_tmpfs(scale: f64) -> Result<TempDir> {
     let shm = Path::new("/dev/shm");
-    host::require_space(shm, (TMPFS_MIB_PER_SCALE * scale).ceil() as u64)?;
-    host::scratch_dir(shm, PREFIX)
+    machine::require_space(shm, (TMPFS_MIB_PER_SCALE * scale).ceil() as u64)?;
+    machine::scratch_dir(shm, PREFIX)
 }
 
 /// What runs the server with the interposer. The server's user may not be able to enter the folder of our
@@ -311,7 +311,7 @@ fn interposer_for_server(farpool: &Path, work: &Path) -> Result<[OsString; 3]> {
 
 /// Makes a throttled volume with room for temporary files.
 pub fn make_volume(scale: f64, work: &Path, limit: Option<&MemoryLimit>) -> Result<ThrottledVolume> {
-    ensure!(host::is_root(), "only root can make one");
+    ensure!(machine::is_root(), "only root can make one");
     let mount_point = subfolder(work, "throttled")?;
     let size_mib = VOLUME_MIN_MIB + (FAR_MIB_PER_SCALE * scale) as u64;
     ThrottledVolume::make(work, &mount_point, size_mib, limit)

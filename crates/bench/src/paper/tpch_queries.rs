@@ -7,7 +7,6 @@
 //! and a little more, so that the kernel's cache does not stand in for the disk.
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -18,12 +17,13 @@ use super::process::child_titled;
 use super::stage::{Spot, make_volume, node_mib, noted, start_pool, subfolder};
 use super::watch::{Sample, Watch};
 use crate::cgroup::MemoryLimit;
+use crate::child::joining;
 use crate::databases::duckdb::{Benchmark, DuckDb, Query, Ran};
 use crate::databases::{Access, Ground, GroundOptions, Place, Runner};
 use crate::far_memory::{Transport, interposer};
-use crate::host;
+use crate::machine;
 use crate::meanwhile::looking_meanwhile;
-use crate::steps::Progress;
+use crate::progress::Progress;
 use crate::stop::StopFlag;
 
 /// The limit for files on tmpfs, which are charged to the process that writes them; the tables' file in the
@@ -85,8 +85,8 @@ pub fn measure(options: &QueriesOptions<'_>, stop: &StopFlag) -> Result<QueriesR
     let group = format!("farpool-queries-{}", std::process::id());
     let limit = MemoryLimit::create(&group, LOCAL_LIMIT_MIB);
     let mut limit = noted(limit, "the process's memory was not limited", &mut notes);
-    let work = host::scratch_dir(options.work_dir, "farpool-paper-")?;
-    let tmpfs = host::scratch_dir(Path::new("/dev/shm"), "farpool-paper-")?;
+    let work = machine::scratch_dir(options.work_dir, "farpool-paper-")?;
+    let tmpfs = machine::scratch_dir(Path::new("/dev/shm"), "farpool-paper-")?;
     let volume = make_volume(options.scale, work.path(), limit.as_ref());
     let mut volume = noted(volume, "there was no throttled disk", &mut notes);
     let ground = Ground::prepare(
@@ -96,7 +96,7 @@ pub fn measure(options: &QueriesOptions<'_>, stop: &StopFlag) -> Result<QueriesR
             memory_per_node_mib: node_mib(options.scale),
             transport: Transport::Shm,
             access: Access::Kernel,
-            wrapper: limit.as_ref().map(|limit| joining(&limit.procs_file())).unwrap_or_default(),
+            wrapper: limit.as_ref().map(|limit| joining(&limit.procs_file()).to_vec()).unwrap_or_default(),
         },
         stop,
     )?;
@@ -132,12 +132,6 @@ pub fn measure(options: &QueriesOptions<'_>, stop: &StopFlag) -> Result<QueriesR
     volume.as_mut().map_or(Ok(()), |volume| volume.remove())?;
     limit.as_mut().map_or(Ok(()), MemoryLimit::remove)?;
     Ok(QueriesReport { runs, is_limited: limit.is_some(), notes })
-}
-
-/// A wrapper that runs a program in a control group.
-fn joining(procs_file: &Path) -> Vec<OsString> {
-    let join = r#"echo 0 >"$0" && exec "$@""#;
-    vec!["sh".into(), "-c".into(), join.into(), procs_file.into()]
 }
 
 struct Bench<'a> {

@@ -19,9 +19,10 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::child::{Child, check_stop};
-use crate::progress::Progress;
+use crate::child::output;
+use crate::progress::Tasks;
 use crate::report::IoReport;
+use crate::stop::check_stop;
 
 use document::About;
 use lines::{LINES, Line, PEER_LINES};
@@ -52,7 +53,7 @@ pub fn run_table(options: &TableOptions, farpool: &Path, stop: &AtomicBool) -> R
     ensure!(options.rounds > 0, "there must be at least one round: give --rounds 1 or more");
     fs::create_dir_all(&options.out_dir)
         .with_context(|| format!("cannot make {}", options.out_dir.display()))?;
-    let mut progress = Progress::start(options.rounds * (LINES.len() + PEER_LINES.len()));
+    let mut progress = Tasks::start(options.rounds * (LINES.len() + PEER_LINES.len()));
     progress.step("starting and filling nbdkit, memcached and redis");
     let peers = Peers::start(options.footprint_bytes, stop)?;
     let mut results = Results::default();
@@ -85,7 +86,7 @@ fn measure(line: &Line, options: &TableOptions, farpool: &Path, stop: &AtomicBoo
     command.args(["bench", "io", "--json"]).args(line.args.split(' '));
     command.arg("--seconds").arg(options.seconds.to_string());
     command.arg("--footprint").arg(options.footprint_bytes.to_string());
-    let said = Child::output("farpool bench io", command, stop).with_context(|| line.name)?;
+    let said = output("farpool bench io", command, stop).with_context(|| line.name)?;
     serde_json::from_str(&said).with_context(|| format!("cannot parse the report of {}", line.name))
 }
 

@@ -17,8 +17,9 @@ use std::sync::atomic::AtomicBool;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use crate::child::{Child, check_stop};
-use crate::progress::Progress;
+use crate::child::output;
+use crate::progress::Tasks;
+use crate::stop::check_stop;
 
 use lines::{Kind, LINES, Line};
 use results::Results;
@@ -61,7 +62,7 @@ pub fn run_txn_table(options: &TxnTableOptions, farpool: &Path, stop: &AtomicBoo
     ensure!(options.rounds > 0, "there must be at least one round: give --rounds 1 or more");
     fs::create_dir_all(&options.out_dir)
         .with_context(|| format!("cannot make {}", options.out_dir.display()))?;
-    let mut progress = Progress::start(options.rounds * LINES.len());
+    let mut progress = Tasks::start(options.rounds * LINES.len());
     let mut results = Results::default();
     for round in 1..=options.rounds {
         for line in LINES {
@@ -83,6 +84,6 @@ fn measure(line: &Line, options: &TxnTableOptions, farpool: &Path, stop: &Atomic
     check_stop(stop)?;
     let mut command = Command::new(farpool);
     command.arg("bench").args(options.command(line).split(' ')).arg("--json");
-    let said = Child::output("farpool bench", command, stop).with_context(|| line.name)?;
+    let said = output("farpool bench", command, stop).with_context(|| line.name)?;
     serde_json::from_str(&said).with_context(|| format!("cannot parse the report of {}", line.name))
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use clap::Subcommand;
 use farpool_bench::StopFlag;
-use farpool_bench::host::scratch_dir;
+use farpool_bench::machine::scratch_dir;
 use farpool_bench::paper::Effort;
 use farpool_bench::throttle::ThrottledVolume;
 use farpool_bench::{
