@@ -12,8 +12,8 @@
 //!
 //! [`run_demo`] runs TPC-H's Hash+Sort on a real PostgreSQL, with its temporary files in one place after
 //! another: paper 1 (Li et al., SIGMOD 2016), section 5.2.2, joins `lineitem` with `orders` and returns the
-//! top 100,000 rows by extended price; with little `work_mem` both the hash join and the sort spill. [`paper`]
-//! has the other figures of the papers that need a database, and [`databases`] compares databases on a mount
+//! top 100,000 rows by extended price; with little `work_mem` both the hash join and the sort spill. [`run_paper`]
+//! measures the other figures of the papers, and [`databases`] compares databases on a mount
 //! with databases on the local disk. For all of these the `farpool` binary is run as child processes, as a
 //! user would run it.
 //!
@@ -43,7 +43,7 @@ mod meeting;
 mod options;
 mod oracle;
 mod pages;
-pub mod paper;
+mod paper;
 mod places;
 pub mod postgres;
 mod progress;
@@ -59,27 +59,23 @@ mod spread;
 mod stop;
 mod table;
 mod tally;
-pub mod throttle;
+mod throttle;
 pub mod tpch;
 mod txn_table;
 
-pub use chart::{Bar, Chart, Course, FLOOR, Line, OURS, PEER, draw_all};
 pub use demo::{DEFAULT_WORK_DIR, DemoOptions, DemoReport, run_demo};
 pub use far_memory::Transport;
-pub use files::{
-    Figure, FilesOptions, Section, Verdict, conditions, is_about_files_alone, run_files, serve_file_client,
-    serve_fuse_floor, write_sections,
-};
+pub use files::{Figure, is_about_files_alone, serve_file_client, serve_fuse_floor};
 pub use floors::{serve_ping_pong, serve_tcp};
 pub use kv::{KvMix, KvOptions, KvReport, run_kv};
 pub use machine::Machine;
 pub use options::{IoOp, IoOptions, IoTransport, Pattern, THREADS_MAX};
 pub use oracle::{OracleKind, OracleOptions, OracleReport, run_oracle};
 pub use pages::Pages as FloorPages;
+pub use paper::{PaperOptions, is_measured, run_paper};
 pub use report::{FloorReport, IoReport};
 pub use room::check as check_room;
 pub use run::{Source, run_io};
-pub use spread::{Spread, middle, ratio};
 pub use stop::StopFlag;
 pub use table::{TableOptions, run_table};
 pub use txn_table::{TxnTableOptions, run_txn_table};

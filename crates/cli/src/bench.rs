@@ -4,10 +4,6 @@ mod databases;
 mod kv;
 mod oracle;
 mod paper;
-mod paper_databases;
-mod paper_queries;
-mod paper_range_scan;
-mod paper_small_transactions;
 mod txn_table;
 
 use std::os::fd::AsFd;

@@ -27,6 +27,16 @@ const SQLITE_ROWS_PER_SCALE: f64 = 2e6;
 const COLUMNS: usize = 8;
 const COLUMN_MIB_PER_SCALE: f64 = 64.0;
 
+/// Memory of each node: at a scale factor of 1, where DuckDB sorts a gigabyte, and at least.
+const NODE_MIB_PER_SCALE: f64 = 3072.0;
+const NODE_MIN_MIB: u64 = 256;
+
+/// Memory that each node lends at this scale factor.
+pub fn node_mib(scale: f64) -> u64 {
+    let memory = (NODE_MIB_PER_SCALE * scale).ceil() as u64;
+    memory.max(NODE_MIN_MIB).next_multiple_of(NODE_MIN_MIB)
+}
+
 /// The databases that can be measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Database {

@@ -8,6 +8,7 @@
 use std::fs::{self, File};
 use std::io::Read;
 use std::path::Path;
+use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
@@ -219,6 +220,14 @@ pub fn sum_file(path: &Path) -> Result<String> {
         path.display()
     );
     Ok(format!("{:016x}", sum_mapping(&Mapping::new(&file, length)?)?.0))
+}
+
+/// Sums a file in a process of its own.
+pub fn sum_elsewhere(farpool: &Path, file: &Path) -> Result<String> {
+    let output = Command::new(farpool).args(["bench", "columns", "--sum"]).arg(file).output()?;
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "the sum of {} failed: {}", file.display(), complaint.trim());
+    Ok(String::from_utf8(output.stdout).context("the sum is not text")?.trim().to_owned())
 }
 
 /// The results of a run.

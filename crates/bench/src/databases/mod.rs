@@ -28,7 +28,7 @@ pub mod postgres_spills;
 pub mod postgres_tables;
 pub mod sqlite;
 
-pub use bench::{BenchOptions, Database, run_bench};
+pub use bench::{BenchOptions, Database, node_mib, run_bench};
 pub use digest::Digest;
 pub use ground::{Access, DirectBytes, Ground, GroundOptions, Place, Runner};
 pub use job::{Finished, Job, Running};

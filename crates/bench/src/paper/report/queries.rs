@@ -1,14 +1,14 @@
 //! The report on TPC-H's queries: damon4, damon5 and damon-table1.
 
 use anyhow::Result;
-use farpool_bench::StopFlag;
-use farpool_bench::paper::tpch_queries::{self, QueriesOptions, QueriesReport, QueryRun};
-use farpool_bench::paper::{Effort, Sample, Spot};
-use farpool_bench::{
-    Bar, Chart, Course, FLOOR, Figure, Line, OURS, PEER, Section, Spread, conditions, draw_all, middle, ratio,
-};
 
-use super::paper_databases::slope;
+use super::{bar, middle_run, slope};
+use crate::chart::{Bar, Chart, Course, Line, PEER, draw_all};
+use crate::files::{Figure, Section, conditions};
+use crate::paper::tpch_queries::{self, QueriesOptions, QueriesReport, QueryRun};
+use crate::paper::{Effort, Sample, Spot};
+use crate::spread::{Spread, middle, ratio};
+use crate::stop::StopFlag;
 
 /// The paper has five. Each round takes the time of all queries in all places, and all figures together must
 /// take no more than half an hour.
@@ -152,7 +152,7 @@ impl About<'_> {
             title: "all queries: seconds, sum of medians (less is better)".into(),
             digits: 1,
             mark: None,
-            bars: spots.iter().filter_map(|&spot| bar(spot, Spread::of([total(spot)])?)).collect(),
+            bars: spots.iter().filter_map(|&spot| bar(spot, Spread::of([total(spot)]))).collect(),
         };
         let each = |title: &str, spot| Chart {
             title: title.into(),
@@ -184,7 +184,7 @@ impl About<'_> {
         let mut lines: [Vec<Line>; 2] = Default::default();
         // The interposer's traffic is not by system calls, so it is not counted.
         for spot in SPOTS.into_iter().filter(|&spot| spot != Spot::InterposedShm) {
-            let Some(run) = self.middle_run(query, spot) else { continue };
+            let Some(run) = middle_run(self.report.of(query, spot), |run| run.seconds) else { continue };
             let (read, written) = run.traffic();
             body += &format!(
                 "| {} | {:.2} | {:.0} | {:.0} |\n",
@@ -207,22 +207,6 @@ impl About<'_> {
         let question = "what does the query that writes most read and write, over time?";
         self.section(Figure::Damon5, question, body, Some(draw_all(&[], &courses)))
     }
-
-    /// The run with the median time.
-    fn middle_run<'a>(&'a self, query: &'a str, spot: Spot) -> Option<&'a QueryRun> {
-        let mut runs: Vec<&QueryRun> = self.report.of(query, spot).collect();
-        runs.sort_by(|one, other| one.seconds.total_cmp(&other.seconds));
-        runs.get(runs.len() / 2).copied()
-    }
-}
-
-fn bar(spot: Spot, spread: Spread) -> Option<Bar> {
-    let colour = match spot {
-        Spot::Tmpfs => FLOOR,
-        Spot::InterposedShm | Spot::FarShm | Spot::FarTcp => OURS,
-        Spot::Disk | Spot::Throttled => PEER,
-    };
-    Some(Bar { name: spot.name().into(), colour, spread })
 }
 
 #[cfg(test)]

@@ -1,12 +1,13 @@
 //! The report on small transactions of SQLite, by where the database lies and how it is reached.
 
 use anyhow::Result;
-use farpool_bench::StopFlag;
-use farpool_bench::paper::Effort;
-use farpool_bench::paper::small_transactions::{self, DATABASES, INSERTS, NODE_MIB, Timed, Way, Work};
-use farpool_bench::{
-    Bar, Chart, FLOOR, Figure, OURS, PEER, Section, Spread, Verdict, conditions, draw_all, middle, ratio,
-};
+
+use crate::chart::{Bar, Chart, FLOOR, OURS, PEER, draw};
+use crate::files::{Figure, Section, Verdict, conditions};
+use crate::paper::Effort;
+use crate::paper::small_transactions::{self, DATABASES, INSERTS, NODE_MIB, Timed, Way, Work};
+use crate::spread::{Spread, middle, ratio};
+use crate::stop::StopFlag;
 
 /// The goal for the interposer, as a multiple of the time on the same mount without it: registering files
 /// must not cost more than it saves.
@@ -69,7 +70,7 @@ fn section(slices: &[Timed], rounds: usize) -> Section {
         ),
         conditions(&format!("two nodes of {NODE_MIB} MiB")),
     ];
-    let drawing = Some(draw_all(&Work::ALL.map(chart), &[]));
+    let drawing = Some(draw(&Work::ALL.map(chart)));
     let verdicts = Work::ALL.into_iter().filter_map(promised).collect();
     Section { figure: Figure::SmallTransactions, notes, body, verdicts, drawing }
 }

@@ -1,12 +1,14 @@
 //! The report on RangeScan, by where the whole database lies.
 
 use anyhow::Result;
-use farpool_bench::StopFlag;
-use farpool_bench::paper::range_scan::{self, RangeScanReport, SESSIONS, SPOTS};
-use farpool_bench::paper::{Effort, Spot};
-use farpool_bench::{
-    Bar, Chart, FLOOR, Figure, OURS, PEER, Section, Spread, Verdict, conditions, draw_all, middle, ratio,
-};
+
+use super::bar;
+use crate::chart::{Chart, draw};
+use crate::files::{Figure, Section, Verdict, conditions};
+use crate::paper::range_scan::{self, RangeScanReport, SESSIONS, SPOTS};
+use crate::paper::{Effort, Spot};
+use crate::spread::{Spread, middle, ratio};
+use crate::stop::StopFlag;
 
 /// The goal for far memory over shm with the interposer, for each number of sessions.
 const TMPFS_AT_LEAST: f64 = 0.8;
@@ -40,17 +42,7 @@ fn section(report: &RangeScanReport, effort: &Effort<'_>) -> Section {
         title: format!("RangeScan, {sessions} sessions: scans per second (more is better)"),
         digits: 0,
         mark: None,
-        bars: SPOTS
-            .into_iter()
-            .filter_map(|spot| {
-                let colour = match spot {
-                    Spot::Tmpfs => FLOOR,
-                    Spot::Disk => PEER,
-                    _ => OURS,
-                };
-                Some(Bar { name: spot.name().into(), colour, spread: speed(spot, sessions)? })
-            })
-            .collect(),
+        bars: SPOTS.into_iter().filter_map(|spot| bar(spot, speed(spot, sessions))).collect(),
     };
     let notes = vec![
         (
@@ -73,7 +65,7 @@ fn section(report: &RangeScanReport, effort: &Effort<'_>) -> Section {
         ),
         conditions(&format!("PostgreSQL {}", report.postgres)),
     ];
-    let drawing = Some(draw_all(&SESSIONS.map(chart), &[]));
+    let drawing = Some(draw(&SESSIONS.map(chart)));
     let verdicts = SESSIONS.into_iter().filter_map(promised).collect();
     Section { figure: Figure::RangeScan, notes, body, verdicts, drawing }
 }
@@ -83,9 +75,8 @@ mod tests {
     use std::path::Path;
     use std::time::Duration;
 
-    use farpool_bench::paper::range_scan::Scanned;
-
     use super::*;
+    use crate::paper::range_scan::Scanned;
 
     #[test]
     fn every_place_is_written_beside_tmpfs_for_each_number_of_sessions() {
