@@ -47,6 +47,29 @@ impl std::fmt::Display for Machine {
     }
 }
 
+/// What a figure is of.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Origin {
+    /// The machine.
+    pub machine: Machine,
+    /// The commit this was built from, if the build knew it.
+    pub commit: Option<String>,
+}
+
+impl Origin {
+    /// This machine and this build.
+    pub fn this() -> Self {
+        Origin { machine: Machine::this(), commit: option_env!("FARPOOL_COMMIT").map(str::to_owned) }
+    }
+}
+
+impl std::fmt::Display for Origin {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let commit = self.commit.as_ref().map(|commit| format!("; commit {commit}")).unwrap_or_default();
+        write!(f, "{}{commit}", self.machine)
+    }
+}
+
 /// An entry of /etc/passwd.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct User {

@@ -4,10 +4,11 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use farpool_bench::databases::{Access, BenchOptions, Database, GroundOptions, columns, node_mib, run_bench};
 use farpool_bench::{DEFAULT_WORK_DIR, StopFlag, Transport};
 
+use super::own_file;
 use crate::output::tell;
 use crate::size::ByteSize;
 
@@ -51,7 +52,7 @@ pub struct DatabasesArgs {
 
 /// Measures and prints the table.
 pub fn run_databases(args: DatabasesArgs) -> Result<()> {
-    let farpool = std::env::current_exe().context("cannot find this program's own file")?;
+    let farpool = own_file()?;
     let options = BenchOptions {
         ground: GroundOptions {
             farpool: &farpool,
@@ -96,7 +97,7 @@ pub fn run_columns(args: ColumnsArgs) -> Result<()> {
     if args.sum {
         return tell(columns::sum_file(&args.path)?);
     }
-    let farpool = std::env::current_exe().context("cannot find this program's own file")?;
+    let farpool = own_file()?;
     let column_bytes = usize::try_from(args.column_size.0)?;
     let size = columns::Size { columns: args.columns, column_bytes };
     let mut said = Ok(());

@@ -13,8 +13,7 @@ use farpool_bench::{
     serve_file_client, serve_fuse_floor,
 };
 
-use super::parse_seconds;
-use crate::errors::UsageError;
+use super::{check_memory, own_file, parse_seconds};
 use crate::output::tell;
 use crate::size::ByteSize;
 
@@ -140,10 +139,10 @@ pub struct FuseFloorArgs {
 pub fn run(args: PaperArgs) -> Result<()> {
     let Paper::Files(args) = args.what;
     let figures: Vec<Figure> = Figure::ALL.into_iter().filter(|&figure| args.wants(figure)).collect();
-    let farpool = std::env::current_exe().context("cannot find this program's own file")?;
-    let stop = StopFlag::on_signals()?;
+    let (farpool, stop) = (own_file()?, StopFlag::on_signals()?);
     if figures.iter().any(|&figure| is_about_files_alone(figure)) {
-        check_memory(args.footprint)?;
+        let wanted = args.footprint.0.saturating_mul(FILES_IN_MEMORY);
+        check_memory(wanted, "this needs up to", "lower --footprint")?;
     }
     let options = PaperOptions {
         out_dir: args.out,
@@ -167,17 +166,6 @@ impl FilesArgs {
 
 /// Most memory, in files: those that are in memory at the same time, and what their nodes hold in addition.
 const FILES_IN_MEMORY: u64 = 23;
-
-fn check_memory(footprint: ByteSize) -> Result<()> {
-    let room = farpool_node::available_memory().context("cannot read how much memory there is")?;
-    let wanted = footprint.0.saturating_mul(FILES_IN_MEMORY);
-    if wanted > room {
-        let (wanted, room) = (ByteSize(wanted), ByteSize(room));
-        let text = format!("this needs up to {wanted}, and {room} is available: lower --footprint");
-        return Err(UsageError(text).into());
-    }
-    Ok(())
-}
 
 /// Reads and writes as standard input requests.
 pub fn serve_client(args: &FileClientArgs) -> Result<()> {
