@@ -31,8 +31,8 @@ pub use talk::Talk;
 const POLL: Duration = Duration::from_millis(10);
 /// A node touches all its memory before it is ready: about a second per gigabyte, more on a busy machine.
 const READY_DEADLINE: Duration = Duration::from_secs(100);
-/// From the stop signal to SIGKILL: PostgreSQL writes a checkpoint, a mount flushes and unmounts, a node frees
-/// its memory.
+/// From the stop signal to SIGKILL: PostgreSQL writes a checkpoint, a mount flushes and unmounts, a node
+/// frees its memory.
 const END_DEADLINE: Duration = Duration::from_secs(30);
 /// From SIGKILL until the wait ends with an error: only a process stuck in the kernel needs that long.
 const KILL_DEADLINE: Duration = Duration::from_secs(10);

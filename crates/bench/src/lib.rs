@@ -1,5 +1,5 @@
-//! Measurements: the fabric, files on it and transactions, beside what the machine could do at best and beside
-//! peers; and real databases, with their files in far memory and elsewhere.
+//! Measurements: the fabric, files on it and transactions, beside what the machine could do at best and
+//! beside peers; and real databases, with their files in far memory and elsewhere.
 //!
 //! Question: how much of the hardware's speed is left when memory is accessed through the fabric?
 //! Sketch: shm adds the check of an epoch word to a copy; tcp adds a header to a request and a response.
@@ -12,8 +12,8 @@
 //!
 //! [`run_demo`] runs TPC-H's Hash+Sort on a real PostgreSQL, with its temporary files in one place after
 //! another: paper 1 (Li et al., SIGMOD 2016), section 5.2.2, joins `lineitem` with `orders` and returns the
-//! top 100,000 rows by extended price; with little `work_mem` both the hash join and the sort spill. [`run_paper`]
-//! measures the other figures of the papers, and [`databases`] compares databases on a mount
+//! top 100,000 rows by extended price; with little `work_mem` both the hash join and the sort spill.
+//! [`run_paper`] measures the other figures of the papers, and [`databases`] compares databases on a mount
 //! with databases on the local disk. For all of these the `farpool` binary is run as child processes, as a
 //! user would run it.
 //!
