@@ -87,7 +87,7 @@ pub struct ServerOptions<'a> {
     pub log: &'a Path,
     /// Its memory limit.
     pub limit: Option<&'a MemoryLimit>,
-    /// A program that runs the server; see [`Launch::wrapper`].
+    /// A program with its first arguments that runs the server; empty for none.
     pub wrapper: &'a [OsString],
     /// Further arguments of `initdb`.
     pub initdb_args: &'a [&'a str],

@@ -151,7 +151,7 @@ impl Ground {
         Runner { wrapper: &self.wrapper, stop: &self.stop }
     }
 
-    /// What runs the databases; see [`Launch::wrapper`](crate::child::Launch::wrapper).
+    /// A program with its first arguments that runs the databases; empty for none.
     pub fn wrapper(&self) -> &[OsString] {
         &self.wrapper
     }

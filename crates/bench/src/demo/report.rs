@@ -4,13 +4,13 @@
 //! throttled.
 
 use std::fmt::Write as _;
-use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result};
 use serde::Serialize;
 
 use crate::far_memory::Transport;
+use crate::folder::save;
 use crate::paper::Spot;
 use crate::paper::hash_sort::{HashSortReport, Timed};
 use crate::paper::stage::NODES;
@@ -131,8 +131,7 @@ impl DemoReport {
 
     /// Writes it as JSON.
     pub fn write(&self, file: &Path) -> Result<()> {
-        let text = serde_json::to_string_pretty(self)? + "\n";
-        fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))
+        save(file, &(serde_json::to_string_pretty(self)? + "\n"))
     }
 
     /// The report as a table, with what a reader must know about it.

@@ -12,7 +12,6 @@ pub mod peers;
 mod plot;
 mod results;
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::AtomicBool;
@@ -20,6 +19,7 @@ use std::sync::atomic::AtomicBool;
 use anyhow::{Context, Result, ensure};
 
 use crate::child::output;
+use crate::folder::{make_folder, save};
 use crate::progress::Tasks;
 use crate::report::IoReport;
 use crate::stop::check_stop;
@@ -51,8 +51,7 @@ pub struct TableOptions {
 /// file.
 pub fn run_table(options: &TableOptions, farpool: &Path, stop: &AtomicBool) -> Result<String> {
     ensure!(options.rounds > 0, "there must be at least one round: give --rounds 1 or more");
-    fs::create_dir_all(&options.out_dir)
-        .with_context(|| format!("cannot make {}", options.out_dir.display()))?;
+    make_folder(&options.out_dir)?;
     let mut progress = Tasks::start(options.rounds * (LINES.len() + PEER_LINES.len()));
     progress.step("starting and filling nbdkit, memcached and redis");
     let peers = Peers::start(options.footprint_bytes, stop)?;
@@ -75,8 +74,8 @@ pub fn run_table(options: &TableOptions, farpool: &Path, stop: &AtomicBool) -> R
     drop(peers);
     let about = about.context("nothing was measured")?;
     let document = document::write(&about, options, &results, PLOT);
-    write(&options.out_dir.join(PLOT), &plot::draw(&results))?;
-    write(&options.out_dir.join(DOCUMENT), &document)?;
+    save(&options.out_dir.join(PLOT), &plot::draw(&results))?;
+    save(&options.out_dir.join(DOCUMENT), &document)?;
     Ok(format!("{}\n{}", document::table(&results), document::promises(&results)))
 }
 
@@ -88,8 +87,4 @@ fn measure(line: &Line, options: &TableOptions, farpool: &Path, stop: &AtomicBoo
     command.arg("--footprint").arg(options.footprint_bytes.to_string());
     let said = output("farpool bench io", command, stop).with_context(|| line.name)?;
     serde_json::from_str(&said).with_context(|| format!("cannot parse the report of {}", line.name))
-}
-
-fn write(path: &Path, text: &str) -> Result<()> {
-    fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }

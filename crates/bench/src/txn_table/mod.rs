@@ -9,7 +9,6 @@ mod lines;
 mod plot;
 mod results;
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::AtomicBool;
@@ -18,6 +17,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use crate::child::output;
+use crate::folder::{make_folder, save};
 use crate::progress::Tasks;
 use crate::stop::check_stop;
 
@@ -60,8 +60,7 @@ impl TxnTableOptions {
 /// If something cannot be measured, or a check fails. A rate below its promise is no error.
 pub fn run_txn_table(options: &TxnTableOptions, farpool: &Path, stop: &AtomicBool) -> Result<String> {
     ensure!(options.rounds > 0, "there must be at least one round: give --rounds 1 or more");
-    fs::create_dir_all(&options.out_dir)
-        .with_context(|| format!("cannot make {}", options.out_dir.display()))?;
+    make_folder(&options.out_dir)?;
     let mut progress = Tasks::start(options.rounds * LINES.len());
     let mut results = Results::default();
     for round in 1..=options.rounds {
@@ -71,12 +70,8 @@ pub fn run_txn_table(options: &TxnTableOptions, farpool: &Path, stop: &AtomicBoo
             progress.done();
         }
     }
-    let save = |name: &str, text: String| {
-        let path = options.out_dir.join(name);
-        fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
-    };
-    save(PLOT, plot::draw(&results))?;
-    save(DOCUMENT, document::write(options, &results, PLOT)?)?;
+    save(&options.out_dir.join(PLOT), &plot::draw(&results))?;
+    save(&options.out_dir.join(DOCUMENT), &document::write(options, &results, PLOT)?)?;
     Ok(document::tables(&results))
 }
 
