@@ -11,7 +11,7 @@ use serde::Deserialize;
 
 /// Which floor each crate lives on. A crate that is not here is an error: whoever adds one decides where it
 /// lives.
-const FLOORS: [(&str, u8); 20] = [
+const FLOORS: [(&str, u8); 19] = [
     ("farpool-throttle", 1),
     ("farpool-wire", 1),
     ("farpool-control", 2),
@@ -30,7 +30,6 @@ const FLOORS: [(&str, u8); 20] = [
     ("farpool-preload", 5),
     ("farpool-bench", 6),
     ("farpool-sim", 6),
-    ("farpool-workload", 6),
     ("farpool-cli", 7),
 ];
 

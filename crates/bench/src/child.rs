@@ -1,100 +1,54 @@
-//! Child processes that never outlive a measurement.
+//! Child processes that never outlive a measurement, and commands that always end.
 //!
-//! C1. Dropping a [`Child`] ends it: by SIGTERM, and by SIGKILL after a deadline. Signals go to the process
-//!     id, which the kernel does not reuse until we reap the child, never to a name.
-//! C2. Each child has a process group of its own. So Ctrl-C reaches only the benchmark, which ends its
-//!     children in order.
-//! C3. A child that runs this same program ends when we end, for whatever reason (option `--end-with`). Start
-//!     it on the main thread, since the kernel ties it to the thread that started it.
+//! C1. Dropping a [`Child`] ends it: by its own signal, and by SIGKILL after a deadline. Signals go to the
+//!     process id, which the kernel does not reuse until we reap the child, never to a name.
+//! C2. Each child has a process group of its own. So Ctrl-C reaches only us, and we end our children in the
+//!     right order.
+//! C3. A child ends when we end, even if we are killed: one that runs this same program by the option
+//!     `--end-with`, others by `setpriv --pdeathsig`, which needs no `unsafe`. Start it on the main thread,
+//!     since the kernel ties it to the thread that started it.
 
-use std::ffi::{OsStr, OsString};
-use std::io::{BufRead, BufReader, Read, Write};
+mod command;
+mod talk;
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
-use std::process::{ChildStdin, Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
+
+use crate::progress::complain;
+pub use command::{Launch, joining, output, run, run_as, tied, tied_politely};
+pub use talk::Talk;
 
 /// How often a wait polls: short compared with every wait, long compared with the cost of a poll.
 const POLL: Duration = Duration::from_millis(10);
 /// A node touches all its memory before it is ready: about a second per gigabyte, more on a busy machine.
 const READY_DEADLINE: Duration = Duration::from_secs(100);
-/// From SIGTERM to SIGKILL: a node needs this time to free its memory.
-const END_DEADLINE: Duration = Duration::from_secs(10);
-/// Each child has one such thread.
-const NO_THREAD: &str = "cannot start a thread that reads a child's output: raise the limits (ulimit -u, \
-                         ulimit -v), or lower --threads";
-/// The word that a process of this program prints when it is ready to serve.
-const READY: &str = "ready";
-
-/// A command that the kernel kills when the thread that started it ends, for programs that are not ours.
-pub fn tied(program: impl AsRef<OsStr>) -> Command {
-    tied_by("KILL", program)
-}
-
-/// As [`tied`], but by SIGTERM, for programs that must clean up: those that mount.
-pub fn tied_politely(program: impl AsRef<OsStr>) -> Command {
-    tied_by("TERM", program)
-}
-
-fn tied_by(signal: &str, program: impl AsRef<OsStr>) -> Command {
-    let mut command = Command::new("setpriv");
-    command.args(["--pdeathsig", signal, "--"]).arg(program).stdin(Stdio::null());
-    command
-}
-
-/// Returns an error once `stop` is set.
-pub fn check_stop(stop: &AtomicBool) -> Result<()> {
-    // Relaxed: the flag carries no data.
-    if stop.load(Ordering::Relaxed) {
-        bail!("interrupted: stopped and cleaned up as asked");
-    }
-    Ok(())
-}
-
-/// Prints a line on standard error. A closed or full stream does not end the measurement.
-pub fn complain(line: &str) {
-    let _ = std::io::stderr().lock().write_all(format!("{line}\n").as_bytes());
-}
-
-/// Our ends of a child's standard input and output, used line by line.
-#[derive(Debug)]
-pub struct Talk {
-    name: String,
-    input: ChildStdin,
-    said: Receiver<String>,
-}
-
-impl Talk {
-    /// Sends a line.
-    pub fn tell(&mut self, line: &str) -> Result<()> {
-        let told = self.input.write_all(format!("{line}\n").as_bytes());
-        told.with_context(|| format!("{} has ended", self.name))
-    }
-
-    /// Waits for a line; an error once `stop` is set.
-    pub fn hear(&self, patience: Duration, stop: &AtomicBool) -> Result<String> {
-        let (name, started) = (&self.name, Instant::now());
-        loop {
-            match self.said.recv_timeout(POLL) {
-                Ok(line) => return Ok(line),
-                Err(RecvTimeoutError::Disconnected) => bail!("{name} ended without an answer"),
-                Err(RecvTimeoutError::Timeout) => check_stop(stop)?,
-            }
-            ensure!(started.elapsed() < patience, "{name} did not answer within {} s", patience.as_secs());
-        }
-    }
-}
+/// From the stop signal to SIGKILL: PostgreSQL writes a checkpoint, a mount flushes and unmounts, a node
+/// frees its memory.
+const END_DEADLINE: Duration = Duration::from_secs(30);
+/// From SIGKILL until the wait ends with an error: only a process stuck in the kernel needs that long.
+const KILL_DEADLINE: Duration = Duration::from_secs(10);
+/// Last lines of a log that an error message quotes, and characters of each.
+const QUOTED_LINES: usize = 3;
+const QUOTED_CHARS: usize = 160;
 
 /// A running child; see the rules in this module's documentation.
 #[derive(Debug)]
 pub struct Child {
     name: String,
     process: std::process::Child,
+    /// Where its output goes, if we are to read it.
+    log: Option<PathBuf>,
+    stop_signal: Signal,
+    ended: bool,
 }
 
 impl Child {
@@ -108,134 +62,140 @@ impl Child {
     ) -> Result<(Self, String)> {
         let mut command = Command::new(program);
         command.args(args).arg("--end-with").arg(std::process::id().to_string()).stdin(input);
-        Self::start_ready(name, command, READY_DEADLINE)
+        Self::ready(name, command)
     }
 
     /// Starts a command without waiting for its output.
-    pub fn start(name: impl Into<String>, mut command: Command) -> Result<Self> {
+    pub fn start(name: impl Into<String>, command: Command) -> Result<Self> {
         let name = name.into();
-        let process = command.process_group(0).spawn();
-        let process = process.with_context(|| format!("cannot start {name}"))?;
-        Ok(Child { name, process })
+        Self::spawn(&name, command, Signal::TERM).with_context(|| format!("cannot start {name}"))
+    }
+
+    /// Starts a program with standard output and error going to the file `log`, which error messages quote.
+    pub fn logged(launch: &Launch<'_>, log: &Path) -> Result<Self> {
+        let output = File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
+        let mut command = launch.command();
+        command.current_dir("/").stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
+        let child = Self::spawn(launch.name, command, launch.stop_signal);
+        let mut child =
+            child.with_context(|| format!("cannot start {} ({})", launch.name, launch.program.display()))?;
+        child.log = Some(log.into());
+        Ok(child)
+    }
+
+    fn spawn(name: &str, mut command: Command, stop_signal: Signal) -> io::Result<Self> {
+        let process = command.process_group(0).spawn()?;
+        Ok(Child { name: name.into(), process, log: None, stop_signal, ended: false })
     }
 
     /// Starts a command that prints `ready`, as ours do. Returns the rest of that line.
     pub fn ready(name: impl Into<String>, command: Command) -> Result<(Self, String)> {
-        Self::start_ready(name, command, READY_DEADLINE)
+        let (child, rest, _) = Self::start_heard(name, command, READY_DEADLINE)?;
+        Ok((child, rest))
     }
 
-    /// Starts a command that prints `ready` and then answers each line with a line.
-    pub fn talking(name: impl Into<String>, mut command: Command) -> Result<(Self, Talk)> {
-        command.stdin(Stdio::piped());
-        let (mut child, _, said) = Self::start_heard(name, command, READY_DEADLINE)?;
-        let input = child.process.stdin.take().context("a child without input")?;
-        let name = child.name.clone();
-        Ok((child, Talk { name, input, said }))
-    }
-
-    fn start_ready(name: impl Into<String>, command: Command, deadline: Duration) -> Result<(Self, String)> {
-        Self::start_heard(name, command, deadline).map(|(child, rest, _)| (child, rest))
-    }
-
-    fn start_heard(
-        name: impl Into<String>,
-        mut command: Command,
+    /// Polls until `is_ready` returns true; an error if it fails, the child ends first or the deadline
+    /// passes.
+    pub fn wait_until(
+        &mut self,
         deadline: Duration,
-    ) -> Result<(Self, String, Receiver<String>)> {
-        command.stdout(Stdio::piped());
-        let mut child = Self::start(name, command)?;
-        let (say, said) = channel();
-        let pipe = child.process.stdout.take().context("a child without output")?;
-        // Reads to the end of the output, since a full pipe would block the child.
-        let hear = move || {
-            let lines = BufReader::new(pipe).lines().map_while(Result::ok);
-            lines.for_each(|line| drop(say.send(line))); // fails once the receiver is dropped: after `ready`
-        };
-        std::thread::Builder::new().name("child-output".into()).spawn(hear).context(NO_THREAD)?;
-        let until = Instant::now() + deadline;
-        loop {
-            let name = &child.name;
-            match said.recv_timeout(until.saturating_duration_since(Instant::now())) {
-                Ok(line) => {
-                    if let Some(rest) = line.strip_prefix(READY) {
-                        let rest = rest.trim().to_owned();
-                        return Ok((child, rest, said));
-                    }
-                }
-                Err(RecvTimeoutError::Disconnected) => bail!("{name} ended before it was ready"),
-                Err(RecvTimeoutError::Timeout) => {
-                    bail!("{name} was not ready within {} s", deadline.as_secs())
-                }
-            }
-        }
-    }
-
-    /// Runs a command to its end and returns its output; an error if it fails or `stop` is set meanwhile.
-    pub fn output(name: &str, mut command: Command, stop: &AtomicBool) -> Result<String> {
-        command.stdin(Stdio::null()).stdout(Stdio::piped());
-        let mut child = Self::start(name, command)?;
-        let mut pipe = child.process.stdout.take().context("a child without output")?;
-        let read = move || {
-            let mut text = String::new();
-            pipe.read_to_string(&mut text).map(|_| text)
-        };
-        let reading =
-            std::thread::Builder::new().name("child-output".into()).spawn(read).context(NO_THREAD)?;
-        let status = loop {
-            if let Some(status) = child.process.try_wait()? {
-                break status;
-            }
-            check_stop(stop)?;
-            std::thread::sleep(POLL);
-        };
-        let text =
-            reading.join().map_err(|_| anyhow!("the thread that read the output of {name} panicked"))??;
-        ensure!(status.success(), "{name} failed ({status})");
-        Ok(text)
-    }
-
-    /// Polls until `is_ready` returns true; an error if the child ends first or the deadline passes.
-    pub fn wait_until(&mut self, deadline: Duration, mut is_ready: impl FnMut() -> bool) -> Result<()> {
+        mut is_ready: impl FnMut(&Self) -> Result<bool>,
+    ) -> Result<()> {
         let started = Instant::now();
-        while !is_ready() {
+        while !is_ready(self)? {
             if let Some(status) = self.process.try_wait()? {
-                bail!("{} ended before it was ready ({status})", self.name);
+                bail!("{} ended before it was ready ({status}){}", self.name, self.last_words());
             }
             if started.elapsed() > deadline {
-                bail!("{} was not ready within {} s", self.name, deadline.as_secs());
+                let seconds = deadline.as_secs();
+                bail!("{} was not ready within {seconds} s{}", self.name, self.last_words());
             }
-            std::thread::sleep(POLL);
+            thread::sleep(POLL);
         }
         Ok(())
     }
 
-    /// The process id.
+    /// Whether a line of its log starts with `word`. Output is bytes: a log may hold anything.
+    pub fn has_said(&self, word: &str) -> bool {
+        let said = self.log.as_ref().and_then(|log| std::fs::read(log).ok());
+        let said = said.unwrap_or_default(); // without a log it has said nothing yet
+        said.split(|&byte| byte == b'\n').any(|line| line.starts_with(word.as_bytes()))
+    }
+
+    /// The last lines of its log after a colon, for an error message; nothing if it has no log.
+    pub fn last_words(&self) -> String {
+        let Some(log) = &self.log else { return String::new() };
+        let said = std::fs::read(log).unwrap_or_default(); // the message names the file in any case
+        let said = String::from_utf8_lossy(&said);
+        let lines: Vec<&str> = said.lines().filter(|line| !line.trim().is_empty()).collect();
+        let tail = lines[lines.len().saturating_sub(QUOTED_LINES)..].iter();
+        let tail: Vec<String> = tail.map(|line| line.chars().take(QUOTED_CHARS).collect()).collect();
+        format!(": {} (whole log: {})", tail.join("; "), log.display())
+    }
+
+    /// Whether it still runs.
+    pub fn is_running(&mut self) -> Result<bool> {
+        Ok(self.process.try_wait()?.is_none())
+    }
+
+    /// The process id of the child itself: every program in between execs the next one.
     pub fn id(&self) -> u32 {
         self.process.id()
     }
 
-    fn end(&mut self) -> Result<()> {
-        if self.process.try_wait()?.is_some() {
+    /// Sends it another signal than its stop signal.
+    pub fn signal(&self, signal: Signal) -> Result<()> {
+        let pid = Pid::from_child(&self.process);
+        kill_process(pid, signal).with_context(|| format!("cannot signal {}", self.name))
+    }
+
+    /// Ends it cleanly; an error if it had to be killed or failed. A second call does nothing.
+    pub fn end(&mut self) -> Result<()> {
+        if std::mem::replace(&mut self.ended, true) {
             return Ok(());
         }
-        kill_process(Pid::from_child(&self.process), Signal::TERM)?;
-        let started = Instant::now();
-        while started.elapsed() < END_DEADLINE {
-            if self.process.try_wait()?.is_some() {
-                return Ok(());
-            }
-            std::thread::sleep(POLL);
+        let status = self.shut_down()?;
+        ensure!(status.success(), "{} failed ({status}){}", self.name, self.last_words());
+        Ok(())
+    }
+
+    fn shut_down(&mut self) -> Result<ExitStatus> {
+        if let Some(status) = self.process.try_wait()? {
+            return Ok(status);
         }
-        self.process.kill()?;
-        self.process.wait()?;
-        Err(anyhow!("did not end within {} s and was killed", END_DEADLINE.as_secs()))
+        self.signal(self.stop_signal)?;
+        if let Some(status) = self.wait(END_DEADLINE)? {
+            return Ok(status);
+        }
+        self.signal(Signal::KILL)?;
+        match self.wait(KILL_DEADLINE)? {
+            Some(_) => bail!("{} did not end within {END_DEADLINE:?} and was killed", self.name),
+            None => {
+                bail!("{} (process {}) cannot be killed: it is stuck in the kernel", self.name, self.id())
+            }
+        }
+    }
+
+    fn wait(&mut self, deadline: Duration) -> Result<Option<ExitStatus>> {
+        let started = Instant::now();
+        loop {
+            let status = self.process.try_wait()?;
+            if status.is_some() || started.elapsed() > deadline {
+                return Ok(status);
+            }
+            thread::sleep(POLL);
+        }
     }
 }
 
 impl Drop for Child {
     fn drop(&mut self) {
-        if let Err(error) = self.end() {
-            complain(&format!("farpool bench: {}: {error:#}", self.name));
+        // Children with a log are ended explicitly. One that still runs here is dropped because of an error,
+        // which the caller returns; an error of `end` is only printed. Of the others many count a signal as a
+        // failure, so their status does not matter.
+        let ended = if self.log.is_some() { self.end() } else { self.shut_down().map(drop) };
+        if let Err(error) = ended {
+            complain(&format!("farpool: {error:#}"));
         }
     }
 }
@@ -243,49 +203,68 @@ impl Drop for Child {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::stop::StopFlag;
 
-    fn shell(script: &str) -> Command {
-        let mut command = Command::new("sh");
-        command.args(["-c", script]).stdin(Stdio::null());
-        command
+    const PATIENCE: Duration = Duration::from_secs(10);
+
+    fn shell<'a>(script: &str) -> Launch<'a> {
+        Launch::new("the child", Path::new("/bin/sh"), vec!["-c".into(), script.into()])
     }
 
     #[test]
-    fn child_is_ready_when_it_says_so_and_ended_when_dropped() {
-        let script = shell("echo starting; echo ready at last; exec sleep 600");
-        let (child, said) = Child::start_ready("the child", script, READY_DEADLINE).unwrap();
-        assert_eq!(said, "at last");
-        let id = child.id();
-        drop(child);
-        assert!(!Path::new(&format!("/proc/{id}")).exists());
+    fn child_that_says_ready_is_waited_for_and_ended_by_its_signal() {
+        let dir = tempfile::tempdir().unwrap();
+        let script = "trap 'exit 0' TERM; echo ready now; while :; do sleep 0.02; done";
+        let mut child = Child::logged(&shell(script), &dir.path().join("log")).unwrap();
+        child.wait_until(PATIENCE, |child| Ok(child.has_said("ready"))).unwrap();
+        child.end().unwrap();
+        assert!(!child.is_running().unwrap());
     }
 
     #[test]
-    fn child_that_talks_answers_until_it_ends() {
-        let script = shell("echo ready; read line; echo heard $line; read line");
-        let (child, mut talk) = Child::talking("the child", script).unwrap();
-        talk.tell("a word").unwrap();
-        let hear =
-            |stop| talk.hear(READY_DEADLINE, &AtomicBool::new(stop)).map_err(|error| error.to_string());
-        assert_eq!(hear(false).unwrap(), "heard a word");
-        assert!(hear(true).unwrap_err().contains("interrupted"));
-        talk.tell("the end").unwrap();
-        let error = talk.hear(READY_DEADLINE, &AtomicBool::new(false)).unwrap_err().to_string();
-        assert!(error.contains("ended"), "{error}");
-        drop(child);
+    fn child_that_ends_before_it_is_ready_is_an_error_with_its_last_words() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join("log");
+        let mut child = Child::logged(&shell("echo no such device; exit 3"), &log).unwrap();
+        let error = child.wait_until(PATIENCE, |_| Ok(false)).unwrap_err().to_string();
+        assert!(error.contains("no such device") && error.contains("exit status: 3"), "{error}");
     }
 
     #[test]
-    fn child_that_ends_before_it_is_ready_is_an_error() {
-        let error = Child::start_ready("the child", shell("exit 3"), READY_DEADLINE).unwrap_err().to_string();
-        assert!(error.contains("ended before"), "{error}");
+    fn raised_stop_flag_ends_a_wait() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut child = Child::logged(&shell("exec sleep 60"), &dir.path().join("log")).unwrap();
+        let stop = StopFlag::default();
+        stop.raise();
+        assert!(child.wait_until(Duration::from_secs(60), |_| stop.check().map(|()| false)).is_err());
     }
 
     #[test]
-    fn child_that_is_silent_past_its_deadline_is_an_error_and_ended() {
-        let script = shell("exec sleep 600");
-        let error =
-            Child::start_ready("the child", script, Duration::from_millis(50)).unwrap_err().to_string();
-        assert!(error.contains("was not ready"), "{error}");
+    fn child_joins_its_group_before_it_runs() {
+        let dir = tempfile::tempdir().unwrap();
+        let procs = dir.path().join("cgroup.procs");
+        let launch = Launch { group_file: Some(procs.clone()), ..shell("test -s \"$0\" && echo ready") };
+        let launch = Launch { args: [launch.args, vec![procs.clone().into()]].concat(), ..launch };
+        let mut child = Child::logged(&launch, &dir.path().join("log")).unwrap();
+        child.wait_until(PATIENCE, |child| Ok(child.has_said("ready"))).unwrap();
+        assert_eq!(std::fs::read_to_string(procs).unwrap(), "0\n");
+    }
+
+    #[test]
+    fn wrapped_child_is_run_by_its_wrapper() {
+        let dir = tempfile::tempdir().unwrap();
+        let wrapper = ["env".into(), "WRAPPED=ready indeed".into()];
+        let launch = Launch { wrapper: &wrapper, ..shell("echo $WRAPPED") };
+        let mut child = Child::logged(&launch, &dir.path().join("log")).unwrap();
+        child.wait(PATIENCE).unwrap();
+        assert!(child.has_said("ready indeed"));
+    }
+
+    #[test]
+    fn second_end_of_a_failed_child_is_no_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut child = Child::logged(&shell("exit 3"), &dir.path().join("log")).unwrap();
+        assert!(child.end().is_err());
+        child.end().unwrap();
     }
 }

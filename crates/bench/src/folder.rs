@@ -1,5 +1,5 @@
 //! The folder of a measurement's own pool. Dropping the value removes it; if the process was killed, the same
-//! user's next run does.
+//! user's next run does. The folder of a document is only made, and written to.
 //!
 //! F1. A run holds a lock (flock) on its folder as long as it lives; unlike process ids, this works across
 //!     containers. A folder is removed as a leftover only if it is not locked and belongs to this user.
@@ -14,7 +14,7 @@ use rustix::fs::OFlags;
 use rustix::process::geteuid;
 use tempfile::TempDir;
 
-use crate::child::complain;
+use crate::progress::complain;
 
 const PREFIX: &str = "farpool-bench-";
 /// How often making a folder is tried: another run may remove it between its creation and its locking.
@@ -65,6 +65,16 @@ impl Drop for Folder {
             complain(&format!("farpool bench: cannot remove {}: {error}", path.display()));
         }
     }
+}
+
+/// Makes the folder of a document, unless it is there.
+pub fn make_folder(dir: &Path) -> Result<()> {
+    fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))
+}
+
+/// Writes a document, or a drawing of it.
+pub fn save(path: &Path, text: &str) -> Result<()> {
+    fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// Opens and locks a folder; an error unless it is this user's and unlocked.

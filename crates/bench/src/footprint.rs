@@ -9,7 +9,7 @@ use farpool_control::Tls;
 use farpool_fabric::Transports;
 use farpool_pool::{EXTENT_BYTES, Extent, LeasedRegion, NoSpace, Pool, PoolConfig};
 
-use crate::child::check_stop;
+use crate::stop::check_stop;
 
 /// How long to retry when the pool is full: memory that an earlier measurement gave back is scrubbed before
 /// it is lent again, at some gigabytes per second.

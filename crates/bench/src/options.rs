@@ -18,6 +18,37 @@ const CALL_BLOCK_BYTES: usize = 64;
 /// Bytes of a read or write unless `--block` says otherwise: a database page.
 const TRANSFER_BLOCK_BYTES: usize = 8 << 10;
 
+/// Gives the values of an option their names, on the command line and in reports. The last text lists them.
+macro_rules! named {
+    ($type:ident, $what:literal, $($value:ident = $name:literal),+; $choices:literal) => {
+        impl std::str::FromStr for $type {
+            type Err = String;
+
+            fn from_str(name: &str) -> Result<Self, String> {
+                match name {
+                    $($name => Ok(Self::$value),)+
+                    other => Err(format!(concat!("unknown ", $what, " '{}': choose ", $choices), other)),
+                }
+            }
+        }
+
+        impl std::fmt::Display for $type {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str(match self { $(Self::$value => $name),+ })
+            }
+        }
+    };
+}
+pub(crate) use named;
+
+/// An error if a measurement has no duration.
+pub fn check_duration(duration: Duration) -> Result<(), String> {
+    if duration.is_zero() {
+        return Err("the duration is zero: give --seconds 1 or more".into());
+    }
+    Ok(())
+}
+
 /// An operation of the fabric.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -41,34 +72,7 @@ impl IoOp {
     }
 }
 
-impl FromStr for IoOp {
-    type Err = String;
-
-    fn from_str(name: &str) -> Result<Self, String> {
-        Ok(match name {
-            "read" => IoOp::Read,
-            "write" => IoOp::Write,
-            "cas" => IoOp::Cas,
-            "faa" => IoOp::Faa,
-            "call" => IoOp::Call,
-            other => {
-                return Err(format!("unknown operation '{other}': choose read, write, cas, faa or call"));
-            }
-        })
-    }
-}
-
-impl fmt::Display for IoOp {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            IoOp::Read => "read",
-            IoOp::Write => "write",
-            IoOp::Cas => "cas",
-            IoOp::Faa => "faa",
-            IoOp::Call => "call",
-        })
-    }
-}
+named!(IoOp, "operation", Read = "read", Write = "write", Cas = "cas", Faa = "faa", Call = "call"; "read, write, cas, faa or call");
 
 /// Where operations go.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
@@ -81,26 +85,7 @@ pub enum Pattern {
     Sequential,
 }
 
-impl FromStr for Pattern {
-    type Err = String;
-
-    fn from_str(name: &str) -> Result<Self, String> {
-        match name {
-            "random" => Ok(Pattern::Random),
-            "sequential" => Ok(Pattern::Sequential),
-            other => Err(format!("unknown pattern '{other}': choose random or sequential")),
-        }
-    }
-}
-
-impl fmt::Display for Pattern {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Pattern::Random => "random",
-            Pattern::Sequential => "sequential",
-        })
-    }
-}
+named!(Pattern, "pattern", Random = "random", Sequential = "sequential"; "random or sequential");
 
 /// The transport to measure: a [`TransportChoice`] other than `auto`, since a figure must say what it is of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -186,10 +171,7 @@ impl IoOptions {
         if self.batch > 1 && self.op == IoOp::Call {
             return Err("calls are not batched: leave --batch out, and raise --depth instead".into());
         }
-        if self.duration.is_zero() {
-            return Err("the duration is zero: give --seconds 1 or more".into());
-        }
-        Ok(())
+        check_duration(self.duration)
     }
 
     /// A network card does all of the work, so there is no bare operation to compare it with.

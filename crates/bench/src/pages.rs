@@ -3,14 +3,14 @@
 //! A random access to 4 KiB pages misses the translation cache as well as the data cache. So a floor with
 //! other pages than the memory that it is compared with would be meaningless.
 
-use std::fmt;
 use std::fs;
 use std::io;
-use std::str::FromStr;
 
 use anyhow::{Context, Result, bail};
 use farpool_fabric::SharedMemory;
 use rustix::mm::Advice;
+
+use crate::options::named;
 
 /// The kind of pages behind shared memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -21,24 +21,7 @@ pub enum Pages {
     Transparent,
 }
 
-impl fmt::Display for Pages {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Pages::Small => "small",
-            Pages::Transparent => "transparent",
-        })
-    }
-}
-
-impl FromStr for Pages {
-    type Err = String;
-
-    fn from_str(name: &str) -> Result<Self, String> {
-        let known = [Pages::Small, Pages::Transparent];
-        let found = known.into_iter().find(|pages| pages.to_string() == name);
-        found.ok_or_else(|| format!("unknown pages '{name}': choose small or transparent"))
-    }
-}
+named!(Pages, "pages", Small = "small", Transparent = "transparent"; "small or transparent");
 
 const SMALL_KIB: u64 = 4;
 const HUGE_KIB: u64 = 2048;

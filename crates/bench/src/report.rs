@@ -1,14 +1,15 @@
 //! The results of a measurement: as JSON for programs, as lines for people.
 
-use std::fmt::Write;
+use std::fmt;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use serde::{Deserialize, Serialize};
 
-use crate::machine::Machine;
+use crate::machine::Origin;
 use crate::options::{IoOp, IoOptions, Pattern};
 use crate::pages::Pages;
 use crate::run::Slice;
+use crate::spread::many;
 use crate::tally::{Tally, median};
 
 /// The results of a measurement. Names and meanings of the fields are stable; more fields may be added.
@@ -63,10 +64,9 @@ pub struct IoReport {
     pub ratio_iops_range: Option<(f64, f64)>,
     /// Operations whose effect was checked; one wrong byte and there is no report.
     pub checked: u64,
-    /// The machine.
-    pub machine: Machine,
-    /// The commit this was built from, if the build knew it.
-    pub commit: Option<String>,
+    /// The machine and the commit.
+    #[serde(flatten)]
+    pub origin: Origin,
 }
 
 /// The results of the floor.
@@ -165,29 +165,24 @@ impl IoReport {
             ratio_p50_range: range(&measured.p50_ratios),
             ratio_iops_range: range(&measured.rate_ratios),
             checked,
-            machine: Machine::this(),
-            commit: option_env!("FARPOOL_COMMIT").map(str::to_owned),
+            origin: Origin::this(),
         }
     }
+}
 
-    /// The report for people.
-    pub fn lines(&self) -> Result<String> {
-        let mut text = String::new();
-        self.write(&mut text).context("cannot write the report")?;
-        Ok(text)
-    }
-
-    fn write(&self, text: &mut String) -> std::fmt::Result {
+/// The report for people.
+impl fmt::Display for IoReport {
+    fn fmt(&self, text: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { transport, op, pattern, depth, batch, threads, seconds, .. } = self;
         let mib = self.footprint_bytes >> 20;
         let pages =
             self.page_size_kib.map_or("pages of unknown size".into(), |kib| format!("{kib} KiB pages"));
         let per = if *batch > 1 { format!(", {batch} per doorbell") } else { String::new() };
-        let thread = if *threads == 1 { "thread" } else { "threads" };
         writeln!(
             text,
-            "{transport} {op}, {pattern}, {} B, depth {depth}{per}, {threads} {thread}",
-            self.block_bytes
+            "{transport} {op}, {pattern}, {} B, depth {depth}{per}, {}",
+            self.block_bytes,
+            many(*threads, "thread")
         )?;
         writeln!(text, "over {mib} MiB in {pages}; {seconds} s in {} slices", self.slices)?;
         let kind = self.floor.as_ref().map_or("", |floor| floor.kind.as_str());
@@ -220,8 +215,7 @@ impl IoReport {
             (group, _) => format!("times are of whole batches, means of {group} in a row"),
         };
         writeln!(text, "{times}; {} operations checked", self.checked)?;
-        let commit = self.commit.as_ref().map(|commit| format!("; commit {commit}")).unwrap_or_default();
-        write!(text, "{}{commit}", self.machine)
+        write!(text, "{}", self.origin)
     }
 }
 
@@ -230,14 +224,14 @@ fn column<'a>(kind: &str, title: &'a str) -> &'a str {
 }
 
 fn row(
-    text: &mut String,
+    text: &mut fmt::Formatter<'_>,
     name: &str,
     value: f64,
     floor: Option<f64>,
     ratio: Option<f64>,
     range: Option<(f64, f64)>,
     digits: usize,
-) -> std::fmt::Result {
+) -> fmt::Result {
     write!(text, "{name:12}{value:>16.digits$}")?;
     if let (Some(floor), Some(ratio), Some((least, most))) = (floor, ratio, range) {
         write!(text, "{floor:>16.digits$}  {ratio:5.2}  {least:.2} to {most:.2} over the pairs")?;
@@ -296,12 +290,12 @@ mod tests {
         for field in ["floor", "ratio_p50", "ratio_iops"] {
             assert!(json[field].is_null() && json.as_object().unwrap().contains_key(field), "{field}");
         }
-        assert!(!report(false).lines().unwrap().contains("floor"));
+        assert!(!report(false).to_string().contains("floor"));
     }
 
     #[test]
     fn lines_name_the_measurement_the_pages_and_the_machine() {
-        let lines = report(true).lines().unwrap();
+        let lines = report(true).to_string();
         for part in ["tcp read, random, 8192 B", "4 KiB pages", "floor", "a floor", "Linux", "2.00"] {
             assert!(lines.contains(part), "no `{part}` in {lines}");
         }

@@ -20,7 +20,6 @@ use farpool_fabric::{
 };
 use futures_util::stream::{FuturesUnordered, TryStreamExt};
 
-use crate::child::check_stop;
 use crate::floors::{Floor, Ground};
 use crate::footprint::Footprint;
 use crate::lane::{Counts, Lane};
@@ -31,6 +30,7 @@ use crate::pages::Pages;
 use crate::places::{Places, initial_sum};
 use crate::reach::Reach;
 use crate::report::{IoReport, Measured};
+use crate::stop::check_stop;
 use crate::tally::Tally;
 
 /// Length of a slice: long compared with waking a sleeping process, short compared with other events on a

@@ -53,6 +53,11 @@ pub fn grouped(value: f64, digits: usize) -> String {
     grouped + rest
 }
 
+/// A number of things, whose name gets an `s` unless there is one.
+pub fn many(count: usize, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -4,25 +4,21 @@ mod databases;
 mod kv;
 mod oracle;
 mod paper;
-mod paper_databases;
-mod paper_queries;
-mod paper_range_scan;
-mod paper_small_transactions;
 mod txn_table;
 
+use std::fmt::Display;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Subcommand;
 use farpool_bench::{
-    FloorPages, IoOp, IoOptions, IoTransport, Pattern, Source, TableOptions, check_room, run_io, run_table,
-    serve_ping_pong, serve_tcp,
+    FloorPages, IoOp, IoOptions, IoTransport, Pattern, Source, StopFlag, TableOptions, check_room, run_io,
+    run_table, serve_ping_pong, serve_tcp,
 };
 use farpool_control::Tls;
+use serde::Serialize;
 
 use crate::errors::UsageError;
 use crate::output::{say, tell, tell_json};
@@ -230,29 +226,26 @@ fn io(args: &IoArgs) -> Result<()> {
     let options = args.options().map_err(UsageError)?;
     check_room(&options).map_err(UsageError)?;
     if args.broker.is_none() {
-        check_memory(&options)?;
+        // The node reserves the footprint, and a floor of bare accesses needs as much again.
+        let wanted = options.footprint_bytes.saturating_mul(1 + u64::from(options.floor));
+        check_memory(wanted, "this needs", "lower --footprint")?;
     }
     let tls = args.tls_dir.as_deref().map(Tls::load).transpose()?;
     let source = args.broker.as_deref().map_or(Source::Own, |broker| Source::Broker(broker, tls));
-    let farpool = std::env::current_exe().context("cannot find this program's own file")?;
-    let stop = stop_on_signals()?;
-    let report = run_io(&options, Some(card_transport), source, &farpool, &stop)?;
-    if args.json {
-        return tell_json(&report);
-    }
-    tell(report.lines()?)
+    let (farpool, stop) = (own_file()?, StopFlag::on_signals()?);
+    let report = run_io(&options, Some(card_transport), source, &farpool, stop.flag())?;
+    tell_report(&report, args.json)
 }
 
 fn io_table(args: IoTableArgs) -> Result<()> {
-    let farpool = std::env::current_exe().context("cannot find this program's own file")?;
-    let stop = stop_on_signals()?;
+    let (farpool, stop) = (own_file()?, StopFlag::on_signals()?);
     let options = TableOptions {
         out_dir: args.out,
         rounds: usize::from(args.rounds),
         seconds: args.seconds.as_secs_f64(),
         footprint_bytes: args.footprint.0,
     };
-    tell(run_table(&options, &farpool, &stop)?)
+    tell(run_table(&options, &farpool, stop.flag())?)
 }
 
 impl IoArgs {
@@ -276,24 +269,22 @@ impl IoArgs {
     }
 }
 
-/// The node reserves the footprint, and a floor of bare accesses needs as much again.
-fn check_memory(options: &IoOptions) -> Result<()> {
+/// Refuses what needs more bytes than there are; `needs` is how the message begins, `fix` how it ends.
+fn check_memory(wanted: u64, needs: &str, fix: &str) -> Result<()> {
     let room = farpool_node::available_memory().context("cannot read how much memory there is")?;
-    let wanted = options.footprint_bytes.saturating_mul(1 + u64::from(options.floor));
     if wanted > room {
         let (wanted, room) = (ByteSize(wanted), ByteSize(room));
-        let text = format!("this needs {wanted}, and {room} is available: lower --footprint");
-        return Err(UsageError(text).into());
+        return Err(UsageError(format!("{needs} {wanted}, and {room} is available: {fix}")).into());
     }
     Ok(())
 }
 
-/// A flag that SIGINT, SIGTERM and SIGHUP raise, so that the bench ends its children and removes its files.
-fn stop_on_signals() -> Result<Arc<AtomicBool>> {
-    let stop = Arc::new(AtomicBool::new(false));
-    let raised = stop.clone();
-    // Relaxed: the flag carries no data.
-    let raise = move || raised.store(true, Ordering::Relaxed);
-    ctrlc::set_handler(raise).context("cannot install the handler of Ctrl-C")?;
-    Ok(stop)
+/// This program's own file, for child processes.
+fn own_file() -> Result<PathBuf> {
+    std::env::current_exe().context("cannot find this program's own file")
+}
+
+/// Prints a report as JSON or as lines.
+fn tell_report(report: &(impl Serialize + Display), json: bool) -> Result<()> {
+    if json { tell_json(report) } else { tell(report.to_string()) }
 }

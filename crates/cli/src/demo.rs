@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
-use farpool_workload::{DEFAULT_WORK_DIR, DemoOptions, StopFlag, Transport, run_demo};
+use farpool_bench::{DEFAULT_WORK_DIR, DemoOptions, StopFlag, Transport, run_demo};
 
 use crate::output::tell;
 

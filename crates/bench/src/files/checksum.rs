@@ -19,11 +19,11 @@ use super::figure::Figure;
 use super::section::{Section, Verdict, conditions};
 use super::volume::MountablePool;
 use super::{Effort, Surroundings, document_rounds};
-use crate::child::check_stop;
 use crate::options::Pattern;
 use crate::places::Places;
-use crate::progress::Progress;
+use crate::progress::Tasks;
 use crate::spread::{Spread, middle};
+use crate::stop::check_stop;
 use crate::tally::Tally;
 
 const BLOCK_BYTES: usize = 8192;
@@ -105,7 +105,7 @@ impl Slices {
 
 /// Measures over both transports.
 pub fn checksum(around: &Surroundings<'_>, effort: &Effort, stop: &AtomicBool) -> Result<Section> {
-    let mut progress = Progress::start(PROMISES.len() * effort.rounds);
+    let mut progress = Tasks::start(PROMISES.len() * effort.rounds);
     let mut body = String::from(
         "| 8 KiB random read | verified: p50 µs | unverified: p50 µs | share of the read |\n|---|--:|--:|--:|\n",
     );
@@ -145,7 +145,7 @@ fn measure(
     transport: &'static str,
     around: &Surroundings<'_>,
     effort: &Effort,
-    progress: &mut Progress,
+    progress: &mut Tasks,
     stop: &AtomicBool,
 ) -> Result<Slices> {
     progress.step(&format!("starting and filling: files over {transport}"));

@@ -70,7 +70,7 @@ fn document_rounds(effort: &Effort) -> String {
     )
 }
 
-/// Whether [`run_files`] measures this figure. The other figures need a database.
+/// Whether a figure is measured without a database.
 pub fn is_about_files_alone(figure: Figure) -> bool {
     plain::has(figure) || matches!(figure, Figure::Sigmod5 | Figure::Sigmod6 | Figure::Checksum)
 }

@@ -13,7 +13,7 @@ use super::section::{Section, Verdict, conditions};
 use super::volume::{Kind, Spec, Surroundings, Volume};
 use super::{Effort, document_rounds};
 use crate::chart::{self, Bar, Chart, FLOOR, OURS, PEER};
-use crate::progress::Progress;
+use crate::progress::Tasks;
 use crate::spread::{middle, ratio};
 
 /// A column's name, its digits after the decimal point, and its value.
@@ -54,7 +54,7 @@ impl Stand {
         let operations = ids.into_iter().map(|id| operation(id, effort.seconds));
         let operations: Vec<Operation> = operations.collect::<Result<_>>()?;
         let specs: Vec<&Spec> = self.volumes.iter().filter(|spec| spec.is_wanted(around)).collect();
-        let mut progress = Progress::start(specs.len() * (1 + effort.rounds * operations.len()));
+        let mut progress = Tasks::start(specs.len() * (1 + effort.rounds * operations.len()));
         let mut volumes = Vec::new();
         for spec in specs {
             progress.step(&format!("starting and filling: {}", spec.name));

@@ -11,9 +11,9 @@ use anyhow::Result;
 
 use super::client::{Answer, Ask};
 use super::volume::Volume;
-use crate::child::check_stop;
-use crate::progress::Progress;
+use crate::progress::Tasks;
 use crate::spread::Spread;
+use crate::stop::check_stop;
 
 /// An operation with its id.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -62,7 +62,7 @@ pub fn one_by_one(
     volumes: &mut [Volume],
     operations: &[Operation],
     rounds: usize,
-    progress: &mut Progress,
+    progress: &mut Tasks,
     stop: &AtomicBool,
 ) -> Result<Measured> {
     let mut measured = Measured::default();

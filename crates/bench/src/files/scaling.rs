@@ -11,10 +11,10 @@ use super::section::{Section, conditions};
 use super::volume::{Kind, MountablePool, Spec, Surroundings, Volume};
 use super::{Effort, document_rounds};
 use crate::chart::{self, Bar, Chart, FLOOR, OURS};
-use crate::child::check_stop;
 use crate::options::Pattern;
-use crate::progress::Progress;
+use crate::progress::Tasks;
 use crate::spread::{Spread, middle, ratio};
+use crate::stop::check_stop;
 
 /// Rows are identified by their names.
 const BARE: Spec = named("bare FUSE file (the floor)", Kind::Floor);
@@ -71,7 +71,7 @@ fn operations(seconds: f64) -> [Operation; 2] {
 /// One client over one to eight nodes.
 pub fn nodes(around: &Surroundings<'_>, effort: &Effort, stop: &AtomicBool) -> Result<Section> {
     let operations = operations(effort.seconds);
-    let mut progress = Progress::start(NODES.len() * (1 + effort.rounds * operations.len()));
+    let mut progress = Tasks::start(NODES.len() * (1 + effort.rounds * operations.len()));
     let mut volumes = Vec::new();
     for spec in &NODES {
         progress.step(&format!("starting and filling: {}", spec.name));
@@ -104,7 +104,7 @@ pub fn nodes(around: &Surroundings<'_>, effort: &Effort, stop: &AtomicBool) -> R
 /// One to eight clients of one node, at the same time.
 pub fn clients(around: &Surroundings<'_>, effort: &Effort, stop: &AtomicBool) -> Result<Section> {
     let operations = operations(effort.seconds);
-    let mut progress = Progress::start(CLIENTS.len() * effort.rounds * operations.len());
+    let mut progress = Tasks::start(CLIENTS.len() * effort.rounds * operations.len());
     // All clients' files together are as large as the file of a single client, so the memory is the same.
     let around = &Surroundings { bytes: around.bytes / CLIENTS_MAX as u64, ..*around };
     progress.step("starting and filling");

@@ -11,6 +11,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 
 use super::figure::Figure;
+use crate::folder::{make_folder, save};
 use crate::machine::Machine;
 use crate::spread::{Spread, ratio};
 
@@ -136,7 +137,7 @@ fn drawing_name(figure: Figure) -> String {
 
 /// Puts sections into the document of a folder (D1).
 pub fn write(dir: &Path, sections: &[Section]) -> Result<()> {
-    fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
+    make_folder(dir)?;
     let path = dir.join(DOCUMENT);
     let old = match fs::read_to_string(&path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
@@ -148,10 +149,6 @@ pub fn write(dir: &Path, sections: &[Section]) -> Result<()> {
         }
     }
     save(&path, &renewed(&old, sections))
-}
-
-fn save(path: &Path, text: &str) -> Result<()> {
-    fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }
 
 fn renewed(old: &str, sections: &[Section]) -> String {

@@ -266,7 +266,7 @@ impl Ground {
         // It prints an error when it is ended.
         command.arg(&file).args(source).stdout(Stdio::null()).stderr(Stdio::null());
         let mut server = Child::start("nbdfuse", command)?;
-        let serves = || fs::metadata(&file).is_ok_and(|file| file.len() == around.bytes);
+        let serves = |_: &_| Ok(fs::metadata(&file).is_ok_and(|file| file.len() == around.bytes));
         server.wait_until(MOUNT_DEADLINE, serves)?;
         let ground =
             Ground { _server: Some(server), _nbdkit: nbdkit, _folder: Some(folder), ..Ground::default() };

@@ -11,8 +11,8 @@ use farpool_wire::Version;
 use super::chooser::Chooser;
 use super::content::{RECORD_BYTES, fill, value};
 use super::options::KvMix;
-use crate::child::check_stop;
 use crate::slices::Plan;
+use crate::stop::check_stop;
 use crate::tally::Tally;
 
 /// Records of a transaction that reads, and of one that writes.

@@ -1,7 +1,5 @@
 //! Options of a measurement of transactions on records, checked before anything starts.
 
-use std::fmt;
-use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::Result;
@@ -10,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::chooser::RECORDS_MAX;
 use super::ground::Ground;
-use crate::options::{IoTransport, THREADS_MAX};
+use crate::options::{IoTransport, THREADS_MAX, check_duration, named};
 
 /// Most nodes of one run; each is a process that polls.
 pub const NODES_MAX: usize = 16;
@@ -31,28 +29,7 @@ pub enum KvMix {
     Rmw,
 }
 
-impl FromStr for KvMix {
-    type Err = String;
-
-    fn from_str(name: &str) -> Result<Self, String> {
-        match name {
-            "read" => Ok(KvMix::Read),
-            "update" => Ok(KvMix::Update),
-            "rmw" => Ok(KvMix::Rmw),
-            other => Err(format!("unknown mix '{other}': choose read, update or rmw")),
-        }
-    }
-}
-
-impl fmt::Display for KvMix {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            KvMix::Read => "read",
-            KvMix::Update => "update",
-            KvMix::Rmw => "rmw",
-        })
-    }
-}
+named!(KvMix, "mix", Read = "read", Update = "update", Rmw = "rmw"; "read, update or rmw");
 
 /// One measurement.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -110,10 +87,7 @@ impl KvOptions {
         if !(0.0..=SKEW_MAX).contains(&self.skew) {
             return Err(format!("a skew of {}: choose --skew from 0 to {SKEW_MAX}", self.skew));
         }
-        if self.duration.is_zero() {
-            return Err("the duration is zero: give --seconds 1 or more".into());
-        }
-        Ok(())
+        check_duration(self.duration)
     }
 }
 

@@ -1,6 +1,6 @@
 //! The results of a measurement of transactions on records: as JSON for programs, as lines for people.
 
-use std::fmt::Write;
+use std::fmt;
 
 use anyhow::{Context, Result, ensure};
 use farpool_txn::Traffic;
@@ -9,9 +9,9 @@ use serde::{Deserialize, Serialize};
 use super::content::RECORD_BYTES;
 use super::options::{KvMix, KvOptions};
 use super::run::Thread;
-use crate::machine::Machine;
+use crate::machine::Origin;
 use crate::slices::Plan;
-use crate::spread::grouped;
+use crate::spread::{grouped, many};
 use crate::tally::Tally;
 
 /// Everything that was measured.
@@ -80,10 +80,9 @@ pub struct KvReport {
     pub warm_up_seconds: f64,
     /// Number of slices.
     pub slices: usize,
-    /// The machine.
-    pub machine: Machine,
-    /// The commit this was built from, if the build knew it.
-    pub commit: Option<String>,
+    /// The machine and the commit.
+    #[serde(flatten)]
+    pub origin: Origin,
 }
 
 impl KvReport {
@@ -128,24 +127,15 @@ impl KvReport {
             seconds: options.duration.as_secs_f64(),
             warm_up_seconds: options.warm_up.as_secs_f64(),
             slices: plan.slices,
-            machine: Machine::this(),
-            commit: option_env!("FARPOOL_COMMIT").map(str::to_owned),
+            origin: Origin::this(),
         })
     }
+}
 
-    /// The report for people.
-    ///
-    /// # Errors
-    /// If there is no memory for the text.
-    pub fn lines(&self) -> Result<String> {
-        let mut text = String::new();
-        self.write(&mut text).context("cannot write the report")?;
-        Ok(text)
-    }
-
-    fn write(&self, text: &mut String) -> std::fmt::Result {
+/// The report for people.
+impl fmt::Display for KvReport {
+    fn fmt(&self, text: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { mix, transport, threads, in_flight, nodes, seconds, slices, .. } = self;
-        let many = |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
         let (threads, nodes) = (many(*threads, "thread"), many(*nodes, "node"));
         let announced = if self.announce { ", announced" } else { "" };
         writeln!(
@@ -182,8 +172,7 @@ impl KvReport {
         )?;
         row("bytes per transaction", self.service_bytes_per_trx, 1, "")?;
         writeln!(text, "a final scan read all records, and none was wrong")?;
-        let commit = self.commit.as_ref().map(|commit| format!("; commit {commit}")).unwrap_or_default();
-        write!(text, "{}{commit}", self.machine)
+        write!(text, "{}", self.origin)
     }
 }
 
@@ -222,7 +211,7 @@ mod tests {
 
     #[test]
     fn lines_name_the_measurement_and_the_machine() {
-        let lines = report().lines().unwrap();
+        let lines = report().to_string();
         for part in [
             "rmw transactions over shm, 2 threads with 1 in flight, 2 nodes\n",
             "old versions in 3 MiB, skew 0.5; 0.01 s in 3 slices\n",

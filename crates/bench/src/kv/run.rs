@@ -22,12 +22,12 @@ use super::ground::{Ground, Laid};
 use super::lane::{Course, Lanes, check_data, wait_until_seen};
 use super::options::{KvMix, KvOptions};
 use super::report::{KvReport, Measured};
-use crate::child::check_stop;
 use crate::crew::Crew;
 use crate::meeting::Seat;
 use crate::service::Service;
 use crate::site::Site;
 use crate::slices::Plan;
+use crate::stop::check_stop;
 
 /// Room for a thread's transfers: for filling the table, and some pages for each step of each transaction in
 /// flight.

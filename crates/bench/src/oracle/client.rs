@@ -9,8 +9,8 @@ use farpool_txn::oracle::NaiveAt;
 use farpool_txn::{Memory, Session, Traffic, Worker};
 use farpool_wire::Version;
 
-use crate::child::check_stop;
 use crate::slices::Plan;
+use crate::stop::check_stop;
 use crate::tally::Tally;
 
 /// Time between two commits whose publication is timed: with a longer one rare delays would be missed, and a

@@ -1,12 +1,10 @@
 //! Options of a measurement of an oracle, checked before anything starts.
 
-use std::fmt;
-use std::str::FromStr;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::options::{IoTransport, THREADS_MAX};
+use crate::options::{IoTransport, THREADS_MAX, check_duration, named};
 
 /// Most nodes of one run; each is a process that polls.
 pub const PARTITIONS_MAX: usize = 16;
@@ -22,26 +20,7 @@ pub enum OracleKind {
     Naive,
 }
 
-impl FromStr for OracleKind {
-    type Err = String;
-
-    fn from_str(name: &str) -> Result<Self, String> {
-        match name {
-            "vector" => Ok(OracleKind::Vector),
-            "naive" => Ok(OracleKind::Naive),
-            other => Err(format!("unknown oracle '{other}': choose vector or naive")),
-        }
-    }
-}
-
-impl fmt::Display for OracleKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            OracleKind::Vector => "vector",
-            OracleKind::Naive => "naive",
-        })
-    }
-}
+named!(OracleKind, "oracle", Vector = "vector", Naive = "naive"; "vector or naive");
 
 /// One measurement.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -92,10 +71,7 @@ impl OracleOptions {
         if let Some((_, option)) = found.filter(|_| self.oracle == OracleKind::Naive) {
             return Err(format!("the naive oracle has no timestamp vector: leave {option} out"));
         }
-        if self.duration.is_zero() {
-            return Err("the duration is zero: give --seconds 1 or more".into());
-        }
-        Ok(())
+        check_duration(self.duration)
     }
 }
 

@@ -1,6 +1,6 @@
 //! The results of a measurement of an oracle: as JSON for programs, as lines for people.
 
-use std::fmt::Write;
+use std::fmt;
 
 use anyhow::{Context, Result, ensure};
 use farpool_txn::Traffic;
@@ -8,9 +8,9 @@ use serde::{Deserialize, Serialize};
 
 use super::client::Course;
 use super::options::{OracleKind, OracleOptions};
-use crate::machine::Machine;
+use crate::machine::Origin;
 use crate::slices::Plan;
-use crate::spread::grouped;
+use crate::spread::{grouped, many};
 use crate::tally::Tally;
 
 /// Everything that was measured.
@@ -74,10 +74,9 @@ pub struct OracleReport {
     pub timed_together: usize,
     /// Acknowledged transactions in all. If not exactly these are published in the end, there is no report.
     pub checked: u64,
-    /// The machine.
-    pub machine: Machine,
-    /// The commit this was built from, if the build knew it.
-    pub commit: Option<String>,
+    /// The machine and the commit.
+    #[serde(flatten)]
+    pub origin: Origin,
 }
 
 impl OracleReport {
@@ -119,19 +118,8 @@ impl OracleReport {
             slices: plan.slices,
             timed_together: *timed_together,
             checked,
-            machine: Machine::this(),
-            commit: option_env!("FARPOOL_COMMIT").map(str::to_owned),
+            origin: Origin::this(),
         })
-    }
-
-    /// The report for people.
-    ///
-    /// # Errors
-    /// If there is no memory for the text.
-    pub fn lines(&self) -> Result<String> {
-        let mut text = String::new();
-        self.write(&mut text).context("cannot write the report")?;
-        Ok(text)
     }
 
     fn optimisations(&self) -> String {
@@ -150,11 +138,18 @@ impl OracleReport {
         }
         text
     }
+}
 
-    fn write(&self, text: &mut String) -> std::fmt::Result {
+/// The report for people.
+impl fmt::Display for OracleReport {
+    fn fmt(&self, text: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { oracle, transport, clients, seconds, slices, .. } = self;
-        let client = if *clients == 1 { "client" } else { "clients" };
-        writeln!(text, "{oracle} oracle over {transport}, {clients} {client}{}", self.optimisations())?;
+        writeln!(
+            text,
+            "{oracle} oracle over {transport}, {}{}",
+            many(*clients, "client"),
+            self.optimisations()
+        )?;
         writeln!(text, "{seconds} s in {slices} slices")?;
         let (least, most) = self.t_trx_s_range;
         let range = format!("{} to {} over the slices", grouped(least, 0), grouped(most, 0));
@@ -178,8 +173,7 @@ impl OracleReport {
         row("publication p99, us", self.publication_p99_us, 1, "")?;
         row("publication max, us", self.publication_max_us, 1, "")?;
         writeln!(text, "{} transactions were acknowledged, and all were published", self.checked)?;
-        let commit = self.commit.as_ref().map(|commit| format!("; commit {commit}")).unwrap_or_default();
-        write!(text, "{}{commit}", self.machine)
+        write!(text, "{}", self.origin)
     }
 }
 
@@ -223,7 +217,7 @@ mod tests {
 
     #[test]
     fn lines_name_the_measurement_and_the_machine() {
-        let lines = report().lines().unwrap();
+        let lines = report().to_string();
         for part in [
             "vector oracle over shm, 2 clients, one slot per server\n",
             "t-trx/s",

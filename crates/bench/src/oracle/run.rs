@@ -16,13 +16,13 @@ use farpool_wire::Slot;
 use super::client::{Client, Course, NaiveClient, VectorClient, drive};
 use super::options::{OracleKind, OracleOptions};
 use super::report::{Measured, OracleReport};
-use crate::child::check_stop;
 use crate::crew::Crew;
 use crate::local_pool::Lend;
 use crate::meeting::Seat;
 use crate::service::Service;
 use crate::site::Site;
 use crate::slices::Plan;
+use crate::stop::check_stop;
 
 /// Bytes that a node lends: the smallest region.
 const REGION_BYTES: u64 = 1 << 20;

@@ -5,21 +5,20 @@ use std::collections::BTreeSet;
 use super::TableOptions;
 use super::lines::{LINES, Line, PEER_LINES};
 use super::results::{Figures, Results, Verdict};
-use crate::machine::Machine;
+use crate::machine::Origin;
 use crate::report::IoReport;
 use crate::spread::{Spread, middle, ratio};
 
 /// What all figures have in common.
 pub struct About {
-    machine: Machine,
-    commit: Option<String>,
+    origin: Origin,
     pages_kib: BTreeSet<u64>,
 }
 
 impl About {
     /// Takes machine and commit from the first report.
     pub fn of(report: &IoReport) -> Self {
-        About { machine: report.machine.clone(), commit: report.commit.clone(), pages_kib: BTreeSet::new() }
+        About { origin: report.origin.clone(), pages_kib: BTreeSet::new() }
     }
 
     /// Adds what may differ from report to report.
@@ -47,7 +46,7 @@ const HEADER: &str = "\
 
 /// Writes the whole document.
 pub fn write(about: &About, options: &TableOptions, results: &Results, plot: &str) -> String {
-    let About { machine, commit, pages_kib } = about;
+    let About { origin: Origin { machine, commit }, pages_kib } = about;
     let commit = commit.as_deref().unwrap_or("unknown");
     let pages: Vec<String> = pages_kib.iter().map(|kib| format!("{kib} KiB")).collect();
     let TableOptions { rounds, seconds, footprint_bytes, .. } = options;

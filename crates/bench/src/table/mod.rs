@@ -12,16 +12,17 @@ pub mod peers;
 mod plot;
 mod results;
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::child::{Child, check_stop};
-use crate::progress::Progress;
+use crate::child::output;
+use crate::folder::{make_folder, save};
+use crate::progress::Tasks;
 use crate::report::IoReport;
+use crate::stop::check_stop;
 
 use document::About;
 use lines::{LINES, Line, PEER_LINES};
@@ -50,9 +51,8 @@ pub struct TableOptions {
 /// file.
 pub fn run_table(options: &TableOptions, farpool: &Path, stop: &AtomicBool) -> Result<String> {
     ensure!(options.rounds > 0, "there must be at least one round: give --rounds 1 or more");
-    fs::create_dir_all(&options.out_dir)
-        .with_context(|| format!("cannot make {}", options.out_dir.display()))?;
-    let mut progress = Progress::start(options.rounds * (LINES.len() + PEER_LINES.len()));
+    make_folder(&options.out_dir)?;
+    let mut progress = Tasks::start(options.rounds * (LINES.len() + PEER_LINES.len()));
     progress.step("starting and filling nbdkit, memcached and redis");
     let peers = Peers::start(options.footprint_bytes, stop)?;
     let mut results = Results::default();
@@ -74,8 +74,8 @@ pub fn run_table(options: &TableOptions, farpool: &Path, stop: &AtomicBool) -> R
     drop(peers);
     let about = about.context("nothing was measured")?;
     let document = document::write(&about, options, &results, PLOT);
-    write(&options.out_dir.join(PLOT), &plot::draw(&results))?;
-    write(&options.out_dir.join(DOCUMENT), &document)?;
+    save(&options.out_dir.join(PLOT), &plot::draw(&results))?;
+    save(&options.out_dir.join(DOCUMENT), &document)?;
     Ok(format!("{}\n{}", document::table(&results), document::promises(&results)))
 }
 
@@ -85,10 +85,6 @@ fn measure(line: &Line, options: &TableOptions, farpool: &Path, stop: &AtomicBoo
     command.args(["bench", "io", "--json"]).args(line.args.split(' '));
     command.arg("--seconds").arg(options.seconds.to_string());
     command.arg("--footprint").arg(options.footprint_bytes.to_string());
-    let said = Child::output("farpool bench io", command, stop).with_context(|| line.name)?;
+    let said = output("farpool bench io", command, stop).with_context(|| line.name)?;
     serde_json::from_str(&said).with_context(|| format!("cannot parse the report of {}", line.name))
-}
-
-fn write(path: &Path, text: &str) -> Result<()> {
-    fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }

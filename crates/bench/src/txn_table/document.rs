@@ -5,6 +5,7 @@ use anyhow::Result;
 use super::TxnTableOptions;
 use super::lines::{Kind, LINES, Line};
 use super::results::Results;
+use crate::machine::Origin;
 use crate::spread::{Spread, grouped, middle};
 
 const HEADER: &str = "\
@@ -26,7 +27,7 @@ const HEADER: &str = "\
 
 /// Writes the whole document.
 pub fn write(options: &TxnTableOptions, results: &Results, plot: &str) -> Result<String> {
-    let (machine, commit) = results.origin()?;
+    let Origin { machine, commit } = results.origin()?;
     let commit = commit.as_deref().unwrap_or("unknown");
     let TxnTableOptions { rounds, seconds, records, .. } = options;
     let records = grouped(*records as f64, 0);

@@ -9,7 +9,6 @@ mod lines;
 mod plot;
 mod results;
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::AtomicBool;
@@ -17,8 +16,10 @@ use std::sync::atomic::AtomicBool;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use crate::child::{Child, check_stop};
-use crate::progress::Progress;
+use crate::child::output;
+use crate::folder::{make_folder, save};
+use crate::progress::Tasks;
+use crate::stop::check_stop;
 
 use lines::{Kind, LINES, Line};
 use results::Results;
@@ -59,9 +60,8 @@ impl TxnTableOptions {
 /// If something cannot be measured, or a check fails. A rate below its promise is no error.
 pub fn run_txn_table(options: &TxnTableOptions, farpool: &Path, stop: &AtomicBool) -> Result<String> {
     ensure!(options.rounds > 0, "there must be at least one round: give --rounds 1 or more");
-    fs::create_dir_all(&options.out_dir)
-        .with_context(|| format!("cannot make {}", options.out_dir.display()))?;
-    let mut progress = Progress::start(options.rounds * LINES.len());
+    make_folder(&options.out_dir)?;
+    let mut progress = Tasks::start(options.rounds * LINES.len());
     let mut results = Results::default();
     for round in 1..=options.rounds {
         for line in LINES {
@@ -70,12 +70,8 @@ pub fn run_txn_table(options: &TxnTableOptions, farpool: &Path, stop: &AtomicBoo
             progress.done();
         }
     }
-    let save = |name: &str, text: String| {
-        let path = options.out_dir.join(name);
-        fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
-    };
-    save(PLOT, plot::draw(&results))?;
-    save(DOCUMENT, document::write(options, &results, PLOT)?)?;
+    save(&options.out_dir.join(PLOT), &plot::draw(&results))?;
+    save(&options.out_dir.join(DOCUMENT), &document::write(options, &results, PLOT)?)?;
     Ok(document::tables(&results))
 }
 
@@ -83,6 +79,6 @@ fn measure(line: &Line, options: &TxnTableOptions, farpool: &Path, stop: &Atomic
     check_stop(stop)?;
     let mut command = Command::new(farpool);
     command.arg("bench").args(options.command(line).split(' ')).arg("--json");
-    let said = Child::output("farpool bench", command, stop).with_context(|| line.name)?;
+    let said = output("farpool bench", command, stop).with_context(|| line.name)?;
     serde_json::from_str(&said).with_context(|| format!("cannot parse the report of {}", line.name))
 }

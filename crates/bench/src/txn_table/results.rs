@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use serde_json::Value;
 
 use super::lines::Line;
-use crate::machine::Machine;
+use crate::machine::Origin;
 use crate::spread::Spread;
 
 /// The reports of all rounds, by command and arguments of the line.
@@ -41,9 +41,8 @@ impl Results {
     }
 
     /// The machine, and the commit if the build knew it.
-    pub fn origin(&self) -> Result<(Machine, Option<String>)> {
+    pub fn origin(&self) -> Result<Origin> {
         let report = self.reports.values().flatten().next().context("nothing was measured")?;
-        let machine = serde_json::from_value(report["machine"].clone());
-        Ok((machine.context("the report names no machine")?, report["commit"].as_str().map(str::to_owned)))
+        serde_json::from_value(report.clone()).context("the report names no machine")
     }
 }

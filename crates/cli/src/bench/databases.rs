@@ -2,19 +2,15 @@
 //! own that runs among them, `farpool bench columns`.
 
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::PathBuf;
 
-use anyhow::{Context, Result, ensure};
-use farpool_workload::databases::{Access, BenchOptions, Database, GroundOptions, columns, run_bench};
-use farpool_workload::{DEFAULT_WORK_DIR, StopFlag, Transport};
+use anyhow::Result;
+use farpool_bench::databases::{Access, BenchOptions, Database, GroundOptions, columns, node_mib, run_bench};
+use farpool_bench::{DEFAULT_WORK_DIR, StopFlag, Transport};
 
+use super::own_file;
 use crate::output::tell;
 use crate::size::ByteSize;
-
-/// Memory of each node: at a scale factor of 1, where DuckDB sorts a gigabyte, and at least.
-const NODE_MIB_PER_SCALE: f64 = 3072.0;
-const NODE_MIN_MIB: u64 = 256;
 
 /// Compare databases in far memory with databases on the local disk
 ///
@@ -56,13 +52,12 @@ pub struct DatabasesArgs {
 
 /// Measures and prints the table.
 pub fn run_databases(args: DatabasesArgs) -> Result<()> {
-    let farpool = std::env::current_exe().context("cannot find this program's own file")?;
-    let memory = (NODE_MIB_PER_SCALE * args.scale).ceil() as u64;
+    let farpool = own_file()?;
     let options = BenchOptions {
         ground: GroundOptions {
             farpool: &farpool,
             work_dir: &args.work_dir,
-            memory_per_node_mib: memory.max(NODE_MIN_MIB).next_multiple_of(NODE_MIN_MIB),
+            memory_per_node_mib: node_mib(args.scale),
             transport: args.transport,
             access: Access::Kernel,
             wrapper: args.wrapper.split_whitespace().map(OsString::from).collect(),
@@ -102,25 +97,17 @@ pub fn run_columns(args: ColumnsArgs) -> Result<()> {
     if args.sum {
         return tell(columns::sum_file(&args.path)?);
     }
-    let farpool = std::env::current_exe().context("cannot find this program's own file")?;
+    let farpool = own_file()?;
     let column_bytes = usize::try_from(args.column_size.0)?;
     let size = columns::Size { columns: args.columns, column_bytes };
     let mut said = Ok(());
     columns::work(
         &args.path,
         size,
-        |file| sum_elsewhere(&farpool, file),
+        |file| columns::sum_elsewhere(&farpool, file),
         |line| {
             said = std::mem::replace(&mut said, Ok(())).and_then(|()| tell(line));
         },
     )?;
     said
-}
-
-/// Sums a file in a process of its own.
-fn sum_elsewhere(farpool: &Path, file: &Path) -> Result<String> {
-    let output = Command::new(farpool).args(["bench", "columns", "--sum"]).arg(file).output()?;
-    let complaint = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "the sum of {} failed: {}", file.display(), complaint.trim());
-    Ok(String::from_utf8(output.stdout).context("the sum is not text")?.trim().to_owned())
 }

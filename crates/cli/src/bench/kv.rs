@@ -2,14 +2,12 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result};
-use farpool_bench::{IoTransport, KvMix, KvOptions, run_kv};
+use anyhow::Result;
+use farpool_bench::{IoTransport, KvMix, KvOptions, StopFlag, run_kv};
 
-use super::{parse_seconds, stop_on_signals};
+use super::{check_memory, own_file, parse_seconds, tell_report};
 use crate::errors::UsageError;
-use crate::output::{tell, tell_json};
 use crate::rdma::card_transport;
-use crate::size::ByteSize;
 
 /// Measure the throughput of small transactions on records in far memory, and what each costs
 ///
@@ -92,18 +90,8 @@ pub fn run(args: &KvArgs) -> Result<()> {
         warm_up: args.warm_up,
     };
     options.check().map_err(UsageError)?;
-    let room = farpool_node::available_memory().context("cannot read how much memory there is")?;
-    let wanted = options.far_bytes()?;
-    if wanted > room {
-        let (wanted, room) = (ByteSize(wanted), ByteSize(room));
-        let text = format!("this needs {wanted}, and {room} is available: lower --records or --old-versions");
-        return Err(UsageError(text).into());
-    }
-    let farpool = std::env::current_exe().context("cannot find this program's own file")?;
-    let stop = stop_on_signals()?;
-    let report = run_kv(&options, Some(card_transport), &farpool, &stop)?;
-    if args.json {
-        return tell_json(&report);
-    }
-    tell(report.lines()?)
+    check_memory(options.far_bytes()?, "this needs", "lower --records or --old-versions")?;
+    let (farpool, stop) = (own_file()?, StopFlag::on_signals()?);
+    let report = run_kv(&options, Some(card_transport), &farpool, stop.flag())?;
+    tell_report(&report, args.json)
 }

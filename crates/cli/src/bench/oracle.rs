@@ -2,12 +2,11 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result};
-use farpool_bench::{IoTransport, OracleKind, OracleOptions, run_oracle};
+use anyhow::Result;
+use farpool_bench::{IoTransport, OracleKind, OracleOptions, StopFlag, run_oracle};
 
-use super::{parse_seconds, stop_on_signals};
+use super::{own_file, parse_seconds, tell_report};
 use crate::errors::UsageError;
-use crate::output::{tell, tell_json};
 use crate::rdma::card_transport;
 
 /// Measure the throughput of the timestamp oracle, and how soon others see a commit
@@ -73,11 +72,7 @@ pub fn run(args: &OracleArgs) -> Result<()> {
         duration: args.seconds,
     };
     options.check().map_err(UsageError)?;
-    let farpool = std::env::current_exe().context("cannot find this program's own file")?;
-    let stop = stop_on_signals()?;
-    let report = run_oracle(&options, Some(card_transport), &farpool, &stop)?;
-    if args.json {
-        return tell_json(&report);
-    }
-    tell(report.lines()?)
+    let (farpool, stop) = (own_file()?, StopFlag::on_signals()?);
+    let report = run_oracle(&options, Some(card_transport), &farpool, stop.flag())?;
+    tell_report(&report, args.json)
 }

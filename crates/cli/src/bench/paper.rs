@@ -1,8 +1,7 @@
 //! `farpool bench paper`: the papers' figures, measured on Farpool.
 
-use std::fs;
 use std::io::stdin;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::mpsc;
 use std::time::Duration;
@@ -10,18 +9,12 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use clap::Subcommand;
 use farpool_bench::{
-    Figure, FilesOptions, Section, is_about_files_alone, run_files, serve_file_client, serve_fuse_floor,
-    write_sections,
+    DEFAULT_WORK_DIR, Figure, PaperOptions, StopFlag, is_about_files_alone, is_measured, run_paper,
+    serve_file_client, serve_fuse_floor,
 };
-use farpool_workload::StopFlag;
-use farpool_workload::machine::scratch_dir;
-use farpool_workload::paper::Effort;
-use farpool_workload::throttle::ThrottledVolume;
 
-use super::paper_databases;
-use super::parse_seconds;
-use crate::errors::UsageError;
-use crate::output::{complain, tell};
+use super::{check_memory, own_file, parse_seconds};
+use crate::output::tell;
 use crate::size::ByteSize;
 
 /// Measure what the papers' figures show, and write a report
@@ -86,7 +79,7 @@ struct FilesArgs {
     without_peers: bool,
 
     /// Folder on the machine's disk, for the files on it and for the image of the throttled disk
-    #[arg(long, value_name = "DIR", default_value = farpool_workload::DEFAULT_WORK_DIR)]
+    #[arg(long, value_name = "DIR", default_value = DEFAULT_WORK_DIR)]
     work_dir: PathBuf,
 }
 
@@ -146,59 +139,22 @@ pub struct FuseFloorArgs {
 pub fn run(args: PaperArgs) -> Result<()> {
     let Paper::Files(args) = args.what;
     let figures: Vec<Figure> = Figure::ALL.into_iter().filter(|&figure| args.wants(figure)).collect();
-    let farpool = std::env::current_exe().context("cannot find this program's own file")?;
-    let stop = StopFlag::on_signals()?;
-    let mut sections = Vec::new();
+    let (farpool, stop) = (own_file()?, StopFlag::on_signals()?);
     if figures.iter().any(|&figure| is_about_files_alone(figure)) {
-        sections.extend(about_files(&figures, &args, &farpool, &stop)?);
-        write_sections(&args.out, &sections)?; // at once, because the other figures take long
+        let wanted = args.footprint.0.saturating_mul(FILES_IN_MEMORY);
+        check_memory(wanted, "this needs up to", "lower --footprint")?;
     }
-    if figures.iter().any(|&figure| paper_databases::has(figure)) {
-        let effort = Effort {
-            rounds: usize::from(args.database_rounds),
-            scale: args.scale,
-            slice: args.seconds * SCANS_PER_FILE_SLICE,
-            work_dir: &args.work_dir,
-            farpool: &farpool,
-        };
-        let about_databases = paper_databases::measure(&figures, &effort, &stop)?;
-        write_sections(&args.out, &about_databases)?;
-        sections.extend(about_databases);
-    }
-    let bodies: Vec<String> =
-        sections.iter().map(|section| format!("{}\n\n{}", section.figure, section.tables())).collect();
-    tell(bodies.join("\n"))
-}
-
-fn about_files(
-    figures: &[Figure],
-    args: &FilesArgs,
-    farpool: &Path,
-    stop: &StopFlag,
-) -> Result<Vec<Section>> {
-    check_memory(args.footprint)?;
-    let work = scratch_dir(&args.work_dir, "farpool-bench-files-")?;
-    let volume = throttled(work.path(), args.footprint);
-    if let Err(error) = &volume {
-        complain(format!("farpool bench: there is no throttled disk to compare with: {error:#}"));
-    }
-    let options = FilesOptions {
+    let options = PaperOptions {
+        out_dir: args.out,
         rounds: usize::from(args.rounds),
-        seconds: args.seconds.as_secs_f64(),
+        time: args.seconds,
         bytes: args.footprint.0,
         peers: !args.without_peers,
-        disk: work.path().into(),
-        throttled: volume.as_ref().ok().map(|volume| volume.mount_point().to_owned()),
+        database_rounds: usize::from(args.database_rounds),
+        scale: args.scale,
+        work_dir: args.work_dir,
     };
-    let sections = run_files(figures, &options, farpool, stop.flag())?;
-    if let Ok(mut volume) = volume {
-        volume.remove()?;
-    }
-    Ok(sections)
-}
-
-fn is_measured(figure: Figure) -> bool {
-    is_about_files_alone(figure) || paper_databases::has(figure)
+    tell(run_paper(&figures, &options, &farpool, &stop)?)
 }
 
 impl FilesArgs {
@@ -208,30 +164,8 @@ impl FilesArgs {
     }
 }
 
-/// A throttled volume with room for one file, mounted on a new folder below `work`.
-fn throttled(work: &Path, footprint: ByteSize) -> Result<ThrottledVolume> {
-    let mount_point = work.join("throttled");
-    fs::create_dir(&mount_point)?;
-    ThrottledVolume::make(work, &mount_point, 2 * (footprint.0 >> 20) + VOLUME_MIB, None)
-}
-
-/// How many times longer a server is measured than a file: a scan takes milliseconds.
-const SCANS_PER_FILE_SLICE: u32 = 12;
-/// More than a file system takes for itself.
-const VOLUME_MIB: u64 = 256;
 /// Most memory, in files: those that are in memory at the same time, and what their nodes hold in addition.
 const FILES_IN_MEMORY: u64 = 23;
-
-fn check_memory(footprint: ByteSize) -> Result<()> {
-    let room = farpool_node::available_memory().context("cannot read how much memory there is")?;
-    let wanted = footprint.0.saturating_mul(FILES_IN_MEMORY);
-    if wanted > room {
-        let (wanted, room) = (ByteSize(wanted), ByteSize(room));
-        let text = format!("this needs up to {wanted}, and {room} is available: lower --footprint");
-        return Err(UsageError(text).into());
-    }
-    Ok(())
-}
 
 /// Reads and writes as standard input requests.
 pub fn serve_client(args: &FileClientArgs) -> Result<()> {

@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
-use farpool_bench::{TxnTableOptions, run_txn_table};
+use anyhow::Result;
+use farpool_bench::{StopFlag, TxnTableOptions, run_txn_table};
 
-use super::{parse_seconds, stop_on_signals};
+use super::{own_file, parse_seconds};
 use crate::output::tell;
 
 /// Measure transactions beside the floors of the machine, and write a report
@@ -38,13 +38,12 @@ pub struct TxnTableArgs {
 
 /// Measures, writes and prints.
 pub fn run(args: TxnTableArgs) -> Result<()> {
-    let farpool = std::env::current_exe().context("cannot find this program's own file")?;
-    let stop = stop_on_signals()?;
+    let (farpool, stop) = (own_file()?, StopFlag::on_signals()?);
     let options = TxnTableOptions {
         out_dir: args.out,
         rounds: usize::from(args.rounds),
         seconds: args.seconds.as_secs_f64(),
         records: args.records,
     };
-    tell(run_txn_table(&options, &farpool, &stop)?)
+    tell(run_txn_table(&options, &farpool, stop.flag())?)
 }

@@ -1,7 +1,7 @@
 //! `farpool bench columns`, which maps its files.
 
-use farpool_workload::databases::Place;
-use farpool_workload::databases::columns::{Size, expected, run};
+use farpool_bench::databases::Place;
+use farpool_bench::databases::columns::{Size, expected, run};
 
 use crate::support::ground;
 

@@ -1,7 +1,7 @@
 //! DuckDB.
 
-use farpool_workload::databases::duckdb::{Benchmark, DuckDb, compare};
-use farpool_workload::databases::{Ground, Place};
+use farpool_bench::databases::duckdb::{Benchmark, DuckDb, compare};
+use farpool_bench::databases::{Ground, Place};
 
 use crate::support::ground;
 

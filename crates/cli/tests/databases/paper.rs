@@ -3,7 +3,7 @@
 
 use std::process::Command;
 
-use farpool_workload::DEFAULT_WORK_DIR;
+use farpool_bench::DEFAULT_WORK_DIR;
 
 /// 300,000 line items: with the least memory, the larger joins spill.
 const SCALE: &str = "0.05";

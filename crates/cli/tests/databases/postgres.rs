@@ -3,8 +3,8 @@
 use std::fs::File;
 use std::io::Write;
 
-use farpool_workload::databases::postgres_spills::Spilled;
-use farpool_workload::databases::{Access, Ground, Place};
+use farpool_bench::databases::postgres_spills::Spilled;
+use farpool_bench::databases::{Access, Ground, Place};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::support::{eventually, ground_with};

@@ -1,7 +1,7 @@
 //! SQLite.
 
-use farpool_workload::databases::Place;
-use farpool_workload::databases::sqlite::{Journal, Size, Sqlite};
+use farpool_bench::databases::Place;
+use farpool_bench::databases::sqlite::{Journal, Size, Sqlite};
 
 use crate::support::ground;
 

@@ -5,8 +5,8 @@ use std::path::Path;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use farpool_workload::databases::{Access, Ground, GroundOptions};
-use farpool_workload::{DEFAULT_WORK_DIR, StopFlag, Transport};
+use farpool_bench::databases::{Access, Ground, GroundOptions};
+use farpool_bench::{DEFAULT_WORK_DIR, StopFlag, Transport};
 
 /// The command that starts databases, as words separated by blanks.
 const WRAPPER: &str = "FARPOOL_WRAPPER";

@@ -1,7 +1,7 @@
 //! A whole tablespace of PostgreSQL.
 
-use farpool_workload::databases::postgres_tables::{Size, Tables};
-use farpool_workload::databases::{Access, Ground, Place, postgres_inserts};
+use farpool_bench::databases::postgres_tables::{Size, Tables};
+use farpool_bench::databases::{Access, Ground, Place, postgres_inserts};
 
 use crate::support::ground_with;
 

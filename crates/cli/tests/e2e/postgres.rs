@@ -5,8 +5,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use farpool_workload::StopFlag;
-use farpool_workload::postgres::{Server, ServerOptions};
+use farpool_bench::StopFlag;
+use farpool_bench::postgres::{Server, ServerOptions};
 
 use crate::support::{Mount, Pool, PoolOptions, within};
 

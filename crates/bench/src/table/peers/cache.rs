@@ -14,9 +14,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 
 use super::{START_DEADLINE, free_address, listens};
-use crate::child::{Child, check_stop, tied};
+use crate::child::{Child, tied};
 use crate::options::Pattern;
 use crate::places::Places;
+use crate::stop::check_stop;
 use crate::table::results::Figures;
 use crate::tally::Tally;
 
@@ -122,7 +123,7 @@ impl Cache {
         };
         command.stdout(Stdio::null());
         let mut child = Child::start(protocol.name(), command)?;
-        child.wait_until(START_DEADLINE, || listens(address))?;
+        child.wait_until(START_DEADLINE, |_| Ok(listens(address)))?;
         let cache = Cache { protocol, address, keys: bytes / VALUE_BYTES as u64, _child: child };
         cache.fill(stop).with_context(|| format!("cannot fill {}", protocol.name()))?;
         Ok(cache)

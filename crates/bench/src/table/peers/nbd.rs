@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicBool;
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-use crate::child::{Child, tied};
+use crate::child::{Child, output, tied};
 use crate::table::results::Figures;
 
 /// Takes a listening socket as standard input, and passes it on in the manner of socket activation.
@@ -30,7 +30,7 @@ impl Nbdkit {
         let nbdkit = Self::start_empty(bytes)?;
         let mut fill = nbdkit.fio("write", "512k", 4);
         fill.arg("--output-format=json");
-        Child::output("fio", fill, stop).context("cannot fill nbdkit's memory")?;
+        output("fio", fill, stop).context("cannot fill nbdkit's memory")?;
         Ok(nbdkit)
     }
 
@@ -65,7 +65,7 @@ impl Nbdkit {
         command.args(["--output-format=json", "--time_based", "--norandommap", "--randrepeat=0"]);
         command.arg(format!("--runtime={}ms", (seconds * 1000.0) as u64));
         command.arg(format!("--ramp_time={RAMP_SECONDS}"));
-        let said = Child::output("fio", command, stop)?;
+        let said = output("fio", command, stop)?;
         figures(&said).context("cannot parse fio's output")
     }
 

@@ -1,0 +1,24 @@
+//! The papers' figures for which a database runs. Of paper 1: Hash+Sort by where its temporary files lie,
+//! with its traffic over time ([`hash_sort`], figure 14), RangeScan by where the whole database lies
+//! ([`range_scan`]), and the cost of lending memory for the lender ([`lending`], figure 13). Of paper 2:
+//! TPC-H's queries ([`tpch_queries`], figures 4 and 5, table 1).
+//!
+//! Every round measures all variants in turn, so that ratios can be paired. [`run_paper`] measures these
+//! figures and those about files alone ([`files`](crate::files)), and writes them down ([`report`]).
+
+mod effort;
+pub mod hash_sort;
+pub mod lending;
+mod process;
+pub mod range_scan;
+mod report;
+mod run;
+pub mod small_transactions;
+pub(crate) mod stage;
+pub mod tpch_queries;
+mod watch;
+
+use effort::Effort;
+pub use run::{PaperOptions, is_measured, run_paper};
+pub use stage::Spot;
+pub use watch::Sample;

@@ -1,0 +1,254 @@
+//! RangeScan of paper 1 (section 5.2.1), read-only, with the whole database (tables, index and log) in one
+//! place after another.
+//!
+//! Each scan is planned anew, as in most programs. While planning, PostgreSQL asks for the length of each
+//! file. So the figure shows the cost of `lseek(SEEK_END)`, beside the cost of pages that are not in the
+//! server's buffers.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use super::Effort;
+use super::process::{children_titled, page_tables_kib};
+use super::stage::{Spot, start_pool, subfolder};
+use crate::child::run;
+use crate::far_memory::{FarMemory, interposer};
+use crate::machine;
+use crate::meanwhile::looking_meanwhile;
+use crate::postgres::{Server, ServerOptions};
+use crate::progress::Progress;
+use crate::stop::StopFlag;
+
+/// Where the database may lie.
+pub const SPOTS: [Spot; 4] = [Spot::Tmpfs, Spot::InterposedShm, Spot::FarShm, Spot::Disk];
+/// Numbers of concurrent sessions: a few for each of two processors, and many. (The paper's figures 7 and 8
+/// have 80 sessions on 20 processors.)
+pub const SESSIONS: [u32; 2] = [8, 32];
+/// Rows at scale 1: 280 MB, twice the size of PostgreSQL's own buffers, so that about half of all pages are
+/// read from files.
+const ROWS_PER_SCALE: f64 = 1_000_000.0;
+/// Fewest rows, at any scale: a hundred times as many as a scan reads.
+const LEAST_ROWS: u64 = 10_000;
+/// Keys of a scan.
+const RANGE: u64 = 100;
+/// Bytes of text in a row; with its key and its value it has 245.
+const PADDING: usize = 229;
+/// Memory that each of two nodes lends: for the table, its index, a cluster, and the log of loading.
+const NODE_MIB: u64 = 1024;
+/// Threads of pgbench.
+const ASKERS: &str = "2";
+/// A text that the command line of each session's process contains, and that of no other process.
+const SESSION_TITLE: &str = "[local]";
+/// How often the size of the page tables is read: they grow with the memory that was touched.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// How long pgbench may take beyond the time that it measures.
+const SURPLUS: Duration = Duration::from_secs(60);
+
+/// The results of a slice.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Scanned {
+    /// Where the database lay.
+    pub spot: Spot,
+    /// Number of concurrent sessions.
+    pub sessions: u32,
+    /// Counted from 0.
+    pub round: usize,
+    /// Scans per second.
+    pub per_second: f64,
+    /// The largest page tables of a session's process, in KiB; `None` if no session was seen.
+    pub page_tables_kib: Option<u64>,
+}
+
+/// The results of all slices.
+#[derive(Clone, Debug)]
+pub struct RangeScanReport {
+    /// Each place once per round and number of sessions.
+    pub slices: Vec<Scanned>,
+    /// Rows of the table.
+    pub rows: u64,
+    /// The server's version.
+    pub postgres: String,
+}
+
+/// A database in a place. Fields are dropped in this order.
+struct Scene {
+    spot: Spot,
+    server: Server,
+    far: Option<FarMemory>,
+}
+
+/// Measures all places in turn, round by round.
+pub fn measure(effort: &Effort<'_>, stop: &StopFlag) -> Result<RangeScanReport> {
+    let progress = Progress::on_stderr();
+    let work = machine::scratch_dir(effort.work_dir, "farpool-paper-")?;
+    let tmpfs = machine::scratch_dir(Path::new("/dev/shm"), "farpool-paper-")?;
+    let rows = LEAST_ROWS.max((ROWS_PER_SCALE * effort.scale) as u64);
+    let script = &work.path().join("scan.sql");
+    std::fs::write(script, scan(rows)).context("cannot write the scan")?;
+    let mut scenes = Vec::new();
+    for spot in SPOTS {
+        let step = progress.step(format!("loading {rows} rows: {}", spot.name()));
+        scenes.push(Scene::set_up(spot, effort, (work.path(), tmpfs.path()), rows, stop)?);
+        step.done("loaded");
+    }
+    let mut slices = Vec::new();
+    for round in 0..effort.rounds {
+        let step = progress.step(format!("round {}", round + 1));
+        for sessions in SESSIONS {
+            for turn in 0..scenes.len() {
+                stop.check()?;
+                let scene = &mut scenes[(turn + round) % SPOTS.len()];
+                let (per_second, page_tables_kib) = scene.watched_scan(script, sessions, effort.slice)?;
+                slices.push(Scanned { spot: scene.spot, sessions, round, per_second, page_tables_kib });
+            }
+        }
+        step.done("measured");
+    }
+    let postgres = scenes[0].server.version()?;
+    let ended: Vec<Result<()>> = scenes.into_iter().map(Scene::tear_down).collect();
+    ended.into_iter().collect::<Result<()>>()?;
+    Ok(RangeScanReport { slices, rows, postgres })
+}
+
+/// The script that pgbench repeats.
+fn scan(rows: u64) -> String {
+    let (last, further) = (rows - RANGE + 1, RANGE - 1);
+    format!(
+        "\\set first random(1, {last})\n\
+         SELECT sum(value) FROM ranges WHERE id BETWEEN :first AND :first + {further};\n"
+    )
+}
+
+impl Scene {
+    fn set_up(
+        spot: Spot,
+        effort: &Effort<'_>,
+        (work, tmpfs): (&Path, &Path),
+        rows: u64,
+        stop: &StopFlag,
+    ) -> Result<Self> {
+        let is_far = matches!(spot, Spot::InterposedShm | Spot::FarShm);
+        let far = is_far.then(|| start_pool(effort.farpool, work, work, spot, NODE_MIB, stop)).transpose()?;
+        let dir = match (&far, spot) {
+            (Some(far), _) => subfolder(far.mount_point(), "postgres")?,
+            (None, Spot::Tmpfs) => subfolder(tmpfs, "postgres")?,
+            (None, _) => subfolder(work, "postgres")?,
+        };
+        let wrapper =
+            if spot == Spot::InterposedShm { interposer(effort.farpool).to_vec() } else { Vec::new() };
+        let log: PathBuf = work.join(format!("{}.log", spot.name().replace([' ', ','], "-")));
+        let of_server = ServerOptions { wrapper: &wrapper, ..ServerOptions::new(&dir, &log) };
+        let server = Server::start(&of_server, stop)?;
+        // After these statements rows are frozen, statistics exist, and nothing is left to write.
+        let table = format!(
+            "CREATE TABLE ranges AS SELECT id, id * 7919::bigint % 1000003 AS value, repeat('x', {PADDING}) AS padding \
+             FROM generate_series(1, {rows}) AS id"
+        );
+        let mut client = server.connect()?;
+        for statement in
+            [&table, "CREATE UNIQUE INDEX ON ranges (id)", "VACUUM (FREEZE, ANALYZE) ranges", "CHECKPOINT"]
+        {
+            client.batch_execute(statement).with_context(|| format!("cannot load: {statement}"))?;
+        }
+        Ok(Scene { spot, server, far })
+    }
+
+    /// Measures scans per second of this many sessions, and the size of their page tables.
+    fn watched_scan(&mut self, script: &Path, sessions: u32, slice: Duration) -> Result<(f64, Option<u64>)> {
+        let server = self.server.id();
+        let mut most_kib = None;
+        let look = || {
+            let tables = children_titled(server, SESSION_TITLE).filter_map(page_tables_kib);
+            most_kib = tables.max().max(most_kib);
+        };
+        let per_second = looking_meanwhile(LOOK_EVERY, look, || self.scan(script, sessions, slice))?;
+        Ok((per_second, most_kib))
+    }
+
+    /// Measures scans per second of this many sessions.
+    fn scan(&mut self, script: &Path, sessions: u32, slice: Duration) -> Result<f64> {
+        let (program, mut args) = self.server.client_program("pgbench")?;
+        let seconds = slice.as_secs().max(1).to_string();
+        let sessions = sessions.to_string();
+        args.extend(["-n", "-j", ASKERS, "-c", &sessions, "-T", &seconds, "-f"].map(Into::into));
+        args.extend([script.into(), "postgres".into()]);
+        let args: Vec<_> = args.iter().map(std::ffi::OsString::as_os_str).collect();
+        let said = run(&program, &args, slice + SURPLUS).or_else(|error| {
+            self.server.check_alive()?;
+            Err(error)
+        })?;
+        per_second(&said).with_context(|| format!("cannot parse pgbench's output: {said}"))
+    }
+
+    fn tear_down(mut self) -> Result<()> {
+        let ended = [self.server.stop(), self.far.as_mut().map_or(Ok(()), FarMemory::stop)];
+        ended.into_iter().collect()
+    }
+}
+
+/// Parses the line "tps = 1234.5 (without initial connection time)"; `None` if a session failed.
+fn per_second(said: &str) -> Option<f64> {
+    let line = said.lines().find_map(|line| line.strip_prefix("tps = "))?;
+    line.split(' ').next()?.parse().ok().filter(|&per_second: &f64| per_second > 0.0)
+}
+
+impl RangeScanReport {
+    /// Scans per second of a place, round by round.
+    pub fn per_second(&self, spot: Spot, sessions: u32) -> Vec<f64> {
+        let of_it = self.slices.iter().filter(|slice| slice.spot == spot && slice.sessions == sessions);
+        of_it.map(|slice| slice.per_second).collect()
+    }
+
+    /// The largest page tables of a session in a place.
+    pub fn page_tables_kib(&self, spot: Spot, sessions: u32) -> Option<u64> {
+        let of_it = self.slices.iter().filter(|slice| slice.spot == spot && slice.sessions == sessions);
+        of_it.filter_map(|slice| slice.page_tables_kib).max()
+    }
+
+    /// The ratio of two places' scans per second, round by round.
+    pub fn ratios(&self, spot: Spot, other: Spot, sessions: u32) -> Vec<f64> {
+        let pairs = self.per_second(spot, sessions).into_iter().zip(self.per_second(other, sessions));
+        pairs.map(|(one, other)| one / other).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scans_per_second_are_read_from_pgbenchs_output() {
+        let said =
+            "number of failed transactions: 0 (0.000%)\ntps = 1234.5 (without initial connection time)\n";
+        assert_eq!(per_second(said), Some(1234.5));
+        assert_eq!([per_second("tps = 0.000 (x)"), per_second("pgbench: error: no")], [None; 2]);
+    }
+
+    #[test]
+    fn a_scan_never_reaches_beyond_the_last_row() {
+        let script = scan(1000);
+        assert!(script.contains("random(1, 901)") && script.contains(":first + 99;"), "{script}");
+    }
+
+    #[test]
+    fn ratios_pair_the_slices_of_a_round() {
+        let slice = |spot, round, per_second| Scanned {
+            spot,
+            sessions: 8,
+            round,
+            per_second,
+            page_tables_kib: Some(1),
+        };
+        let slices = vec![
+            slice(Spot::Tmpfs, 0, 100.0),
+            slice(Spot::FarShm, 0, 80.0),
+            slice(Spot::FarShm, 1, 45.0),
+            slice(Spot::Tmpfs, 1, 50.0),
+        ];
+        let report = RangeScanReport { slices, rows: 1, postgres: "15".into() };
+        assert_eq!(report.ratios(Spot::FarShm, Spot::Tmpfs, 8), [0.8, 0.9]);
+        assert!(report.ratios(Spot::FarShm, Spot::Tmpfs, 32).is_empty());
+    }
+}

@@ -1,0 +1,89 @@
+//! The reports on the papers' figures that run a database, each with its goals and its drawing.
+
+mod hash_sort;
+mod lending;
+mod queries;
+mod range_scan;
+mod small_transactions;
+
+use anyhow::Result;
+
+use super::{Effort, Sample, Spot};
+use crate::chart::{Bar, FLOOR, OURS, PEER};
+use crate::files::{Figure, Section};
+use crate::spread::Spread;
+use crate::stop::StopFlag;
+
+/// Whether [`measure`] gives this figure.
+pub fn has(figure: Figure) -> bool {
+    let here = [Figure::RangeScan, Figure::Sigmod13, Figure::Sigmod14, Figure::SmallTransactions];
+    here.contains(&figure) || queries::has(figure)
+}
+
+/// Measures the requested figures.
+pub fn measure(figures: &[Figure], effort: &Effort<'_>, stop: &StopFlag) -> Result<Vec<Section>> {
+    let mut sections = Vec::new();
+    if figures.iter().any(|&figure| queries::has(figure)) {
+        sections.extend(queries::measure(figures, effort, stop)?);
+    }
+    if figures.contains(&Figure::RangeScan) {
+        sections.push(range_scan::measure(effort, stop)?);
+    }
+    if figures.contains(&Figure::SmallTransactions) {
+        sections.push(small_transactions::measure(effort, stop)?);
+    }
+    if figures.contains(&Figure::Sigmod13) {
+        sections.push(lending::measure(effort, stop)?);
+    }
+    if figures.contains(&Figure::Sigmod14) {
+        sections.push(hash_sort::measure(effort, stop)?);
+    }
+    Ok(sections)
+}
+
+/// A place's bar, in the colour of its kind.
+fn bar(spot: Spot, spread: Option<Spread>) -> Option<Bar> {
+    let colour = match spot {
+        Spot::Tmpfs => FLOOR,
+        Spot::InterposedShm | Spot::FarShm | Spot::FarTcp => OURS,
+        Spot::Disk | Spot::Throttled => PEER,
+    };
+    Some(Bar { name: spot.name().into(), colour, spread: spread? })
+}
+
+/// The run with the median time.
+fn middle_run<'a, R>(runs: impl Iterator<Item = &'a R>, seconds: fn(&R) -> f64) -> Option<&'a R> {
+    let mut runs: Vec<&R> = runs.collect();
+    runs.sort_by(|one, other| seconds(one).total_cmp(&seconds(other)));
+    runs.get(runs.len() / 2).copied()
+}
+
+/// Most points of a line: more could not be told apart.
+const POINTS: usize = 60;
+
+/// How fast a figure grows, between samples that are not too close.
+fn slope(samples: &[Sample], figure: fn(&Sample) -> f64) -> Vec<(f64, f64)> {
+    let samples: Vec<&Sample> = samples.iter().step_by(samples.len().div_ceil(POINTS).max(1)).collect();
+    let pairs = samples.windows(2).filter(|pair| pair[1].at_s > pair[0].at_s);
+    pairs
+        .map(|pair| (pair[1].at_s, (figure(pair[1]) - figure(pair[0])) / (pair[1].at_s - pair[0].at_s)))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn line_has_few_points_and_the_slope_of_its_samples() {
+        let sample = |tenth: u32| {
+            let at_s = f64::from(tenth) / 10.0;
+            Sample { at_s, read_bytes: 0, written_bytes: (at_s * 1e7) as u64, cpu_s: 0.0 }
+        };
+        let speed = slope(&(0..200).map(sample).collect::<Vec<_>>(), |it| it.written_bytes as f64 / 1e6);
+        assert!(
+            speed.len() <= POINTS && speed.iter().all(|point| (point.1 - 10.0).abs() < 0.01),
+            "{speed:?}"
+        );
+    }
+}

@@ -1,0 +1,108 @@
+//! All figures of the papers in one run: those about files alone first, then those that need a database.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Result;
+
+use super::{Effort, report};
+use crate::files::{Figure, FilesOptions, Section, is_about_files_alone, run_files, write_sections};
+use crate::machine::scratch_dir;
+use crate::progress::complain;
+use crate::stop::StopFlag;
+use crate::throttle::ThrottledVolume;
+
+/// How many times longer a server is measured than a file: a scan takes milliseconds.
+const SCANS_PER_FILE_SLICE: u32 = 12;
+/// More than a file system takes for itself.
+const VOLUME_MIB: u64 = 256;
+
+/// How much to measure, and where to write it.
+#[derive(Clone, Debug)]
+pub struct PaperOptions {
+    /// Folder of the document and its drawings.
+    pub out_dir: PathBuf,
+    /// Number of rounds; each measures everything about files once.
+    pub rounds: usize,
+    /// Time per measurement.
+    pub time: Duration,
+    /// Size of each file.
+    pub bytes: u64,
+    /// Whether to measure the peers that `scripts/setup bench` installs.
+    pub peers: bool,
+    /// Number of rounds of the figures with a database.
+    pub database_rounds: usize,
+    /// TPC-H's scale factor.
+    pub scale: f64,
+    /// A folder on the machine's disk.
+    pub work_dir: PathBuf,
+}
+
+/// Whether [`run_paper`] measures this figure.
+pub fn is_measured(figure: Figure) -> bool {
+    is_about_files_alone(figure) || report::has(figure)
+}
+
+/// Measures figures, writes the document, and returns their tables. `farpool` is this program's file. Call it
+/// on the main thread: child processes are tied to the thread that starts them.
+pub fn run_paper(
+    figures: &[Figure],
+    options: &PaperOptions,
+    farpool: &Path,
+    stop: &StopFlag,
+) -> Result<String> {
+    let mut sections = Vec::new();
+    if figures.iter().any(|&figure| is_about_files_alone(figure)) {
+        sections.extend(about_files(figures, options, farpool, stop)?);
+        write_sections(&options.out_dir, &sections)?; // at once, because the other figures take long
+    }
+    if figures.iter().any(|&figure| report::has(figure)) {
+        let effort = Effort {
+            rounds: options.database_rounds,
+            scale: options.scale,
+            slice: options.time * SCANS_PER_FILE_SLICE,
+            work_dir: &options.work_dir,
+            farpool,
+        };
+        let about_databases = report::measure(figures, &effort, stop)?;
+        write_sections(&options.out_dir, &about_databases)?;
+        sections.extend(about_databases);
+    }
+    let bodies: Vec<String> =
+        sections.iter().map(|section| format!("{}\n\n{}", section.figure, section.tables())).collect();
+    Ok(bodies.join("\n"))
+}
+
+fn about_files(
+    figures: &[Figure],
+    options: &PaperOptions,
+    farpool: &Path,
+    stop: &StopFlag,
+) -> Result<Vec<Section>> {
+    let work = scratch_dir(&options.work_dir, "farpool-bench-files-")?;
+    let volume = throttled(work.path(), options.bytes);
+    if let Err(error) = &volume {
+        complain(&format!("farpool bench: there is no throttled disk to compare with: {error:#}"));
+    }
+    let options = FilesOptions {
+        rounds: options.rounds,
+        seconds: options.time.as_secs_f64(),
+        bytes: options.bytes,
+        peers: options.peers,
+        disk: work.path().into(),
+        throttled: volume.as_ref().ok().map(|volume| volume.mount_point().to_owned()),
+    };
+    let sections = run_files(figures, &options, farpool, stop.flag())?;
+    if let Ok(mut volume) = volume {
+        volume.remove()?;
+    }
+    Ok(sections)
+}
+
+/// A throttled volume with room for one file, mounted on a new folder below `work`.
+fn throttled(work: &Path, bytes: u64) -> Result<ThrottledVolume> {
+    let mount_point = work.join("throttled");
+    fs::create_dir(&mount_point)?;
+    ThrottledVolume::make(work, &mount_point, 2 * (bytes >> 20) + VOLUME_MIB, None)
+}
