@@ -154,7 +154,7 @@ mdbook: setup
 	  || cargo install --locked --debug --no-default-features mdbook@$(MDBOOK_VERSION)
 
 .PHONY: mutants
-mutants: setup cargo-mutants ## change the protocols in small ways and see whether a test notices: hours; docs/src/simulation.md
+mutants: setup cargo-mutants ## change the protocols in small ways and see whether a test notices: hours; docs/src/mutants.md
 	testbed/mutants
 
 .PHONY: cargo-mutants
