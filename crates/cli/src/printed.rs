@@ -23,24 +23,43 @@ fn pages() -> Vec<PathBuf> {
 /// The commands in a page's blocks of shell, each on one line.
 fn commands_of_page(text: &str) -> Vec<String> {
     let blocks = text.split("```sh\n").skip(1).map(|rest| rest.split("```").next().unwrap_or(rest));
-    blocks
-        .flat_map(|block| block.replace("\\\n", " ").lines().filter_map(command).collect::<Vec<_>>())
-        .collect()
+    blocks.flat_map(commands_in).collect()
 }
 
 /// The commands in the examples of a subcommand's help, and of those below it.
 fn commands_of_help(cli: &clap::Command) -> Vec<String> {
     let helps = [cli.get_after_help(), cli.get_after_long_help()].into_iter().flatten();
-    let own = helps.flat_map(|help| help.to_string().lines().filter_map(command).collect::<Vec<_>>());
+    let own = helps.flat_map(|help| commands_in(&help.to_string()));
     own.chain(cli.get_subcommands().flat_map(commands_of_help)).collect()
+}
+
+/// The commands in a text. A line that ends with a backslash goes on in the next one.
+fn commands_in(text: &str) -> Vec<String> {
+    let lines: Vec<&str> = text.split("\\\n").map(str::trim_start).collect();
+    lines.join("").lines().filter_map(command).collect()
 }
 
 /// The command of `farpool` with which a line begins; what is behind it is a remark or belongs to the shell.
 fn command(line: &str) -> Option<String> {
     let line = line.trim_start().trim_start_matches("$ ");
-    let ends = ["   ", " #", " &", " |", " >", " <", ";", " \u{2026}"];
+    let ends = ["  ", " #", " &", " |", " >", " <", ";", " \u{2026}"];
     let end = ends.iter().filter_map(|end| line.find(end)).min().unwrap_or(line.len());
     line.starts_with("farpool ").then(|| line[..end].to_owned())
+}
+
+/// The words of a command, as a shell splits them: what is between quotes is one word.
+fn words(command: &str) -> Vec<String> {
+    let (mut words, mut quote) = (vec![String::new()], None);
+    for letter in command.chars() {
+        match (letter, quote) {
+            ('\'' | '"', None) => quote = Some(letter),
+            (_, Some(open)) if letter == open => quote = None,
+            (' ', None) => words.push(String::new()),
+            _ => words.last_mut().expect("begins with one").push(letter),
+        }
+    }
+    words.retain(|word| !word.is_empty());
+    words
 }
 
 #[test]
@@ -53,7 +72,7 @@ fn every_printed_command_is_one_that_this_program_understands() {
     let mut count = 0;
     for (place, command) in of_pages.chain(of_help) {
         count += 1;
-        let parsed = Cli::try_parse_from(command.split_whitespace());
+        let parsed = Cli::try_parse_from(words(&command));
         // `--help` and `--version` end as errors that are none.
         let wrong = parsed.err().filter(|error| error.use_stderr());
         assert!(wrong.is_none(), "{place}: {command}: {}", wrong.unwrap());
