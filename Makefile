@@ -26,7 +26,7 @@ MUTANTS_VERSION := 27.1.0
 
 .PHONY: help
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-20s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "  DEMO_SCALE=0.05 make demo              a small demo: a minute, no claim on speed"
 	@echo "  DEMO_PROFILE=release DEMO_SCALE=1 DEMO_ROUNDS=5 make demo"

@@ -2,8 +2,9 @@
 //! linting.
 //!
 //! `ci` runs clippy, the formatter, cargo-deny and `tidy`, each without stopping at the first that fails, so
-//! that one run shows everything there is to mend.
+//! that one run shows everything there is to fix.
 
+mod files;
 mod layering;
 mod pages;
 mod rules;

@@ -1,10 +1,11 @@
 //! Rules of the house that can be read off the text: no unfinished code, reasons for dependencies, files of a
 //! size that fits a head. What clippy can check is left to clippy.
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
+
+use crate::files::{read, with_extension};
 
 /// Columns of a line with a comment, as of code (`rustfmt.toml`), which leaves comments alone.
 const COLUMNS_MAX: usize = 110;
@@ -17,7 +18,7 @@ const UNFINISHED: [&str; 4] =
     [concat!("to", "do!("), concat!("unimple", "mented!("), concat!("db", "g!("), concat!("#[ig", "nore")];
 
 /// Beginnings of a reason for `unsafe` that is found elsewhere. In halves, because this file is read too.
-const REFERRING: [&str; 2] = [concat!("SAFE", "TY: as above"), concat!("SAFE", "TY: as in `")];
+const REFERRING: [&str; 2] = [concat!("SAFE", "TY: as "), concat!("SAFE", "TY: likewise")];
 
 /// Folders with Rust sources.
 const SOURCES: [&str; 2] = ["crates", "xtask"];
@@ -27,9 +28,8 @@ pub fn check(root: &Path) -> Result<Vec<String>> {
     let mut complaints = check_manifest(&read(&root.join("Cargo.toml"))?);
     let mut files = Vec::new();
     for folder in SOURCES {
-        collect(&root.join(folder), &mut files)?;
+        files.extend(with_extension(&root.join(folder), "rs")?);
     }
-    files.sort();
     for file in files {
         let name = file.strip_prefix(root).unwrap_or(&file).to_path_buf();
         let text = read(&file)?;
@@ -38,23 +38,6 @@ pub fn check(root: &Path) -> Result<Vec<String>> {
         complaints.extend(lost.map(|page| format!("{}: there is no {page}", name.display())));
     }
     Ok(complaints)
-}
-
-fn read(file: &Path) -> Result<String> {
-    fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))
-}
-
-fn collect(dir: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
-    let entries = fs::read_dir(dir).with_context(|| format!("cannot read {}", dir.display()))?;
-    for entry in entries {
-        let path = entry?.path();
-        if path.is_dir() {
-            collect(&path, files)?;
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
-            files.push(path);
-        }
-    }
-    Ok(())
 }
 
 fn check_source(name: &Path, text: &str) -> Vec<String> {

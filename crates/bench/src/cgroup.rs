@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::progress::complain;
+use crate::progress::warn;
 
 /// A group cannot be removed at once after its last process has ended, only a moment later.
 const REMOVE_DEADLINE: Duration = Duration::from_secs(10);
@@ -146,7 +146,7 @@ impl MemoryLimit {
 impl Drop for MemoryLimit {
     fn drop(&mut self) {
         if let Err(error) = self.remove() {
-            complain(&format!("farpool demo: {error:#}"));
+            warn(&format!("{error:#}"));
         }
     }
 }

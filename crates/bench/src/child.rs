@@ -4,9 +4,10 @@
 //!     process id, which the kernel does not reuse until we reap the child, never to a name.
 //! C2. Each child has a process group of its own. So Ctrl-C reaches only us, and we end our children in the
 //!     right order.
-//! C3. A child ends when we end, even if we are killed: one that runs this same program by the option
-//!     `--end-with`, others by `setpriv --pdeathsig`, which needs no `unsafe`. Start it on the main thread,
-//!     since the kernel ties it to the thread that started it.
+//! C3. A child ends when we end, even if we are killed. [`Child::of_this_program`] passes `--end-with`; all
+//!     others go through `setpriv --pdeathsig` ([`Launch`], [`tied`], [`tied_politely`]), which needs no
+//!     `unsafe`. Callers of [`Child::start`], [`Child::ready`] and [`Child::talking`] pass a tied command.
+//!     Start children on the main thread, since the kernel ties them to the thread that starts them.
 
 mod command;
 mod talk;
@@ -21,10 +22,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
-use crate::progress::complain;
+use crate::progress::warn;
 pub use command::{Launch, joining, output, run, run_as, tied, tied_politely};
+pub(crate) use talk::READY;
 pub use talk::Talk;
 
 /// How often a wait polls: short compared with every wait, long compared with the cost of a poll.
@@ -183,8 +187,18 @@ impl Child {
             if status.is_some() || started.elapsed() > deadline {
                 return Ok(status);
             }
-            thread::sleep(POLL);
+            wait_for_end(&self.process, POLL)?;
         }
+    }
+}
+
+/// Waits until a process that we started ends, for at most `patience`.
+pub(crate) fn wait_for_end(process: &std::process::Child, patience: Duration) -> io::Result<()> {
+    let ended = pidfd_open(Pid::from_child(process), PidfdFlags::empty())?;
+    let patience = Timespec::try_from(patience).map_err(io::Error::other)?;
+    match poll(&mut [PollFd::new(&ended, PollFlags::IN)], Some(&patience)) {
+        Ok(_) | Err(Errno::INTR) => Ok(()),
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -195,7 +209,7 @@ impl Drop for Child {
         // failure, so their status does not matter.
         let ended = if self.log.is_some() { self.end() } else { self.shut_down().map(drop) };
         if let Err(error) = ended {
-            complain(&format!("farpool: {error:#}"));
+            warn(&format!("{error:#}"));
         }
     }
 }

@@ -66,12 +66,12 @@ impl DemoOptions {
     fn check(&self) -> Result<()> {
         if !(self.scale > 0.0 && self.scale <= SCALE_MAX) {
             bail!(
-                "a scale of {} is impossible: DEMO_SCALE is a number up to {SCALE_MAX}, say 0.05",
+                "--scale (DEMO_SCALE) cannot be {}: give a number above 0, up to {SCALE_MAX}, say 0.05",
                 self.scale
             );
         }
         if self.rounds == 0 {
-            bail!("there must be at least one round");
+            bail!("there must be at least one round: give --rounds 1 or more");
         }
         machine::require_disk(&self.work_dir, DISK_MIN_MIB + self.mib(DISK_MIB_PER_SCALE))?;
         let pools = self.spots().iter().filter(|spot| spot.is_far()).count() as u64;
@@ -83,7 +83,7 @@ impl DemoOptions {
         if available < needed {
             bail!(
                 "the demo needs {needed} MiB of memory, but {available} MiB are available: take a smaller \
-                 DEMO_SCALE; FARPOOL_TRANSPORT=tcp needs the least"
+                 --scale (DEMO_SCALE); FARPOOL_TRANSPORT=tcp needs the least"
             );
         }
         Ok(())

@@ -4,27 +4,23 @@
 //! files, which error messages quote. Nothing here accesses the pool itself.
 
 use std::ffi::OsString;
-use std::fmt;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
-use crate::child::{Child, Launch, run};
+use crate::child::{Child, Launch, READY, run};
 use crate::machine::{User, is_mount_point};
-use crate::progress::complain;
+use crate::options::named;
+use crate::progress::warn;
 use crate::stop::StopFlag;
 
 /// Nodes first lock and touch all their memory: some seconds for gigabytes, more on a busy machine.
 const UP_DEADLINE: Duration = Duration::from_secs(120);
 const MOUNT_DEADLINE: Duration = Duration::from_secs(30);
 const UNMOUNT_DEADLINE: Duration = Duration::from_secs(10);
-/// The first word of the line that a child prints when it is ready.
-const READY: &str = "ready";
-
 /// The mount's transport: `shm` and `tcp` are those that work on a single machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -36,26 +32,7 @@ pub enum Transport {
     Tcp,
 }
 
-impl fmt::Display for Transport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Shm => "shm",
-            Self::Tcp => "tcp",
-        })
-    }
-}
-
-impl FromStr for Transport {
-    type Err = String;
-
-    fn from_str(name: &str) -> Result<Self, String> {
-        match name {
-            "shm" => Ok(Self::Shm),
-            "tcp" => Ok(Self::Tcp),
-            other => Err(format!("unknown transport {other:?}: use shm or tcp")),
-        }
-    }
-}
+named!(Transport, "transport", Shm = "shm", Tcp = "tcp");
 
 /// The options of a pool and its mount.
 #[derive(Clone, Debug)]
@@ -189,7 +166,7 @@ impl FarMemory {
         if run("umount", &["-l".as_ref(), dir], UNMOUNT_DEADLINE).is_err()
             && let Err(error) = run("fusermount3", &["-u".as_ref(), "-z".as_ref(), dir], UNMOUNT_DEADLINE)
         {
-            complain(&format!("farpool demo: {} is still mounted: {error:#}", self.mount_point.display()));
+            warn(&format!("{} is still mounted: {error:#}", self.mount_point.display()));
         }
     }
 }
@@ -197,7 +174,7 @@ impl FarMemory {
 impl Drop for FarMemory {
     fn drop(&mut self) {
         if let Err(error) = self.mount.end() {
-            complain(&format!("farpool demo: {error:#}"));
+            warn(&format!("{error:#}"));
         }
         if is_mount_point(&self.mount_point) {
             self.force_unmount();

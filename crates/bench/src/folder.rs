@@ -14,8 +14,9 @@ use rustix::fs::OFlags;
 use rustix::process::geteuid;
 use tempfile::TempDir;
 
-use crate::progress::complain;
+use crate::progress::warn;
 
+/// Only folders that their users lock may have this prefix: others are removed as leftovers.
 const PREFIX: &str = "farpool-bench-";
 /// How often making a folder is tried: another run may remove it between its creation and its locking.
 const ATTEMPTS: u32 = 16;
@@ -62,7 +63,7 @@ impl Drop for Folder {
         let Some(dir) = self.dir.take() else { return };
         let path = dir.path().to_owned();
         if let Err(error) = dir.close() {
-            complain(&format!("farpool bench: cannot remove {}: {error}", path.display()));
+            warn(&format!("cannot remove {}: {error}", path.display()));
         }
     }
 }

@@ -72,7 +72,7 @@ pub use machine::Machine;
 pub use options::{IoOp, IoOptions, IoTransport, Pattern, THREADS_MAX};
 pub use oracle::{OracleKind, OracleOptions, OracleReport, run_oracle};
 pub use pages::Pages as FloorPages;
-pub use paper::{PaperOptions, is_measured, run_paper};
+pub use paper::{PaperOptions, run_paper};
 pub use report::{FloorReport, IoReport};
 pub use room::check as check_room;
 pub use run::{Source, run_io};

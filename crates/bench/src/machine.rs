@@ -86,7 +86,7 @@ impl User {
     pub fn first_of(names: &[&str]) -> Result<Self> {
         let passwd = fs::read_to_string("/etc/passwd").context("cannot read /etc/passwd")?;
         names.iter().find_map(|name| find_user(&passwd, name)).with_context(|| {
-            format!("PostgreSQL refuses to run as root, and there is no user {}", names.join(" or "))
+            format!("there is no user {}", names.join(" or "))
         })
     }
 
@@ -157,7 +157,7 @@ pub fn require_disk(dir: &Path, needed_mib: u64) -> Result<()> {
     if MEMORY_FILE_SYSTEMS.contains(&(kind.f_type as u64)) {
         bail!("{shown} is in memory (tmpfs), not on a disk: choose another --work-dir");
     }
-    require_space(dir, needed_mib).context("choose another --work-dir or a smaller DEMO_SCALE")
+    require_space(dir, needed_mib).context("choose another --work-dir, or a smaller --scale")
 }
 
 /// An error unless `dir` has `needed_mib` free.

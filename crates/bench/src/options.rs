@@ -18,16 +18,16 @@ const CALL_BLOCK_BYTES: usize = 64;
 /// Bytes of a read or write unless `--block` says otherwise: a database page.
 const TRANSFER_BLOCK_BYTES: usize = 8 << 10;
 
-/// Gives the values of an option their names, on the command line and in reports. The last text lists them.
+/// Gives the values of an option their names, on the command line and in reports. Errors list them.
 macro_rules! named {
-    ($type:ident, $what:literal, $($value:ident = $name:literal),+; $choices:literal) => {
+    ($type:ident, $what:literal, $($value:ident = $name:literal),+ $(,)?) => {
         impl std::str::FromStr for $type {
             type Err = String;
 
             fn from_str(name: &str) -> Result<Self, String> {
                 match name {
                     $($name => Ok(Self::$value),)+
-                    other => Err(format!(concat!("unknown ", $what, " '{}': choose ", $choices), other)),
+                    other => Err(format!("unknown {} '{other}': choose {}", $what, [$($name),+].join(" or "))),
                 }
             }
         }
@@ -72,7 +72,7 @@ impl IoOp {
     }
 }
 
-named!(IoOp, "operation", Read = "read", Write = "write", Cas = "cas", Faa = "faa", Call = "call"; "read, write, cas, faa or call");
+named!(IoOp, "operation", Read = "read", Write = "write", Cas = "cas", Faa = "faa", Call = "call");
 
 /// Where operations go.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
@@ -85,7 +85,7 @@ pub enum Pattern {
     Sequential,
 }
 
-named!(Pattern, "pattern", Random = "random", Sequential = "sequential"; "random or sequential");
+named!(Pattern, "pattern", Random = "random", Sequential = "sequential");
 
 /// The transport to measure: a [`TransportChoice`] other than `auto`, since a figure must say what it is of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

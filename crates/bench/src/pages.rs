@@ -21,7 +21,7 @@ pub enum Pages {
     Transparent,
 }
 
-named!(Pages, "pages", Small = "small", Transparent = "transparent"; "small or transparent");
+named!(Pages, "pages", Small = "small", Transparent = "transparent");
 
 const SMALL_KIB: u64 = 4;
 const HUGE_KIB: u64 = 2048;

@@ -1,8 +1,8 @@
 //! A PostgreSQL server of our own: a throwaway data directory, no TCP port, and it ends with us.
 //!
 //! It listens only on a Unix socket, inside a directory that only its user may enter. So it takes no port
-//! from another server, and `trust` authentication admits only users who could read the data anyway. If we
-//! run as root, the server runs as an unprivileged user, since PostgreSQL refuses to run as root.
+//! from another server, and `trust` authentication admits only users who could read the data anyway. A
+//! server that root starts runs as an unprivileged user, since PostgreSQL refuses to run as root.
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
@@ -29,6 +29,8 @@ const START_DEADLINE: Duration = Duration::from_secs(60);
 const CONNECT_DEADLINE: Duration = Duration::from_secs(10);
 /// The superuser's name, whatever the system user's name is.
 const ROLE: &str = "postgres";
+/// What to do as root, if no unprivileged user is known.
+const NO_USER: &str = "PostgreSQL refuses to run as root: create a user for it (useradd postgres)";
 /// Only part of the socket's name: nothing listens on this port.
 const PORT: u16 = 5432;
 /// `sun_path` of a Unix socket holds 108 bytes including the final zero (unix(7)).
@@ -206,14 +208,14 @@ impl Server {
             .with_context(|| format!("cannot make a tablespace in {location}"))
     }
 
-    /// Whether servers run as another user, who then needs access to what we mount.
+    /// Whether servers run as another user than this program. Mounts must then admit that user.
     pub fn is_other_user() -> bool {
         is_root()
     }
 
     /// The user that servers run as; `None` for our own.
     pub fn user() -> Result<Option<User>> {
-        if is_root() { User::first_of(&["postgres", "nobody"]).map(Some) } else { Ok(None) }
+        if is_root() { User::first_of(&["postgres", "nobody"]).context(NO_USER).map(Some) } else { Ok(None) }
     }
 
     /// The process id of the postmaster.

@@ -52,6 +52,11 @@ pub(crate) fn complain(line: &str) {
     let _ = std::io::stderr().lock().write_all(format!("{line}\n").as_bytes());
 }
 
+/// Prints what went wrong without ending the measurement.
+pub(crate) fn warn(text: &str) {
+    complain(&format!("farpool: {text}"));
+}
+
 /// A step in progress.
 #[derive(Debug)]
 pub struct Step {

@@ -106,7 +106,7 @@ impl HashSort {
         let spill = read_plan(&plan).context("EXPLAIN shows no hash join under a sort")?;
         if spill.hash_batches < 2 || spill.sort_method != "external merge" {
             bail!(
-                "the query fits in memory ({spill:?}), so there is nothing to measure: take a larger DEMO_SCALE"
+                "the query fits in memory ({spill:?}), so there is nothing to measure: take a larger --scale"
             );
         }
         Ok(spill)
@@ -133,10 +133,10 @@ impl HashSort {
     ) -> Result<Run> {
         let run = copy_out(server, place, &self.settings(), &self.select(), stop, tick)?;
         if run.rows != u64::from(self.top) {
-            bail!("the query returned {} rows instead of {}: take a larger DEMO_SCALE", run.rows, self.top);
+            bail!("the query returned {} rows instead of {}: take a larger --scale", run.rows, self.top);
         }
         if run.temp_files == 0 || run.temp_bytes == 0 {
-            bail!("the query wrote no temporary files: take a larger DEMO_SCALE");
+            bail!("the query wrote no temporary files: take a larger --scale");
         }
         Ok(run)
     }

@@ -25,7 +25,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::cgroup::{MemoryLimit, Version};
 use crate::child::run;
-use crate::progress::complain;
+use crate::progress::warn;
 
 /// Operations per second of the smallest usual cloud volume, in each direction.
 pub const IOPS: u64 = 3000;
@@ -134,7 +134,7 @@ impl ThrottledVolume {
 impl Drop for ThrottledVolume {
     fn drop(&mut self) {
         if let Err(error) = self.remove() {
-            complain(&format!("farpool demo: {error:#}"));
+            warn(&format!("{error:#}"));
         }
     }
 }
@@ -162,7 +162,7 @@ fn undo_leftover(device: &str, image: &Path) {
         // Deletes the image with its folder, if that is a scratch folder of ours.
         let folder = image.parent().filter(|folder| is_scratch(folder));
         let _ = folder.map_or_else(|| fs::remove_file(image), fs::remove_dir_all);
-        complain(&format!("farpool: removed what a killed run left behind: {device} on {}", image.display()));
+        warn(&format!("removed what a killed run left behind: {device} on {}", image.display()));
     }
 }
 

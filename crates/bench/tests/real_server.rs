@@ -52,7 +52,7 @@ fn query_that_fits_in_memory_is_refused() {
     let Fixture { server, dir: _dir } = loaded_server();
     let roomy = HashSort { work_mem_kib: 1 << 20, ..SMALL };
     let error = roomy.explain(&server, TempSpace::DataDirectory, &StopFlag::default(), || ()).unwrap_err();
-    assert!(error.to_string().contains("larger DEMO_SCALE"), "{error:#}");
+    assert!(error.to_string().contains("larger --scale"), "{error:#}");
     let error = roomy.run(&server, TempSpace::DataDirectory, &StopFlag::default(), || ()).unwrap_err();
     assert!(error.to_string().contains("no temporary files"), "{error:#}");
 }

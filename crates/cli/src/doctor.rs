@@ -16,7 +16,7 @@ use crate::reach::{BrokerAt, runtime};
 #[command(after_long_help = "\
 Examples:
   farpool doctor
-  farpool doctor --json | jq -r '.checks[] | select(.state != \"ok\") | .mend'
+  farpool doctor --json | jq -r '.checks[] | select(.state != \"ok\") | .fix'
   farpool doctor --broker db-17:7117 --tls-dir /etc/farpool/tls")]
 pub struct DoctorArgs {
     #[command(flatten)]
@@ -46,7 +46,7 @@ struct Check {
     state: State,
     found: String,
     /// How to fix it; present whenever the state is not ok.
-    mend: Option<String>,
+    fix: Option<String>,
 }
 
 /// Facts about a machine. Names and meanings of the fields are stable; fields may be added.
@@ -58,15 +58,15 @@ struct Report {
 
 impl Check {
     fn ok(name: &'static str, found: impl Into<String>) -> Self {
-        Check { name, state: State::Ok, found: found.into(), mend: None }
+        Check { name, state: State::Ok, found: found.into(), fix: None }
     }
 
-    fn warn(name: &'static str, found: impl Into<String>, mend: impl Into<String>) -> Self {
-        Check { name, state: State::Warn, found: found.into(), mend: Some(mend.into()) }
+    fn warn(name: &'static str, found: impl Into<String>, fix: impl Into<String>) -> Self {
+        Check { name, state: State::Warn, found: found.into(), fix: Some(fix.into()) }
     }
 
-    fn fail(name: &'static str, found: impl Into<String>, mend: impl Into<String>) -> Self {
-        Check { state: State::Fail, ..Self::warn(name, found, mend) }
+    fn fail(name: &'static str, found: impl Into<String>, fix: impl Into<String>) -> Self {
+        Check { state: State::Fail, ..Self::warn(name, found, fix) }
     }
 }
 
@@ -104,8 +104,8 @@ impl Report {
         let width = self.checks.iter().map(|check| check.name.len()).max().unwrap_or(0);
         let line = |check: &Check| {
             let first = format!("{}  {:width$}  {}", check.state.word(), check.name, check.found);
-            let mend = check.mend.as_ref().map(|mend| format!("      {:width$}  -> {mend}", ""));
-            std::iter::once(first).chain(mend)
+            let fix = check.fix.as_ref().map(|fix| format!("      {:width$}  -> {fix}", ""));
+            std::iter::once(first).chain(fix)
         };
         self.checks.iter().flat_map(line).collect()
     }
@@ -131,7 +131,7 @@ mod tests {
         let json = serde_json::to_value(report).unwrap();
         let expected = serde_json::json!({
             "healthy": true,
-            "checks": [{"name": "memlock", "state": "warn", "found": "8 MiB", "mend": "ulimit"}]
+            "checks": [{"name": "memlock", "state": "warn", "found": "8 MiB", "fix": "ulimit"}]
         });
         assert_eq!(json, expected);
     }

@@ -56,7 +56,7 @@ Examples:
   farpool up                  a pool on this machine: a broker and two nodes (--detach: in the background)
   farpool mount /mnt/far      far memory as a directory, in another terminal
   farpool run COMMAND         a program that works on files of that directory directly
-  farpool status              which nodes lend memory, and who has borrowed it
+  farpool status              which nodes lend memory, and which clients hold it
   farpool db up bank.far      a database in far memory, for programs with transactions
   farpool volume status /mnt/far   redundancy of a mount's files, and what has been lost
 

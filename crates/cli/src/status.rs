@@ -9,7 +9,7 @@ use crate::output::{tell, tell_json};
 use crate::reach::{BrokerAt, runtime, status_of};
 use crate::size::ByteSize;
 
-/// Show which nodes lend memory, and who has borrowed it
+/// Show which nodes lend memory, and which clients hold it
 ///
 /// Asks the broker, which knows what the nodes last told it. Nodes that have been silent for more than a
 /// minute are left out unless --all is given. After ten minutes the broker forgets them.

@@ -25,7 +25,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// first.
 const NO_NEWS_PATIENCE: Duration = Duration::from_secs(60);
 
-/// Look after a mount: state, redundancy, rebuild, scrub
+/// Inspect and repair a mount: state, redundancy, rebuild, scrub
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
@@ -213,7 +213,7 @@ fn rebuild(mountpoint: &Path) -> Result<()> {
     let bar = bar("rebuilding");
     // A rebuild that was already running may have looked for missing extents too early.
     let mut attempts = before.rebuild.work.attempts + u64::from(before.rebuild.work.running);
-    let mut last_news = (Instant::now(), None);
+    let mut news = News::default();
     loop {
         let volume = ask(mountpoint)?;
         let Rebuild { work, waits_for } = &volume.rebuild;
@@ -231,10 +231,7 @@ fn rebuild(mountpoint: &Path) -> Result<()> {
             }
             attempts = work.attempts; // it rebuilt something, and so may the next one
         }
-        let news = Some((work.attempts, work.blocks_done));
-        if news != last_news.1 {
-            last_news = (Instant::now(), news);
-        } else if last_news.0.elapsed() > NO_NEWS_PATIENCE {
+        if !news.note(work) {
             bar.finish_and_clear();
             bail!(
                 "the rebuild has made no progress for {} s; {}",
@@ -243,6 +240,26 @@ fn rebuild(mountpoint: &Path) -> Result<()> {
             );
         }
         std::thread::sleep(LOOK_EVERY);
+    }
+}
+
+/// When work last made progress.
+#[derive(Default)]
+struct News {
+    last: Option<(Instant, [u64; 3])>,
+}
+
+impl News {
+    /// Takes note of how far the work is. Returns whether it has made progress within [`NO_NEWS_PATIENCE`].
+    fn note(&mut self, work: &Work) -> bool {
+        let state = [work.attempts, work.finished, work.blocks_done];
+        match self.last {
+            Some((since, last)) if last == state => since.elapsed() <= NO_NEWS_PATIENCE,
+            _ => {
+                self.last = Some((Instant::now(), state));
+                true
+            }
+        }
     }
 }
 
@@ -276,6 +293,7 @@ fn scrub(mountpoint: &Path) -> Result<()> {
     let bar = bar("scrubbing");
     // A scrub that was already running does not count.
     let wanted = before.scrub.work.finished + 1 + u64::from(before.scrub.work.running);
+    let mut news = News::default();
     loop {
         let volume = ask(mountpoint)?;
         show(&bar, &volume.scrub.work);
@@ -292,6 +310,13 @@ fn scrub(mountpoint: &Path) -> Result<()> {
                 }
             };
             return tell(format!("{read}: {found} wrong, {mended} repaired, {lost} lost"));
+        }
+        if !news.note(&volume.scrub.work) {
+            bar.finish_and_clear();
+            bail!(
+                "the scrub has made no progress for {} s: `farpool volume status` shows which nodes do not answer",
+                NO_NEWS_PATIENCE.as_secs()
+            );
         }
         std::thread::sleep(LOOK_EVERY);
     }

@@ -43,7 +43,7 @@ pub enum Fault {
     #[error("it does not speak the protocol of Farpool's brokers and nodes: check the address")]
     NotFarpool,
     /// Try again: its process has ended, or it has too many connections.
-    #[error("it closed the connection before the greeting")]
+    #[error("it closed the connection before the greeting: it has ended, or it has too many connections; try again")]
     Closed,
 }
 

@@ -32,21 +32,21 @@ pub struct Finding {
     /// What was found.
     pub found: String,
     /// How to fix it; always present if the level is [`Level::Wrong`].
-    pub mend: Option<String>,
+    pub fix: Option<String>,
 }
 
 impl Finding {
     fn good(subject: impl Into<String>, found: impl Into<String>) -> Self {
-        Finding { subject: subject.into(), level: Level::Good, found: found.into(), mend: None }
+        Finding { subject: subject.into(), level: Level::Good, found: found.into(), fix: None }
     }
 
-    fn wrong(subject: impl Into<String>, found: impl Into<String>, mend: impl Into<String>) -> Self {
-        let mend = Some(mend.into());
-        Finding { subject: subject.into(), level: Level::Wrong, found: found.into(), mend }
+    fn wrong(subject: impl Into<String>, found: impl Into<String>, fix: impl Into<String>) -> Self {
+        let fix = Some(fix.into());
+        Finding { subject: subject.into(), level: Level::Wrong, found: found.into(), fix }
     }
 
-    fn absent(subject: &str, found: &str, mend: &str) -> Self {
-        Finding { level: Level::Absent, ..Finding::wrong(subject, found, mend) }
+    fn absent(subject: &str, found: &str, fix: &str) -> Self {
+        Finding { level: Level::Absent, ..Finding::wrong(subject, found, fix) }
     }
 }
 
@@ -54,12 +54,12 @@ impl Finding {
 /// Without libraries or devices there is only one finding, which says so.
 pub fn diagnose() -> Vec<Finding> {
     let Ok(library) = Library::get() else {
-        let mend = "install rdma-core (Debian: libibverbs1 librdmacm1 ibverbs-providers)";
-        return vec![Finding::absent("libraries", "not installed", mend)];
+        let fix = "install rdma-core (Debian: libibverbs1 librdmacm1 ibverbs-providers)";
+        return vec![Finding::absent("libraries", "not installed", fix)];
     };
     let Ok(devices) = Device::all(library) else {
-        let mend = "load the card's driver, or make a soft one: rdma link add rxe0 type rxe netdev INTERFACE";
-        return vec![Finding::absent("device", "none", mend)];
+        let fix = "load the card's driver, or make a soft one: rdma link add rxe0 type rxe netdev INTERFACE";
+        return vec![Finding::absent("device", "none", fix)];
     };
     let mut findings = vec![match EventChannel::new(library) {
         Ok(_) => Finding::good("connection manager", "answers"),
@@ -82,8 +82,8 @@ fn capabilities(library: &Library, device: Device, name: &str) -> Finding {
             Finding::good(format!("device {name}"), format!("{atomics}, {windows}"))
         }
         Err(error) => {
-            let mend = "look for the driver's message in dmesg";
-            Finding::wrong(format!("device {name}"), error.to_string(), mend)
+            let fix = "look for the driver's message in dmesg";
+            Finding::wrong(format!("device {name}"), error.to_string(), fix)
         }
     }
 }
@@ -105,8 +105,8 @@ fn port(port: &Port) -> Finding {
     let of_addresses = |gid: &&[u8; 16]| !Ipv6Addr::from(**gid).is_unicast_link_local();
     match port.roce_v2_gids().iter().filter(of_addresses).count() {
         0 => {
-            let mend = "ip addr add ADDRESS dev INTERFACE: the GID comes from it";
-            Finding::wrong(subject, "active, but no address has a GID of RoCE v2", mend)
+            let fix = "ip addr add ADDRESS dev INTERFACE: the GID comes from it";
+            Finding::wrong(subject, "active, but no address has a GID of RoCE v2", fix)
         }
         count => Finding::good(subject, format!("active, GIDs of RoCE v2: {count}")),
     }
@@ -116,8 +116,8 @@ fn memlock(limit: Option<u64>) -> Finding {
     let subject = "memory that may be registered";
     match limit {
         Some(limit) if limit < LEAST_MEMLOCK_BYTES => {
-            let mend = "ulimit -l unlimited as root, or LimitMEMLOCK=infinity in the unit";
-            Finding::wrong(subject, format!("{} KiB: too little for one region", limit >> 10), mend)
+            let fix = "ulimit -l unlimited as root, or LimitMEMLOCK=infinity in the unit";
+            Finding::wrong(subject, format!("{} KiB: too little for one region", limit >> 10), fix)
         }
         Some(limit) => Finding::good(subject, format!("{} MiB", limit >> 20)),
         None => Finding::good(subject, "unlimited"),
@@ -132,7 +132,7 @@ mod tests {
     fn a_low_limit_on_locked_memory_is_wrong_and_names_the_fix() {
         let finding = memlock(Some(64 << 10));
         assert_eq!(finding.level, Level::Wrong);
-        assert!(finding.mend.as_ref().is_some_and(|mend| mend.contains("ulimit -l")), "{finding:?}");
+        assert!(finding.fix.as_ref().is_some_and(|fix| fix.contains("ulimit -l")), "{finding:?}");
         assert_eq!(memlock(None).level, Level::Good);
         assert_eq!(memlock(Some(1 << 30)).level, Level::Good);
     }
@@ -142,7 +142,7 @@ mod tests {
         let findings = diagnose();
         assert!(!findings.is_empty());
         for finding in findings {
-            assert!(finding.level == Level::Good || finding.mend.is_some(), "{finding:?}");
+            assert!(finding.level == Level::Good || finding.fix.is_some(), "{finding:?}");
         }
     }
 }

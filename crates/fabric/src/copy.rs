@@ -72,8 +72,9 @@ pub(crate) fn prefetch(from: *const u8, length: usize) {
 /// Both are live mappings of `length` bytes, 8-byte aligned, `to` writable; they do not overlap.
 pub(crate) unsafe fn between_shared(to: *mut u8, from: *mut u8, length: usize) {
     let (head, words, tail) = split(from, length);
-    debug_assert_eq!(head, 0);
-    // SAFETY: in bounds by the caller's promise; both sides are accessed as far memory.
+    assert_eq!(head, 0);
+    // SAFETY: both mappings are alive and long enough by the caller's promise, and `words` and `tail` add up to
+    // `length` since `head` is 0. Others may access them meanwhile: all accesses are those of far memory (C1).
     unsafe {
         #[cfg(target_arch = "x86_64")]
         string_copy(to, from, words);
@@ -94,8 +95,9 @@ pub(crate) unsafe fn between_shared(to: *mut u8, from: *mut u8, length: usize) {
 /// `to` is a live writable mapping of `length` bytes, 8-byte aligned.
 pub(crate) unsafe fn zero_shared(to: *mut u8, length: usize) {
     let (head, words, tail) = split(to, length);
-    debug_assert_eq!(head, 0);
-    // SAFETY: in bounds by the caller's promise.
+    assert_eq!(head, 0);
+    // SAFETY: alive and long enough by the caller's promise, and `words` and `tail` add up to `length` since
+    // `head` is 0. Others may access it meanwhile: all accesses are those of far memory (C1).
     unsafe {
         zero_words(to, words);
         for place in length - tail..length {
@@ -158,7 +160,7 @@ mod word_around {
     /// # Safety
     /// `at` lies in a live mapping, which has whole words.
     pub(super) unsafe fn load(at: *mut u8) -> u8 {
-        // SAFETY: as the caller promises.
+        // SAFETY: in a live mapping of whole words by the caller's promise; the word is used only in this call.
         let (word, place) = unsafe { around(at) };
         word.load(Ordering::Relaxed).to_ne_bytes()[place]
     }
@@ -166,7 +168,7 @@ mod word_around {
     /// # Safety
     /// `at` lies in a live writable mapping, which has whole words.
     pub(super) unsafe fn store(at: *mut u8, byte: u8) {
-        // SAFETY: as the caller promises.
+        // SAFETY: in a live mapping of whole words by the caller's promise; the word is used only in this call.
         let (word, place) = unsafe { around(at) };
         let with_byte = |before: u64| {
             let mut bytes = before.to_ne_bytes();
@@ -318,7 +320,7 @@ mod tests {
                             let value = (round as u8) ^ place as u8;
                             // SAFETY: a byte of a live word that all threads access as far memory.
                             unsafe { store(at, value) };
-                            // SAFETY: likewise; no other thread stores this byte.
+                            // SAFETY: the same byte of the live word; no other thread stores it.
                             assert_eq!(unsafe { load(at) }, value);
                         }
                     });

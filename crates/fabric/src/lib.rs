@@ -14,6 +14,7 @@
 
 mod arena;
 mod clock;
+#[cfg(feature = "conformance")]
 pub mod conformance;
 mod copy;
 mod descriptors;
@@ -29,6 +30,7 @@ mod ring;
 mod seam;
 mod server;
 mod shm;
+#[cfg(feature = "sim")]
 pub mod sim;
 mod spin;
 mod stamp;

@@ -42,16 +42,16 @@ pub enum DatabaseError {
         region: RegionId,
     },
     /// Name the file that `farpool db up` has written.
-    #[error("{} is not the file of a database, or was damaged", .0.display())]
+    #[error("{} is not the file of a database, or was damaged: name the file that `farpool db up` wrote", .0.display())]
     NotADatabase(PathBuf),
     /// Ask for other numbers, or lend larger regions.
     #[error(transparent)]
     Layout(#[from] LayoutError),
     /// Try again when a compute server has left.
-    #[error("all {0} seats for compute servers are taken")]
+    #[error("all {0} seats for compute servers are taken: try again when one has left")]
     NoSeat(u16),
     /// Drop a client first.
-    #[error("a compute server has {0} clients at most")]
+    #[error("a compute server has {0} clients at most: drop one first")]
     TooManyClients(u16),
     /// No member publishes cuts.
     #[error(transparent)]
@@ -63,7 +63,7 @@ pub enum DatabaseError {
     #[error(transparent)]
     Memory(#[from] MemoryError),
     /// Raise the limits on processes and open files.
-    #[error("cannot start a thread: {0}")]
+    #[error("cannot start a thread: {0}; raise the limits on processes and open files")]
     Thread(std::io::Error),
     /// Open it again: this process is not one of its compute servers any more.
     #[error(transparent)]
@@ -124,7 +124,7 @@ pub enum TxError {
         most: usize,
     },
     /// The table has no room for another key.
-    #[error("table {0} is full")]
+    #[error("table {0} is full: create it with more rows")]
     Full(String),
     /// The row is larger than the table's rows may be.
     #[error("a row of {found} bytes is too large for table {table}, whose rows have at most {most} bytes")]
@@ -159,6 +159,9 @@ pub enum TxError {
     /// No table can have this name.
     #[error("{0:?} cannot be the name of a table: use 1 to 64 bytes, none of them zero")]
     BadName(String),
+    /// Correct the options of the table.
+    #[error("{0}")]
+    BadOptions(String),
     /// Drop something, or make the database with more memory.
     #[error("no space: {0}")]
     NoSpace(String),

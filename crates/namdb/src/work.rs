@@ -163,8 +163,10 @@ pub fn work_table(client: &Client, rows: u64, longest: Option<usize>) -> Result<
 }
 
 impl<'a> Work<'a> {
-    /// Work of a new session with a random name. `seed` decides what it
-    /// does.
+    /// Work of a new session with a random name. `seed` decides what it does.
+    ///
+    /// # Errors
+    /// All places of clients are taken, or the memory cannot be reached.
     pub fn new(
         client: &'a Client,
         table: &'a Table<u64, ()>,

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 /// Why there is no connection to the pool.
 #[derive(Debug, thiserror::Error)]
 pub enum PoolError {
-    /// Mend the address or the certificates.
+    /// Correct the address or the certificates.
     #[error(transparent)]
     Control(#[from] ControlError),
     /// Start a broker, or name the right one.
@@ -46,7 +46,7 @@ pub enum PoolError {
         found: u64,
     },
     /// Use a region size that is a multiple of the extent size.
-    #[error("the pool's regions have {region_bytes} bytes; clients need a multiple of {extent_bytes}")]
+    #[error("the pool's regions have {region_bytes} bytes; clients need a multiple of {extent_bytes}: start the nodes with another --region-size")]
     RegionSize {
         /// What the nodes lend.
         region_bytes: u64,
@@ -57,7 +57,7 @@ pub enum PoolError {
 
 /// The pool, or this client's share of it, is used up; or it cannot grow since no broker answers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("no far memory left")]
+#[error("no far memory left: add a node, raise --limit, or delete files")]
 pub struct NoSpace;
 
 /// Why an extent could not be read or written.
@@ -77,7 +77,7 @@ pub enum AccessError {
     },
     /// Nothing happened and nothing is lost: close files, raise the limits (`ulimit -n`), use fewer clients,
     /// and try again.
-    #[error("this process or node {node} is short of descriptors, memory or connections; nothing is lost")]
+    #[error("this process or node {node} is short of descriptors, memory or connections; nothing is lost: raise the limits (ulimit -n), or use fewer clients")]
     Short {
         /// The node.
         node: NodeId,
@@ -132,7 +132,7 @@ pub enum JointError {
     /// The pool cannot be reached.
     #[error(transparent)]
     Pool(#[from] PoolError),
-    /// Mend the address or the certificates.
+    /// Correct the address or the certificates.
     #[error(transparent)]
     Control(#[from] ControlError),
     /// A node does not answer, or not as it should.
@@ -150,7 +150,7 @@ pub enum JointError {
         /// What the broker says.
         reason: String,
     },
-    /// Nobody renewed the lease: what lay there is gone.
+    /// The lease was not renewed: what lay there is gone.
     #[error("the lease of region {region} has ended: what lay there is gone")]
     Ended {
         /// The region.

@@ -9,8 +9,8 @@ use crate::holder::GrowthOutcome;
 pub(crate) const GROW_PATIENCE: Millis = Millis(3_000);
 /// How long *full* is taken for granted: a full pool is not asked again for each page that does not fit.
 const FULL_FOR: Millis = Millis(500);
-/// How long nobody waits for an unreachable broker again after the patience: longer than an attempt on one
-/// that hangs.
+/// Once the patience is used up, takers fail at once for this long instead of waiting for an unreachable
+/// broker. Longer than an attempt on a broker that hangs.
 const UNREACHABLE_FOR: Millis = Millis(10_000);
 /// Pause after a failed attempt, so that a full pool is not asked for every page.
 const RETRY_PAUSE: Millis = Millis(100);

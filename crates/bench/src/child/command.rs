@@ -5,16 +5,20 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::atomic::AtomicBool;
-use std::thread::{self, JoinHandle};
+use std::sync::mpsc::{Receiver, channel};
+use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
 
 use super::talk::NO_THREAD;
-use super::{Child, POLL};
+use super::{Child, POLL, wait_for_end};
 use crate::machine::User;
 use crate::stop::check_stop;
+
+/// From the end of a command until its output must have ended, too.
+const OUTPUT_DEADLINE: Duration = Duration::from_secs(5);
 
 /// What runs a program in the control group with this `cgroup.procs` file. It joins the group before anything
 /// else, so that no byte escapes the group's limit.
@@ -156,27 +160,30 @@ fn run_to_end(
             break status;
         }
         check()?;
-        thread::sleep(POLL);
+        wait_for_end(&child.process, POLL)?;
     };
     let read = |reading: Option<Reading>| -> Result<String> {
         let Some(reading) = reading else { return Ok(String::new()) };
-        let read = reading.join();
-        Ok(read.map_err(|_| anyhow!("the thread that read the output of {name} panicked"))??)
+        let read = reading.recv_timeout(OUTPUT_DEADLINE);
+        let open = || format!("{name} has ended, but a process that it started keeps its output open");
+        Ok(read.with_context(open)??)
     };
     Ok(Ended { status, said: read(said)?, complained: read(complained)? })
 }
 
-type Reading = JoinHandle<std::io::Result<String>>;
+type Reading = Receiver<std::io::Result<String>>;
 
 /// Reads a pipe to its end in a thread, since a full pipe would block the child.
 fn read_all(pipe: Option<impl Read + Send + 'static>) -> Result<Option<Reading>> {
     let Some(mut pipe) = pipe else { return Ok(None) };
+    let (done, reading) = channel();
     let read = move || {
         let mut bytes = Vec::new();
-        pipe.read_to_end(&mut bytes)?;
-        Ok(String::from_utf8_lossy(&bytes).into_owned())
+        let read = pipe.read_to_end(&mut bytes).map(|_| String::from_utf8_lossy(&bytes).into_owned());
+        drop(done.send(read)); // fails once nobody waits for it
     };
-    thread::Builder::new().name("child-output".into()).spawn(read).context(NO_THREAD).map(Some)
+    thread::Builder::new().name("child-output".into()).spawn(read).context(NO_THREAD)?;
+    Ok(Some(reading))
 }
 
 #[cfg(test)]
@@ -194,6 +201,15 @@ mod tests {
     fn command_that_does_not_end_is_killed_at_its_deadline() {
         let error = run("sleep", &["60".as_ref()], Duration::from_millis(50)).unwrap_err().to_string();
         assert!(error.contains("did not end within"), "{error}");
+    }
+
+    #[test]
+    fn command_that_leaves_a_process_with_its_output_is_an_error_soon_after_its_end() {
+        let args = ["-c".as_ref(), "sleep 20 & echo started".as_ref()];
+        let started = Instant::now();
+        let error = run("sh", &args, Duration::from_secs(10)).unwrap_err().to_string();
+        assert!(error.contains("keeps its output open"), "{error}");
+        assert!(started.elapsed() < Duration::from_secs(15));
     }
 
     #[test]

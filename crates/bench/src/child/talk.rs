@@ -13,9 +13,9 @@ use crate::stop::check_stop;
 
 /// Each child has one such thread.
 pub(super) const NO_THREAD: &str = "cannot start a thread that reads a child's output: raise the limits \
-                                    (ulimit -u, ulimit -v), or lower --threads";
+                                    (ulimit -u, ulimit -v)";
 /// The word that a process of this program prints when it is ready to serve.
-const READY: &str = "ready";
+pub(crate) const READY: &str = "ready";
 
 /// Our ends of a child's standard input and output, used line by line.
 #[derive(Debug)]
@@ -69,7 +69,8 @@ impl Child {
         let pipe = child.process.stdout.take().context("a child without output")?;
         // Reads to the end of the output, since a full pipe would block the child.
         let hear = move || {
-            let lines = BufReader::new(pipe).lines().map_while(Result::ok);
+            let lines = BufReader::new(pipe).split(b'\n').map_while(Result::ok);
+            let lines = lines.map(|line| String::from_utf8_lossy(&line).into_owned());
             lines.for_each(|line| drop(say.send(line))); // fails once the receiver is dropped: after `ready`
         };
         std::thread::Builder::new().name("child-output".into()).spawn(hear).context(NO_THREAD)?;

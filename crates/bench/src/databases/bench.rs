@@ -14,6 +14,7 @@ use super::postgres_spills::Spilled;
 use super::postgres_tables::{self, Tables};
 use super::sqlite::{self, Journal, Sqlite};
 use super::{Ground, GroundOptions, Place};
+use crate::options::named;
 use crate::stop::StopFlag;
 use crate::tally::median;
 
@@ -55,19 +56,14 @@ impl Database {
     pub const ALL: [Self; 4] = [Self::Postgres, Self::DuckDb, Self::Sqlite, Self::Columns];
 }
 
-impl std::str::FromStr for Database {
-    type Err = String;
-
-    fn from_str(name: &str) -> Result<Self, String> {
-        match name {
-            "postgres" => Ok(Self::Postgres),
-            "duckdb" => Ok(Self::DuckDb),
-            "sqlite" => Ok(Self::Sqlite),
-            "columns" => Ok(Self::Columns),
-            other => Err(format!("no database is called {other:?}: use postgres, duckdb, sqlite or columns")),
-        }
-    }
-}
+named!(
+    Database,
+    "database",
+    Postgres = "postgres",
+    DuckDb = "duckdb",
+    Sqlite = "sqlite",
+    Columns = "columns"
+);
 
 /// The options of a bench.
 #[derive(Clone, Debug)]

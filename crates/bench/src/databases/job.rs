@@ -2,19 +2,19 @@
 //!
 //! A job dies with the thread that started it, and is killed when its guard is dropped.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
-use std::thread;
+use std::process::{Child, ChildStdin, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use rustix::fs::OFlags;
 use tempfile::NamedTempFile;
 
+use crate::child::{tied, wait_for_end};
 use crate::stop::StopFlag;
 
 /// Longest time of a job: more than any takes on a busy machine at full scale, unless it hangs.
@@ -54,21 +54,21 @@ impl Finished {
     /// Returns an error that quotes standard error if the job failed or wrote there.
     pub fn check(self) -> Result<Self> {
         // SQLite's shell continues after an error, and its exit status tells only about the last statement.
-        if self.status.success() && self.stderr.is_empty() {
-            return Ok(self);
-        }
-        let said: String = self.stderr.chars().take(QUOTED_CHARS).collect();
-        bail!("a job ended with {}: {said}", self.status)
+        let is_silent = self.stderr.is_empty();
+        self.unless_failed(is_silent)
     }
 
     /// Returns an error that quotes standard error if the job failed. Text on standard error alone is no
     /// failure.
     pub fn check_status(self) -> Result<Self> {
-        if self.status.success() {
-            return Ok(self);
-        }
+        self.unless_failed(true)
+    }
+
+    /// An error also if the job failed.
+    fn unless_failed(self, is_fine: bool) -> Result<Self> {
         let said: String = self.stderr.chars().take(QUOTED_CHARS).collect();
-        bail!("a job ended with {}: {said}", self.status)
+        ensure!(self.status.success() && is_fine, "a job ended with {}: {said}", self.status);
+        Ok(self)
     }
 
     /// Its standard output as text, without the final line break.
@@ -105,8 +105,10 @@ impl Job {
     /// Starts it and writes the script; its input stays open.
     pub fn start(&self, wrapper: &[OsString], stop: &StopFlag) -> Result<Running> {
         let (stdout, stderr) = (NamedTempFile::new()?, NamedTempFile::new()?);
-        let mut command = Command::new("setpriv");
-        command.args(["--pdeathsig", "KILL", "--"]).args(wrapper).arg(&self.program).args(&self.args);
+        let words: Vec<&OsStr> =
+            wrapper.iter().map(OsString::as_os_str).chain([self.program.as_os_str()]).collect();
+        let mut command = tied(words[0]);
+        command.args(&words[1..]).args(&self.args);
         command.envs(self.env.iter().map(|(name, value)| (name, value)));
         command.stdin(Stdio::piped()).process_group(0);
         command.stdout(reopen(stdout.path())?).stderr(reopen(stderr.path())?);
@@ -201,7 +203,7 @@ impl Running {
         if self.started.elapsed() > DEADLINE {
             bail!("a job did not end within {DEADLINE:?}: {}", self.complaint()?);
         }
-        thread::sleep(POLL);
+        wait_for_end(&self.child, POLL)?;
         Ok(())
     }
 }

@@ -29,7 +29,7 @@ pub enum KvMix {
     Rmw,
 }
 
-named!(KvMix, "mix", Read = "read", Update = "update", Rmw = "rmw"; "read, update or rmw");
+named!(KvMix, "mix", Read = "read", Update = "update", Rmw = "rmw");
 
 /// One measurement.
 #[derive(Clone, Copy, PartialEq, Debug)]

@@ -20,7 +20,7 @@ pub enum OracleKind {
     Naive,
 }
 
-named!(OracleKind, "oracle", Vector = "vector", Naive = "naive"; "vector or naive");
+named!(OracleKind, "oracle", Vector = "vector", Naive = "naive");
 
 /// One measurement.
 #[derive(Clone, Copy, PartialEq, Debug)]

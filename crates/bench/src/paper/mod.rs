@@ -19,6 +19,6 @@ pub mod tpch_queries;
 mod watch;
 
 use effort::Effort;
-pub use run::{PaperOptions, is_measured, run_paper};
+pub use run::{PaperOptions, run_paper};
 pub use stage::Spot;
 pub use watch::Sample;

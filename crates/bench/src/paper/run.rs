@@ -9,7 +9,7 @@ use anyhow::Result;
 use super::{Effort, report};
 use crate::files::{Figure, FilesOptions, Section, is_about_files_alone, run_files, write_sections};
 use crate::machine::scratch_dir;
-use crate::progress::complain;
+use crate::progress::warn;
 use crate::stop::StopFlag;
 use crate::throttle::ThrottledVolume;
 
@@ -37,11 +37,6 @@ pub struct PaperOptions {
     pub scale: f64,
     /// A folder on the machine's disk.
     pub work_dir: PathBuf,
-}
-
-/// Whether [`run_paper`] measures this figure.
-pub fn is_measured(figure: Figure) -> bool {
-    is_about_files_alone(figure) || report::has(figure)
 }
 
 /// Measures figures, writes the document, and returns their tables. `farpool` is this program's file. Call it
@@ -80,10 +75,10 @@ fn about_files(
     farpool: &Path,
     stop: &StopFlag,
 ) -> Result<Vec<Section>> {
-    let work = scratch_dir(&options.work_dir, "farpool-bench-files-")?;
+    let work = scratch_dir(&options.work_dir, "farpool-paper-")?;
     let volume = throttled(work.path(), options.bytes);
     if let Err(error) = &volume {
-        complain(&format!("farpool bench: there is no throttled disk to compare with: {error:#}"));
+        warn(&format!("there is no throttled disk to compare with: {error:#}"));
     }
     let options = FilesOptions {
         rounds: options.rounds,

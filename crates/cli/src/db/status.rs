@@ -36,7 +36,7 @@ struct Server {
     slot: u16,
     beats: u64,
     publishes: bool,
-    is_looked_after: bool,
+    is_being_recovered: bool,
 }
 
 #[derive(Serialize)]
@@ -58,7 +58,7 @@ pub fn run(args: StatusArgs) -> Result<()> {
         slot: member.slot,
         beats: member.beats,
         publishes: member.publishes,
-        is_looked_after: member.is_being_recovered,
+        is_being_recovered: member.is_being_recovered,
     });
     let tables = database.client()?.tables()?.into_iter().map(|table| Table {
         name: table.name,
@@ -73,14 +73,14 @@ pub fn run(args: StatusArgs) -> Result<()> {
     if args.json {
         return tell_json(&status);
     }
-    tell(format!("{:<8}{:>12}  DOES", "SERVER", "BEATS"))?;
+    tell(format!("{:<8}{:>12}  STATE", "SERVER", "BEATS"))?;
     for server in &status.servers {
-        let does = match (server.is_looked_after, server.publishes) {
+        let state = match (server.is_being_recovered, server.publishes) {
             (true, _) => "dead; another server recovers it",
             (false, true) => "publishes commits",
             (false, false) => "",
         };
-        tell(format!("{:<8}{:>12}  {does}", server.slot, server.beats).trim_end())?;
+        tell(format!("{:<8}{:>12}  {state}", server.slot, server.beats).trim_end())?;
     }
     tell("")?;
     tell(format!("{:<24}{:>12}{:>10}{:>16}{:>8}{:>12}", "TABLE", "ROWS", "ROW", "KEY", "PIECES", "MEMORY"))?;

@@ -22,7 +22,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// Create a database, or join one
 ///
 /// If FILE does not exist, leases memory of the pool, creates an empty database in it, and writes FILE, which
-/// other processes need to open the database. Every user who can read FILE has full access to the database.
+/// other processes need to open the database. Anyone who can read FILE has full access to the database.
 /// Then runs in the foreground as one of its compute servers: prints `ready`, recovers compute servers that
 /// crash, and leaves on SIGTERM or Ctrl-C. The database is lost ten seconds after its last compute server
 /// exits.

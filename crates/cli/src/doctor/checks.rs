@@ -49,11 +49,11 @@ pub fn machine() -> Vec<Check> {
 fn rdma(finding: &Finding) -> Check {
     let name = "rdma";
     let found = format!("{}: {}", finding.subject, finding.found);
-    match (finding.level, &finding.mend) {
-        (Level::Wrong, mend) => Check::warn(name, found, mend.as_deref().unwrap_or("see the manual")),
+    match (finding.level, &finding.fix) {
+        (Level::Wrong, fix) => Check::warn(name, found, fix.as_deref().unwrap_or("see the manual")),
         (Level::Good | Level::Absent, None) => Check::ok(name, found),
-        (Level::Good | Level::Absent, Some(mend)) => {
-            Check::ok(name, format!("{found}; to enable it: {mend}"))
+        (Level::Good | Level::Absent, Some(fix)) => {
+            Check::ok(name, format!("{found}; to enable it: {fix}"))
         }
     }
 }
@@ -64,11 +64,11 @@ fn kernel(release: &str) -> Check {
     match (numbers.next(), numbers.next()) {
         (Some(major), Some(minor)) if (major, minor) >= KERNEL_MIN => Check::ok(name, release),
         _ => {
-            let mend = format!(
+            let fix = format!(
                 "nodes reserve memory with MADV_POPULATE_WRITE: use Linux {}.{} or later",
                 KERNEL_MIN.0, KERNEL_MIN.1
             );
-            Check::fail(name, release, mend)
+            Check::fail(name, release, fix)
         }
     }
 }
@@ -83,19 +83,19 @@ fn fuse_device(opened: io::Result<()>) -> Check {
             format!("chmod 666 {FUSE_DEVICE}, or run `farpool mount` as root"),
         ),
         Err(error) => {
-            let mend = "modprobe fuse; a container needs --device /dev/fuse --cap-add SYS_ADMIN";
-            Check::fail(name, format!("{FUSE_DEVICE}: {error}"), mend)
+            let fix = "modprobe fuse; a container needs --device /dev/fuse --cap-add SYS_ADMIN";
+            Check::fail(name, format!("{FUSE_DEVICE}: {error}"), fix)
         }
     }
 }
 
 fn fuse_helper(found: Option<PathBuf>, is_root: bool) -> Check {
     let name = "fuse helper";
-    let mend = "install Debian's package fuse3";
+    let fix = "install Debian's package fuse3";
     match found {
         Some(path) => Check::ok(name, path.display().to_string()),
-        None if is_root => Check::warn(name, format!("no {FUSE_HELPER}; root mounts without it"), mend),
-        None => Check::fail(name, format!("no {FUSE_HELPER}, without which only root can mount"), mend),
+        None if is_root => Check::warn(name, format!("no {FUSE_HELPER}; root mounts without it"), fix),
+        None => Check::fail(name, format!("no {FUSE_HELPER}, without which only root can mount"), fix),
     }
 }
 
@@ -112,14 +112,14 @@ fn memory_to_lend(spare: io::Result<u64>) -> Check {
 
 fn lockable(limit: Option<ByteSize>) -> Check {
     let name = "lockable memory";
-    let mend = "ulimit -l unlimited as root, or LimitMEMLOCK=infinity in the unit, or `node --no-lock`";
+    let fix = "ulimit -l unlimited as root, or LimitMEMLOCK=infinity in the unit, or `node --no-lock`";
     match limit {
         None => Check::ok(name, "unlimited"),
         Some(limit) if limit >= LOCKABLE_MIN => {
-            Check::warn(name, format!("`node --memory` can lock up to {limit}"), mend)
+            Check::warn(name, format!("`node --memory` can lock up to {limit}"), fix)
         }
         Some(limit) => {
-            Check::warn(name, format!("{limit}: too little for one region of {LOCKABLE_MIN}"), mend)
+            Check::warn(name, format!("{limit}: too little for one region of {LOCKABLE_MIN}"), fix)
         }
     }
 }
@@ -145,9 +145,9 @@ fn memory_files(limit: Option<ByteSize>) -> Check {
 
 fn open_files(limit: Option<u64>) -> Check {
     let name = "open files";
-    let mend = "ulimit -n 65536: a node needs one descriptor per region";
+    let fix = "ulimit -n 65536: a node needs one descriptor per region";
     match limit {
-        Some(limit) if limit < OPEN_FILES_MIN => Check::warn(name, limit.to_string(), mend),
+        Some(limit) if limit < OPEN_FILES_MIN => Check::warn(name, limit.to_string(), fix),
         Some(limit) => Check::ok(name, format!("{limit}")),
         None => Check::ok(name, "unlimited"),
     }
@@ -240,10 +240,10 @@ pub async fn broker(at: &BrokerAt) -> Check {
         }
         Err(error) => {
             let text = describe(&error);
-            let (found, mend) = text
+            let (found, fix) = text
                 .split_once(";\n")
                 .unwrap_or((&text, "follow the message, or name another broker with --broker"));
-            Check::fail(name, found, mend)
+            Check::fail(name, found, fix)
         }
     }
 }
@@ -275,9 +275,9 @@ mod tests {
     #[test]
     fn fuse_that_is_missing_or_closed_fails_with_the_fix() {
         let missing = fuse_device(Err(ErrorKind::NotFound.into()));
-        assert!(missing.state == State::Fail && missing.mend.unwrap().contains("modprobe fuse"));
+        assert!(missing.state == State::Fail && missing.fix.unwrap().contains("modprobe fuse"));
         let closed = fuse_device(Err(ErrorKind::PermissionDenied.into()));
-        assert!(closed.state == State::Fail && closed.mend.unwrap().contains("chmod"));
+        assert!(closed.state == State::Fail && closed.fix.unwrap().contains("chmod"));
         assert_eq!(fuse_device(Ok(())).state, State::Ok);
     }
 
@@ -292,7 +292,7 @@ mod tests {
     fn little_lockable_memory_is_a_warning_that_says_how_much() {
         let check = lockable(Some(ByteSize(8 << 20)));
         assert!(check.state == State::Warn && check.found.contains("8 MiB"));
-        assert!(check.mend.unwrap().contains("ulimit -l"));
+        assert!(check.fix.unwrap().contains("ulimit -l"));
         assert_eq!(lockable(None).state, State::Ok);
     }
 
@@ -324,6 +324,6 @@ mod tests {
 
     #[test]
     fn every_check_that_is_not_ok_names_the_fix() {
-        assert!(machine().iter().all(|check| check.state == State::Ok || check.mend.is_some()));
+        assert!(machine().iter().all(|check| check.state == State::Ok || check.fix.is_some()));
     }
 }

@@ -245,7 +245,7 @@ fn positional_calls_need_no_kernel_where_the_pool_and_the_mount_are_root_s_and_t
     fs::create_dir(&far).unwrap();
     let options = ["mount", far.to_str().unwrap(), "--allow-other", "--accelerate-for", STRANGER];
     let mount = Mount::with(up.farpool(&options), far.clone());
-    // The program runs as another user, who must be able to read its library.
+    // The program runs as another user, which must be able to read the library.
     let (library, program) = (dir.path().join("library.so"), test_program("unaided", dir.path()));
     fs::copy(interposer(), &library).unwrap();
     let folder = mount.file("folder");

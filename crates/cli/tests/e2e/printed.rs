@@ -92,5 +92,8 @@ fn certificates_made_as_printed_let_processes_into_a_pool() {
     assert!(status(tls.to_str().unwrap()).status.success());
     let up = Up::with(&["--nodes", "1", "--memory", "128MiB", "--no-lock"]);
     let other_pool = up.run_dir().join("tls");
-    assert!(!status(other_pool.to_str().unwrap()).status.success(), "signed by another authority");
+    let refused = status(other_pool.to_str().unwrap());
+    assert!(!refused.status.success());
+    let reason = String::from_utf8_lossy(&refused.stderr);
+    assert!(reason.contains("not of this pool's authority"), "{reason}");
 }

@@ -34,22 +34,22 @@ pub(crate) async fn create<E: Environment>(
     let row_bytes = options.place_bytes();
     if !(1..=MOST_KEY_BYTES).contains(&key_bytes) {
         let what = format!("a key cannot have {key_bytes} bytes: 1 to {MOST_KEY_BYTES} are possible");
-        return Err(TxError::NoSpace(what));
+        return Err(TxError::BadOptions(what));
     }
     if key_type.len() > MOST_TYPE_BYTES {
-        return Err(TxError::NoSpace(format!(
+        return Err(TxError::BadOptions(format!(
             "the name of the key type {key_type} is too long: at most {MOST_TYPE_BYTES} bytes"
         )));
     }
     let longest = options.longest.map_or(0, |longest| longest.max(1));
     if longest > MOST_PAYLOAD_BYTES {
-        return Err(TxError::NoSpace(format!(
+        return Err(TxError::BadOptions(format!(
             "a row cannot have {longest} bytes: at most {MOST_PAYLOAD_BYTES}"
         )));
     }
     let empty = TableRow {
         name: name.to_owned(),
-        row_bytes: u32::try_from(row_bytes).map_err(|_| TxError::NoSpace("rows are too large".to_owned()))?,
+        row_bytes: u32::try_from(row_bytes).map_err(|_| TxError::BadOptions("rows are too large".to_owned()))?,
         old_versions: u32::try_from(options.old_versions).unwrap_or(u32::MAX), // refused as too many
         longest: longest as u32,
         key_type,
@@ -216,7 +216,7 @@ fn choose(
         }
         let shape = || {
             let (rows, bytes, old) = (options.rows, row.row_bytes, row.old_versions);
-            TxError::NoSpace(format!(
+            TxError::BadOptions(format!(
                 "a table cannot have {rows} rows of {bytes} bytes, {old} old versions of each, \
                  and overflow {overflow}"
             ))

@@ -87,10 +87,10 @@ impl Memory {
         !self.in_flight.last.borrow().is_empty()
     }
 
-    /// Waits until nothing that was given up half-way before can land any more.
+    /// Waits until no in-flight write of this thread can land any more.
     ///
     /// # Errors
-    /// When a node does not answer, or refuses this thread: then it stays unknown.
+    /// A node does not answer, or refuses this thread. Then its writes stay in flight.
     pub(crate) async fn settle(&self) -> Result<(), MemoryError> {
         for (node, last) in self.in_flight.all() {
             let there = self.grants.iter().find(|(region, _)| region.node == node);
