@@ -214,21 +214,40 @@ mod tests {
         for bad in [grant(0), grant(u32::MAX), GrantRequest { class: 0, ..grant(1) }] {
             assert_eq!(node.grant(bad).await.unwrap_err().code(), Code::InvalidArgument);
         }
-        let leases = vec![LeaseRef::default(); MAX_LEASES_PER_REQUEST + 1];
-        let renew = RenewRequest { owner: 7, leases: leases.clone() };
-        assert_eq!(node.renew(renew).await.unwrap_err().code(), Code::InvalidArgument);
-        let release = ReleaseRequest { owner: 7, leases };
-        assert_eq!(node.release(release).await.unwrap_err().code(), Code::InvalidArgument);
+        let add = AddGrantRequest { lease: None, ..AddGrantRequest::default() };
+        assert_eq!(node.add_grant(add).await.unwrap_err().code(), Code::InvalidArgument);
+        let fence = FenceGrantRequest { lease: None, ..FenceGrantRequest::default() };
+        assert_eq!(node.fence_grant(fence).await.unwrap_err().code(), Code::InvalidArgument);
         let keyless = RenewRequest { owner: 7, leases: vec![LeaseRef::default()] };
         assert!(!node.renew(keyless).await.unwrap().into_inner().outcomes[0].renewed);
     }
 
     #[tokio::test]
-    async fn the_table_shows_what_is_lent() {
+    async fn a_request_of_just_the_permitted_size_is_answered_and_one_more_is_refused() {
         let (_lender, mut node) = a_node(3).await;
+        let granted = node.grant(grant(MAX_REGIONS_PER_ACQUIRE)).await.unwrap().into_inner();
+        assert_eq!(granted.leases.len(), 3);
+        let refused = node.grant(grant(MAX_REGIONS_PER_ACQUIRE + 1)).await.unwrap_err();
+        assert_eq!(refused.code(), Code::InvalidArgument);
+
+        let mut leases = vec![LeaseRef::default(); MAX_LEASES_PER_REQUEST];
+        let renew = |leases: &Vec<_>| RenewRequest { owner: 7, leases: leases.clone() };
+        let release = |leases: &Vec<_>| ReleaseRequest { owner: 7, leases: leases.clone() };
+        let outcomes = node.renew(renew(&leases)).await.unwrap().into_inner().outcomes;
+        assert_eq!(outcomes.len(), MAX_LEASES_PER_REQUEST);
+        assert_eq!(node.release(release(&leases)).await.unwrap().into_inner().released, 0);
+        leases.push(LeaseRef::default());
+        assert_eq!(node.renew(renew(&leases)).await.unwrap_err().code(), Code::InvalidArgument);
+        assert_eq!(node.release(release(&leases)).await.unwrap_err().code(), Code::InvalidArgument);
+    }
+
+    #[tokio::test]
+    async fn the_table_shows_what_is_lent() {
+        let (lender, mut node) = a_node(3).await;
         node.grant(grant(2)).await.unwrap();
         let table = node.regions(RegionsRequest {}).await.unwrap().into_inner();
         assert_eq!((table.regions_total, table.lent.len()), (3, 2));
+        assert_eq!((table.address, table.region_bytes), (Some(lender.address()), lender.region_bytes()));
         assert!(table.lent.iter().all(|region| region.held && region.owner == 7));
     }
 }

@@ -3,7 +3,7 @@
 //! The rules are in [`NodeCore`]; this module connects them to the clock, the random source and the memory.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::SyncSender;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
@@ -43,7 +43,14 @@ impl Core {
         ttl: Millis,
         regions: RegionSet,
     ) -> std::io::Result<(Arc<Self>, Keeper)> {
-        let (fenced, inbox) = std::sync::mpsc::sync_channel(1);
+        let (core, fenced) = Core::new(node, incarnation, ttl, regions);
+        let keeper = Keeper::start(core.clone(), fenced)?;
+        Ok((core, keeper))
+    }
+
+    /// A core, and the messages that wake its keeper.
+    fn new(node: NodeId, incarnation: u32, ttl: Millis, regions: RegionSet) -> (Arc<Self>, Receiver<()>) {
+        let (fenced, inbox) = sync_channel(1);
         let core = Arc::new(Core {
             node,
             started: Instant::now(),
@@ -55,8 +62,7 @@ impl Core {
             freed: Notify::new(),
             rejected: AtomicU64::new(0),
         });
-        let keeper = Keeper::start(core.clone(), inbox)?;
-        Ok((core, keeper))
+        (core, inbox)
     }
 
     /// Sets the node's address; once, before the node registers.
@@ -206,19 +212,27 @@ fn random_key() -> AccessKey {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc::{Receiver, Sender, channel};
+    use std::sync::mpsc::{Sender, TryRecvError, channel};
     use std::time::Duration;
 
-    use farpool_fabric::{AccessKind, CutOff, Locking, Mapping};
+    use farpool_fabric::{AccessKind, CutOff, HostIdentity, Locking, Mapping};
 
     use super::*;
 
     const OWNER: OwnerId = OwnerId(5);
     const REGION_BYTES: u64 = 64 << 10;
 
+    fn regions() -> RegionSet {
+        RegionSet::create(2, REGION_BYTES, Locking::None, |_| {}).unwrap()
+    }
+
     fn core(ttl_ms: u64) -> (Arc<Core>, Keeper) {
-        let regions = RegionSet::create(2, REGION_BYTES, Locking::None, |_| {}).unwrap();
-        Core::start(NodeId(1), 1, Millis(ttl_ms), regions).unwrap()
+        Core::start(NodeId(1), 1, Millis(ttl_ms), regions()).unwrap()
+    }
+
+    /// A core whose leases nobody ends on time.
+    fn core_without_keeper(ttl_ms: u64) -> (Arc<Core>, Receiver<()>) {
+        Core::new(NodeId(1), 1, Millis(ttl_ms), regions())
     }
 
     fn reference(lease: &Lease) -> LeaseRef {
@@ -339,6 +353,87 @@ mod tests {
         assert_eq!(core.revoke(OWNER, 1, Millis(0)).revoked, 1);
         wait_until(|| core.renew(OWNER, &reference(&lease)).is_err());
         wait_until(|| core.counts().0.free == 2);
+    }
+
+    #[test]
+    fn a_lease_tells_its_owner_where_the_region_is_and_how_long_it_lasts() {
+        let (core, _keeper) = core(60_000);
+        let address = NodeAddress { node: 1, incarnation: 1, tcp: "10.0.0.2:7".into(), ..Default::default() };
+        core.set_address(address.clone());
+        let lease = core.grant(OWNER, LeaseClass::Pinned, 1).remove(0);
+        assert_eq!((lease.ttl_ms, LeaseClass::from_wire(lease.class)), (60_000, Some(LeaseClass::Pinned)));
+        assert_eq!((lease.address, core.address()), (Some(address.clone()), address));
+    }
+
+    #[test]
+    fn clients_and_the_broker_are_told_the_node_s_id_and_the_size_and_number_of_its_regions() {
+        let (core, _keeper) = core(60_000);
+        let told = HostIdentity { node: NodeId(1), region_bytes: REGION_BYTES, regions: 2 };
+        assert_eq!(core.identity(), told);
+        assert_eq!((core.region_bytes(), core.regions_total()), (REGION_BYTES, 2));
+    }
+
+    #[test]
+    fn all_grants_of_a_lease_count_as_its_owner_s_until_it_ends() {
+        let (core, _keeper) = core(60_000);
+        let lease = core.grant(OWNER, LeaseClass::Pinned, 1).remove(0);
+        let client = core.add_grant(OWNER, &reference(&lease), GrantMode::ReadOnly).unwrap().lending;
+        let owners = || [Epoch(lease.epoch), client.epoch].map(|epoch| core.owner(lease.region, epoch));
+        assert_eq!(owners(), [Some(OWNER); 2]);
+        core.release(OWNER, &reference(&lease)).unwrap();
+        assert_eq!(owners(), [None; 2]);
+    }
+
+    #[test]
+    fn a_node_answers_a_ping_with_nothing_and_an_echo_with_the_request() {
+        let (core, _keeper) = core(60_000);
+        let call = |request: &[u8]| {
+            let mut answer = Vec::new();
+            core.call(request, &mut answer).map(|()| answer)
+        };
+        assert_eq!(call(CALL_PING), Ok(Vec::new()));
+        let echo = [CALL_ECHO, b" and more"].concat();
+        assert_eq!(call(&echo), Ok(echo.clone()));
+        assert_eq!(call(b"pong"), Err(Refusal::UnknownCall));
+    }
+
+    #[test]
+    fn each_connection_that_was_cut_off_for_malformed_input_is_counted() {
+        let (core, _keeper) = core(60_000);
+        assert_eq!(core.frames_rejected(), 0);
+        for count in 1..=2 {
+            core.rejected();
+            assert_eq!(core.frames_rejected(), count);
+        }
+    }
+
+    #[test]
+    fn a_lease_whose_time_has_passed_admits_nobody_though_it_was_not_fenced_yet() {
+        let (core, _fenced) = core_without_keeper(1);
+        let lease = core.grant(OWNER, LeaseClass::Pinned, 1).remove(0);
+        let (epoch, key) = (Epoch(lease.epoch), AccessKey::from_slice(&lease.key).unwrap());
+        wait_until(|| core.now() > Millis(1));
+        assert_eq!(core.regions.check(lease.region, epoch, &key), Ok(()), "it was not fenced");
+        assert_eq!(core.attach(lease.region, epoch, &key), Err(Refusal::StaleEpoch));
+    }
+
+    #[test]
+    fn a_release_wakes_the_keeper_once() {
+        let (core, fenced) = core_without_keeper(60_000);
+        let lease = core.grant(OWNER, LeaseClass::Revocable, 1).remove(0);
+        core.release(OWNER, &reference(&lease)).unwrap();
+        assert_eq!(fenced.try_recv(), Ok(()));
+        core.release(OWNER, &reference(&lease)).unwrap();
+        assert_eq!(fenced.try_recv(), Err(TryRecvError::Empty), "there is nothing to make free");
+    }
+
+    #[tokio::test]
+    async fn the_registration_is_told_when_a_released_region_is_free() {
+        let (core, _keeper) = core(60_000);
+        let lease = core.grant(OWNER, LeaseClass::Revocable, 1).remove(0);
+        core.release(OWNER, &reference(&lease)).unwrap();
+        tokio::time::timeout(Duration::from_secs(20), core.freed()).await.expect("a region becomes free");
+        assert_eq!(core.counts().0.free, 2);
     }
 
     #[test]

@@ -138,4 +138,17 @@ mod tests {
         let error = next_life(directory.path()).unwrap_err().to_string();
         assert!(error.contains("identity file"), "{error}");
     }
+
+    #[test]
+    fn an_identity_that_cannot_be_read_or_has_no_incarnation_left_is_not_replaced() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join(FILE);
+        let used_up = format!("{HEADER}\n{} {}\n", NodeId(7), u32::MAX);
+        for (kept, reason) in [(&b"\xFF"[..], "UTF-8"), (used_up.as_bytes(), "used up")] {
+            fs::write(&file, kept).unwrap();
+            let error = next_life(directory.path()).unwrap_err().to_string();
+            assert!(error.contains(reason), "{error}");
+            assert_eq!(fs::read(&file).unwrap(), kept);
+        }
+    }
 }

@@ -70,16 +70,25 @@ fn keep(core: &Core, fenced: &Receiver<()>, stopped: &Receiver<()>) {
         // One region at a time, so that leases end on time meanwhile.
         let next = core.leases.lock().begin_scrub(|region| core.regions.is_held(region));
         more = next.is_some_and(|lease| make_free(core, lease));
-        if Instant::now() >= restore_at
-            && let Err(error) = core.regions.restore_spare()
-        {
-            tracing::error!(
-                %error,
-                "no spare memory for the next fence of a shared region; trying again in {RESTORE_PAUSE:?}"
-            );
-            restore_at = Instant::now() + RESTORE_PAUSE;
-        }
+        restore_at = restore_spare(restore_at, Instant::now, || core.regions.restore_spare());
     }
+}
+
+/// Gets the spare memory if it is missing, but not before `at`. Returns when to do so next.
+fn restore_spare(
+    at: Instant,
+    now: impl Fn() -> Instant,
+    restore: impl FnOnce() -> std::io::Result<()>,
+) -> Instant {
+    if now() < at {
+        return at;
+    }
+    let Err(error) = restore() else { return at };
+    tracing::error!(
+        %error,
+        "no spare memory for the next fence of a shared region; trying again in {RESTORE_PAUSE:?}"
+    );
+    now() + RESTORE_PAUSE
 }
 
 /// Scrubs a fenced region. `false`: it has to be tried again later.
@@ -96,4 +105,81 @@ fn make_free(core: &Core, lease: Lending) -> bool {
     }
     core.leases.lock().not_scrubbed(lease);
     false
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use farpool_fabric::{Host, Locking, RegionSet};
+    use farpool_lease::{LeaseClass, Millis};
+    use farpool_wire::control::LeaseRef;
+    use farpool_wire::{Epoch, GrantMode, NodeId, OwnerId};
+
+    use super::*;
+    use crate::lender::Lender;
+
+    const OWNER: OwnerId = OwnerId(5);
+
+    fn core(regions: RegionSet) -> (Arc<Core>, Keeper) {
+        Core::start(NodeId(1), 1, Millis(60_000), regions).unwrap()
+    }
+
+    #[test]
+    fn nothing_uses_the_memory_any_more_when_the_keeper_is_dropped() {
+        let (core, keeper) = core(RegionSet::create(1, 64 << 10, Locking::None, |_| {}).unwrap());
+        drop(keeper);
+        assert_eq!(Arc::strong_count(&core), 1);
+    }
+
+    #[test]
+    fn spare_memory_that_a_fence_has_used_is_replaced() {
+        const REGION_BYTES: u64 = 7 * 4096; // no other test has regions of this size
+        let shared_memories = || {
+            let open = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+            let found = open.filter_map(|file| std::fs::metadata(file.path()).ok());
+            found.filter(|found| found.len() == REGION_BYTES).count()
+        };
+        let mut regions = RegionSet::create(1, REGION_BYTES, Locking::None, |_| {}).unwrap();
+        regions.keep_spare().unwrap();
+        let (core, _keeper) = core(regions);
+        assert_eq!(shared_memories(), 2, "the region's and the spare");
+
+        let lease = core.grant(OWNER, LeaseClass::Pinned, 1).remove(0);
+        let named = LeaseRef::new(lease.region, Epoch(lease.epoch), &lease.access_key().unwrap());
+        let client = core.add_grant(OWNER, &named, GrantMode::ReadWrite).unwrap();
+        drop(core.share(client.lending.region, client.lending.epoch, &client.key).unwrap());
+        core.fence_grant(OWNER, &named, client.lending.epoch).unwrap();
+        let started = Instant::now();
+        while shared_memories() < 2 {
+            assert!(started.elapsed() < Duration::from_secs(20), "the spare memory was not replaced");
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn the_keeper_pauses_between_attempts_to_get_spare_memory_counted_from_the_end_of_each() {
+        let started = Instant::now();
+        let (clock, attempts) = (Cell::new(started), Cell::new(0));
+        let attempt_takes = Duration::from_secs(1);
+        let attempt = |at, result: std::io::Result<()>| {
+            restore_spare(
+                at,
+                || clock.get(),
+                || {
+                    attempts.set(attempts.get() + 1);
+                    clock.set(clock.get() + attempt_takes);
+                    result
+                },
+            )
+        };
+        let no_memory = || Err(std::io::ErrorKind::OutOfMemory.into());
+        let next = attempt(started, no_memory());
+        assert_eq!((next, attempts.get()), (started + attempt_takes + RESTORE_PAUSE, 1));
+        clock.set(next - Duration::from_millis(1));
+        assert_eq!((attempt(next, no_memory()), attempts.get()), (next, 1));
+        clock.set(next);
+        assert_eq!((attempt(next, Ok(())), attempts.get()), (next, 2));
+        assert_eq!((attempt(next, Ok(())), attempts.get()), (next, 3), "no pause after a success");
+    }
 }

@@ -61,6 +61,8 @@ pub trait Lender: Send + Sync + 'static {
 
 #[cfg(test)]
 pub(crate) mod fake {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
     use farpool_wire::AccessKey;
     use parking_lot::Mutex;
     use tokio::sync::Notify;
@@ -76,12 +78,18 @@ pub(crate) mod fake {
         leases: Mutex<NodeCore>,
         regions: u32,
         freed: Notify,
+        reports: AtomicU32,
     }
 
     impl FakeLender {
         pub fn new(regions: u32) -> Self {
             let leases = Mutex::new(NodeCore::new(1, regions, Millis(TTL_MS)));
-            FakeLender { leases, regions, freed: Notify::new() }
+            FakeLender { leases, regions, freed: Notify::new(), reports: AtomicU32::new(0) }
+        }
+
+        /// How often the whole table was asked for.
+        pub fn reports(&self) -> u32 {
+            self.reports.load(Ordering::Relaxed)
         }
     }
 
@@ -146,6 +154,7 @@ pub(crate) mod fake {
         }
 
         fn states(&self) -> Vec<RegionState> {
+            self.reports.fetch_add(1, Ordering::Relaxed); // a count: pairs with nothing
             self.leases.lock().states(Millis(0))
         }
 

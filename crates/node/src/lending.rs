@@ -295,6 +295,67 @@ mod tests {
     }
 
     #[test]
+    fn no_more_leases_are_taken_back_than_asked_for_and_the_owner_learns_when_the_last_one_ends() {
+        let mut core = NodeCore::new(1, 2, TTL);
+        lend(&mut core, LeaseClass::Revocable, 1);
+        let later = core.grant(Millis(500), OWNER, LeaseClass::Revocable, 1, &mut || KEY);
+        assert_eq!(core.revoke(Millis(600), OWNER, 0, Millis(0)), RevokeResponse::default());
+        let answer = core.revoke(Millis(600), OWNER, 2, Millis(0));
+        assert_eq!((answer.revoked, answer.remaining_ms), (2, later[0].until.since(Millis(600)).0));
+    }
+
+    #[test]
+    fn the_sum_of_the_table_tells_the_broker_of_each_change_of_the_leases() {
+        let mut core = NodeCore::new(1, 3, TTL);
+        assert_eq!(core.table_sum(Millis(0)), 0);
+        let leases = lend(&mut core, LeaseClass::Revocable, 2);
+        let states = core.states(Millis(0));
+        let all = core.table_sum(Millis(0));
+        assert_eq!(all, states[0].mark().wrapping_add(states[1].mark()));
+        core.revoke(Millis(0), OWNER, 1, Millis(0));
+        let one_revoked = core.table_sum(Millis(0));
+        assert_ne!(one_revoked, all);
+        core.release(OWNER, &reference(leases[1])).unwrap();
+        assert_eq!(core.table_sum(Millis(0)), states[0].mark());
+    }
+
+    #[test]
+    fn the_broker_is_told_of_a_region_until_it_is_free() {
+        let mut core = NodeCore::new(1, 2, TTL);
+        let lease = lend(&mut core, LeaseClass::Pinned, 2)[1];
+        add(&mut core, lease);
+        let held = RegionState {
+            region: 1,
+            owner: OWNER.0,
+            epoch: lease.epoch.0,
+            class: LeaseClass::Pinned.to_wire(),
+            remaining_ms: 900,
+            held: true,
+            revoked: false,
+            grants: 2,
+        };
+        assert_eq!(core.states(Millis(100))[1], held);
+        core.release(OWNER, &reference(lease)).unwrap();
+        let returning = RegionState { region: 1, epoch: lease.epoch.0, ..RegionState::default() };
+        assert_eq!(core.states(Millis(100))[1], returning);
+        core.fenced(lease);
+        assert_eq!(core.begin_scrub(|_| false), Some(lease));
+        assert_eq!(core.states(Millis(100))[1], returning);
+        core.scrubbed(lease);
+        assert_eq!(core.states(Millis(100)).len(), 1);
+    }
+
+    #[test]
+    fn grants_have_an_owner_while_they_are_in_force() {
+        let mut core = NodeCore::new(1, 1, TTL);
+        let lease = lend(&mut core, LeaseClass::Pinned, 1)[0];
+        let client = add(&mut core, lease);
+        assert_eq!([lease, client].map(|grant| core.owner(grant)), [Some(OWNER); 2]);
+        core.fence_grant(Millis(1), OWNER, &reference(lease), client.epoch).unwrap();
+        assert_eq!([lease, client].map(|grant| core.owner(grant)), [Some(OWNER), None]);
+    }
+
+    #[test]
     fn a_message_with_a_damaged_key_names_no_lease() {
         let mut core = NodeCore::new(1, 1, TTL);
         let lease = lend(&mut core, LeaseClass::Revocable, 1)[0];

@@ -153,44 +153,44 @@ fn late(_: tokio::time::error::Elapsed) -> Status {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod fake {
     use std::net::SocketAddr;
     use std::sync::atomic::{AtomicBool, Ordering};
 
     use farpool_control::Listener;
-    use farpool_lease::LeaseClass;
-    use farpool_wire::OwnerId;
     use farpool_wire::control::broker_server::{Broker, BrokerServer};
     use farpool_wire::control::{
-        AcquireRequest, AcquireResponse, HeartbeatResponse, LeaseRef, RegisterResponse, RevokeRequest,
-        RevokeResponse, StatusRequest, StatusResponse,
+        AcquireRequest, AcquireResponse, HeartbeatResponse, RegisterResponse, RevokeRequest, RevokeResponse,
+        StatusRequest, StatusResponse,
     };
     use tokio::sync::mpsc;
     use tokio::task::JoinHandle;
     use tonic::{Request, Response};
 
     use super::*;
-    use crate::lender::fake::{FRAMES_REJECTED, FakeLender};
 
     /// Longest wait for one step: whatever takes longer hangs.
-    const PATIENCE: Duration = Duration::from_secs(20);
+    pub const PATIENCE: Duration = Duration::from_secs(20);
+
+    /// What the broker asks for: more often than nodes send them.
+    const HEARTBEAT_INTERVAL_MS: u64 = 1;
 
     #[derive(Debug)]
-    enum Heard {
+    pub enum Heard {
         Report(RegisterRequest),
         Beat(HeartbeatRequest),
     }
 
     /// Forwards the messages that it receives. With `asks_again` it asks for a report at each heartbeat, else
     /// only until it has received one.
-    struct FakeBroker {
+    pub struct FakeBroker {
         heard: mpsc::Sender<Heard>,
         asks_again: bool,
         has_report: AtomicBool,
     }
 
     impl FakeBroker {
-        fn new(heard: mpsc::Sender<Heard>, asks_again: bool) -> Self {
+        pub fn new(heard: mpsc::Sender<Heard>, asks_again: bool) -> Self {
             FakeBroker { heard, asks_again, has_report: AtomicBool::new(false) }
         }
     }
@@ -203,7 +203,7 @@ mod tests {
         ) -> Result<Response<RegisterResponse>, Status> {
             self.has_report.store(true, Ordering::Release);
             self.heard.send(Heard::Report(request.into_inner())).await.unwrap();
-            Ok(Response::new(RegisterResponse { heartbeat_interval_ms: 1 }))
+            Ok(Response::new(RegisterResponse { heartbeat_interval_ms: HEARTBEAT_INTERVAL_MS }))
         }
 
         async fn heartbeat(
@@ -228,14 +228,14 @@ mod tests {
         }
     }
 
-    struct RunningBroker {
-        address: SocketAddr,
+    pub struct RunningBroker {
+        pub address: SocketAddr,
         heard: mpsc::Receiver<Heard>,
-        task: JoinHandle<Result<(), ControlError>>,
+        pub task: JoinHandle<Result<(), ControlError>>,
     }
 
     impl RunningBroker {
-        async fn start(address: &str, asks_again: bool) -> Self {
+        pub async fn start(address: &str, asks_again: bool) -> Self {
             let listener = Listener::bind(address.parse().unwrap(), None).await.unwrap();
             let (sender, heard) = mpsc::channel(100);
             let address = listener.address();
@@ -244,11 +244,11 @@ mod tests {
             RunningBroker { address, heard, task }
         }
 
-        async fn next(&mut self) -> Heard {
+        pub async fn next(&mut self) -> Heard {
             tokio::time::timeout(PATIENCE, self.heard.recv()).await.expect("the node speaks").unwrap()
         }
 
-        async fn next_report(&mut self) -> RegisterRequest {
+        pub async fn next_report(&mut self) -> RegisterRequest {
             let report = async {
                 loop {
                     if let Heard::Report(report) = self.next().await {
@@ -259,6 +259,24 @@ mod tests {
             tokio::time::timeout(PATIENCE, report).await.expect("the node reports")
         }
     }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use farpool_control::Listener;
+    use farpool_lease::LeaseClass;
+    use farpool_wire::OwnerId;
+    use farpool_wire::control::LeaseRef;
+    use farpool_wire::control::broker_server::BrokerServer;
+    use tokio::sync::mpsc;
+    use tokio::task::JoinHandle;
+
+    use super::fake::{FakeBroker, Heard, PATIENCE, RunningBroker};
+    use super::*;
+    use crate::lender::fake::{FRAMES_REJECTED, FakeLender};
 
     fn keep_registered(lender: &Arc<FakeLender>, broker: SocketAddr) -> JoinHandle<Infallible> {
         let mut registration = Registration::new(lender.clone(), &broker.to_string(), None).unwrap();
@@ -275,11 +293,13 @@ mod tests {
         let mut broker = RunningBroker::start("127.0.0.1:0", false).await;
         let _node = keep_registered(&lender, broker.address);
         let report = broker.next_report().await;
+        assert_eq!((report.address, report.region_bytes), (Some(lender.address()), lender.region_bytes()));
         assert_eq!((report.regions_total, report.lent.len()), (4, 3));
         for _ in 0..2 {
             let Heard::Beat(beat) = broker.next().await else { panic!("a report that was not requested") };
             assert_eq!((beat.regions_free, beat.regions_lent), (1, 3));
-            assert_eq!(beat.frames_rejected, FRAMES_REJECTED);
+            assert_eq!((beat.node, beat.incarnation), (1, 1));
+            assert_eq!((beat.frames_rejected, beat.table), (FRAMES_REJECTED, lender.counts().1));
         }
     }
 
@@ -310,24 +330,100 @@ mod tests {
 
     #[tokio::test]
     async fn a_node_waits_for_a_broker_that_is_not_there_yet() {
-        let listener = Listener::bind("127.0.0.1:0".parse().unwrap(), None).await.unwrap();
-        let address = listener.address();
-        drop(listener);
-        let _node = keep_registered(&Arc::new(FakeLender::new(4)), address);
-        let mut broker = RunningBroker::start(&address.to_string(), false).await;
+        let address = nowhere().await;
+        let _node = keep_registered(&Arc::new(FakeLender::new(4)), address.parse().unwrap());
+        let mut broker = RunningBroker::start(&address, false).await;
         broker.next_report().await;
     }
 
-    #[tokio::test]
-    async fn a_node_that_reaches_no_broker_in_time_gets_the_reason() {
+    /// An address on which nothing listens.
+    async fn nowhere() -> String {
         let listener = Listener::bind("127.0.0.1:0".parse().unwrap(), None).await.unwrap();
-        let address = listener.address().to_string();
-        drop(listener);
-        for within in [Duration::ZERO, 2 * FIRST_PAUSE] {
-            let mut registration = Registration::new(Arc::new(FakeLender::new(1)), &address, None).unwrap();
-            let reason = registration.first(within).await.unwrap_err();
+        listener.address().to_string()
+    }
+
+    /// The clock of these tests stands still, and leaps to the next timer when all tasks wait for one.
+    #[tokio::test(start_paused = true)]
+    async fn a_node_that_reaches_no_broker_in_time_gets_the_reason() {
+        // Attempts are made after 0, 0.1, 0.3, 0.7, 1.5, 3.1 and 5.1 s, and then every 2 s.
+        for (within_ms, gives_up_ms) in [(0, 0), (99, 0), (100, 100), (10_000, 9_100)] {
+            let (lender, address) = (Arc::new(FakeLender::new(1)), nowhere().await);
+            let mut registration = Registration::new(lender, &address, None).unwrap();
+            let started = Instant::now();
+            let first = registration.first(Duration::from_millis(within_ms));
+            let reason = timeout(PATIENCE, first).await.expect("it gives up").unwrap_err();
             assert!(reason.contains("refused"), "{reason}");
+            assert_eq!(started.elapsed().as_millis() / 10 * 10, gives_up_ms, "within {within_ms} ms");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_node_whose_broker_is_gone_asks_for_it_ever_less_often_but_every_two_seconds() {
+        let lender = Arc::new(FakeLender::new(1));
+        let registration = Registration::new(lender.clone(), &nowhere().await, None).unwrap();
+        let keep = registration.keep(Registered(SHORTEST_INTERVAL));
+        // A heartbeat after 0.1 s, then reports after pauses of 0.1, 0.2, 0.4, 0.8, 1.6 and 2 s.
+        assert!(timeout(Duration::from_millis(11_300), keep).await.is_err());
+        assert_eq!(lender.reports(), 9);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_heartbeat_is_sent_after_the_interval_if_no_region_becomes_free() {
+        let registration = Registration::new(Arc::new(FakeLender::new(1)), "127.0.0.1:1", None).unwrap();
+        for interval in [SHORTEST_INTERVAL, FREED_INTERVAL, LONGEST_INTERVAL] {
+            let started = Instant::now();
+            registration.until_next(interval).await;
+            assert_eq!(started.elapsed().as_millis() / 10, interval.as_millis() / 10);
+        }
+    }
+
+    #[tokio::test]
+    async fn heartbeats_are_not_sent_more_often_than_ten_times_a_second_whatever_the_broker_asks_for() {
+        let broker = RunningBroker::start("127.0.0.1:0", false).await;
+        let (lender, address) = (Arc::new(FakeLender::new(1)), broker.address.to_string());
+        let mut registration = Registration::new(lender, &address, None).unwrap();
+        let Registered(interval) = registration.first(PATIENCE).await.unwrap();
+        assert_eq!(interval, SHORTEST_INTERVAL);
+    }
+
+    /// Counts the messages that are logged.
+    struct CountLogged(AtomicU32);
+
+    impl tracing::Subscriber for CountLogged {
+        fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
+            true
+        }
+
+        fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+            tracing::span::Id::from_u64(1)
+        }
+
+        fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+
+        fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+
+        fn event(&self, _: &tracing::Event<'_>) {
+            self.0.fetch_add(1, Ordering::Relaxed); // one thread only; pairs with nothing
+        }
+
+        fn enter(&self, _: &tracing::span::Id) {}
+
+        fn exit(&self, _: &tracing::span::Id) {}
+    }
+
+    #[tokio::test]
+    async fn an_operator_reads_once_that_the_broker_is_away_and_once_that_it_is_back() {
+        let mut registration = Registration::new(Arc::new(FakeLender::new(1)), "127.0.0.1:1", None).unwrap();
+        let logged = Arc::new(CountLogged(AtomicU32::new(0)));
+        let _here = tracing::subscriber::set_default(logged.clone());
+        let mut says = |standing: Result<(), &str>| {
+            let before = logged.0.load(Ordering::Relaxed);
+            registration.say(standing.map_err(str::to_owned));
+            logged.0.load(Ordering::Relaxed) - before
+        };
+        assert_eq!([says(Ok(())), says(Ok(()))], [1, 0]);
+        assert_eq!([says(Err("refused")), says(Err("refused")), says(Err("late"))], [1, 0, 1]);
+        assert_eq!([says(Ok(())), says(Ok(()))], [1, 0]);
     }
 
     #[tokio::test]

@@ -216,7 +216,8 @@ pub async fn run(
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), NodeError> {
     check_reach(&config)?;
-    let regions = check(&config)?;
+    let available_bytes = available_memory().map_err(NodeError::Reserve)?;
+    let regions = check(&config, available_bytes, lockable_memory())?;
     farpool_fabric::raise_limit(); // regions and connections take a descriptor each
     let (identity, _state_held) = identify(config.state_dir.as_deref())?;
     // Bound before the memory is reserved, so that a port in use is reported at once.
@@ -289,8 +290,9 @@ fn check_reach(config: &NodeConfig) -> Result<(), NodeError> {
     Ok(())
 }
 
-/// Checks the configuration against itself and the machine; returns the number of regions.
-fn check(config: &NodeConfig) -> Result<u32, NodeError> {
+/// Checks the configuration against itself and the machine: how much memory is available, and how much may be
+/// locked if there is a limit. Returns the number of regions.
+fn check(config: &NodeConfig, available_bytes: u64, lockable_bytes: Option<u64>) -> Result<u32, NodeError> {
     let &NodeConfig { memory_bytes, region_bytes, .. } = config;
     if region_bytes < LEAST_REGION_BYTES || !region_bytes.is_multiple_of(REGION_GRANULE_BYTES) {
         return Err(NodeError::RegionSize { region_bytes });
@@ -299,13 +301,13 @@ fn check(config: &NodeConfig) -> Result<u32, NodeError> {
     if regions == 0 {
         return Err(NodeError::NoRegion { memory_bytes, region_bytes });
     }
-    let needed_bytes = u64::from(regions).saturating_add(spare_regions(config)).saturating_mul(region_bytes);
-    let available_bytes = available_memory().map_err(NodeError::Reserve)?;
+    let spare_regions = u64::from(keeps_spare(config));
+    let needed_bytes = u64::from(regions).saturating_add(spare_regions).saturating_mul(region_bytes);
     if needed_bytes > available_bytes {
         return Err(NodeError::NotAvailable { needed_bytes, available_bytes });
     }
     if config.locking == Locking::Required
-        && let Some(lockable_bytes) = lockable_memory()
+        && let Some(lockable_bytes) = lockable_bytes
         && lockable_bytes < needed_bytes
     {
         return Err(NodeError::NotLockable { needed_bytes, lockable_bytes });
@@ -313,10 +315,10 @@ fn check(config: &NodeConfig) -> Result<u32, NodeError> {
     Ok(regions)
 }
 
-/// Regions in addition to those that are lent. A process that has a region's memory mapped is fenced by
-/// moving the region to other memory.
-fn spare_regions(config: &NodeConfig) -> u64 {
-    u64::from(config.shm_socket.is_some())
+/// Whether the node has memory for one region more than it lends. A process that has a region's memory mapped
+/// is fenced by moving the region to other memory.
+fn keeps_spare(config: &NodeConfig) -> bool {
+    config.shm_socket.is_some()
 }
 
 fn listen(config: &NodeConfig) -> Result<Listeners, NodeError> {
@@ -352,7 +354,7 @@ async fn start(
     listeners: Listeners,
 ) -> Result<(Arc<Core>, Keeper, ServerHandle), NodeError> {
     let (region_bytes, locking) = (config.region_bytes, config.locking);
-    let keeps_spare = spare_regions(config) > 0;
+    let keeps_spare = keeps_spare(config);
     let reserving = tokio::task::spawn_blocking(move || {
         let mut memory = RegionSet::create(regions, region_bytes, locking, |done| {
             tracing::debug!(done, of = regions, "regions reserved");
@@ -363,16 +365,20 @@ async fn start(
         Ok(memory)
     });
     let memory = reserving.await.map_err(|error| NodeError::Start(io::Error::other(error)))?;
-    let memory =
-        memory.map_err(|error: io::Error| match error.raw_os_error().map(Errno::from_raw_os_error) {
-            Some(Errno::MFILE | Errno::NFILE) => NodeError::Descriptors { regions },
-            Some(Errno::FBIG) => NodeError::FileSize { region_bytes },
-            _ => NodeError::Reserve(error),
-        })?;
+    let memory = memory.map_err(|error| not_reserved(error, regions, region_bytes))?;
     let started = Core::start(identity.node, identity.incarnation, DEFAULT_TTL, memory);
     let (core, keeper) = started.map_err(NodeError::Start)?;
     let server = serve(core.clone(), listeners).map_err(NodeError::Start)?;
     Ok((core, keeper, server))
+}
+
+/// Why `regions` regions were not reserved.
+fn not_reserved(error: io::Error, regions: u32, region_bytes: u64) -> NodeError {
+    match error.raw_os_error().map(Errno::from_raw_os_error) {
+        Some(Errno::MFILE | Errno::NFILE) => NodeError::Descriptors { regions },
+        Some(Errno::FBIG) => NodeError::FileSize { region_bytes },
+        _ => NodeError::Reserve(error),
+    }
 }
 
 fn address(
@@ -381,11 +387,7 @@ fn address(
     control: &Listener,
     server: &ServerHandle,
 ) -> NodeAddress {
-    let reached = |at: SocketAddr| match &config.advertise {
-        Some(host) if host.contains(':') => format!("[{host}]:{}", at.port()),
-        Some(host) => format!("{host}:{}", at.port()),
-        None => at.to_string(),
-    };
+    let reached = |at| reached(config.advertise.as_deref(), at);
     let shm_socket = server.unix().map(|path| std::path::absolute(path).unwrap_or_else(|_| path.clone()));
     NodeAddress {
         node: identity.node.0,
@@ -399,6 +401,15 @@ fn address(
     }
 }
 
+/// The address by which clients reach a listener of this node.
+fn reached(advertise: Option<&str>, at: SocketAddr) -> String {
+    match advertise {
+        Some(host) if host.contains(':') => format!("[{host}]:{}", at.port()),
+        Some(host) => format!("{host}:{}", at.port()),
+        None => at.to_string(),
+    }
+}
+
 /// Asks the kernel to kill this process first when memory runs out: a node lends only idle memory.
 fn be_first_to_go() {
     if let Err(error) = std::fs::write("/proc/self/oom_score_adj", "1000") {
@@ -408,7 +419,18 @@ fn be_first_to_go() {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+    use std::net::TcpStream;
+    use std::os::unix::net::UnixStream;
+
+    use farpool_control::dial;
+    use farpool_lease::LeaseClass;
+    use farpool_wire::control::GrantRequest;
+    use farpool_wire::control::node_client::NodeClient;
+    use tokio::sync::oneshot;
+
     use super::*;
+    use crate::register::fake::{Heard, PATIENCE, RunningBroker};
 
     fn config(memory_bytes: u64, region_bytes: u64) -> NodeConfig {
         let any = "127.0.0.1:0".parse().unwrap();
@@ -436,10 +458,57 @@ mod tests {
             (1 << 20, 64 << 20, "--memory"),
             (1 << 60, 64 << 20, "--memory"),
         ] {
-            let error = check(&config(memory, region)).unwrap_err().to_string();
+            let error = check(&config(memory, region), 1 << 40, None).unwrap_err().to_string();
             assert!(error.contains(flag), "{error}");
         }
-        assert_eq!(check(&config(130 << 20, 64 << 20)).unwrap(), 2);
+        assert_eq!(check(&config(130 << 20, 64 << 20), 1 << 40, None).unwrap(), 2);
+    }
+
+    #[test]
+    fn a_node_lends_all_memory_that_is_available_and_may_be_locked_and_not_a_byte_more() {
+        const MIB: u64 = 1 << 20;
+        let lends = |bytes| NodeConfig { locking: Locking::Required, ..config(bytes, MIB) };
+        let lends_to_processes =
+            |bytes| NodeConfig { shm_socket: Some("/run/node.sock".into()), ..lends(bytes) };
+        // Processes of the same host need the spare region.
+        for (config, needed) in [(lends(4 * MIB), 4 * MIB), (lends_to_processes(3 * MIB), 4 * MIB)] {
+            let regions = check(&config, needed, Some(needed)).unwrap();
+            assert_eq!(u64::from(regions) * MIB, config.memory_bytes);
+            assert_eq!(check(&config, needed, None).unwrap(), regions);
+            let error = check(&config, needed - 1, None).unwrap_err();
+            let expected = (needed, needed - 1);
+            assert!(matches!(error, NodeError::NotAvailable { needed_bytes, available_bytes }
+                if (needed_bytes, available_bytes) == expected));
+            let error = check(&config, needed, Some(needed - 1)).unwrap_err();
+            assert!(matches!(error, NodeError::NotLockable { needed_bytes, lockable_bytes }
+                if (needed_bytes, lockable_bytes) == expected));
+            for locking in [Locking::AsAllowed, Locking::None] {
+                let config = NodeConfig { locking, ..config.clone() };
+                assert_eq!(check(&config, needed, Some(0)).unwrap(), regions);
+            }
+        }
+    }
+
+    #[test]
+    fn a_limit_that_keeps_memory_from_being_reserved_is_named_with_the_command_that_raises_it() {
+        for (errno, fix) in [
+            (Errno::MFILE, "ulimit -n"),
+            (Errno::NFILE, "ulimit -n"),
+            (Errno::FBIG, "ulimit -f"),
+            (Errno::NOMEM, "lower --memory"),
+        ] {
+            let error = not_reserved(errno.into(), 2, 1 << 20).to_string();
+            assert!(error.contains(fix), "{error}");
+        }
+    }
+
+    #[test]
+    fn clients_get_the_advertised_name_with_the_real_port() {
+        let at = "10.0.0.2:7".parse().unwrap();
+        assert_eq!(reached(None, at), "10.0.0.2:7");
+        assert_eq!(reached(Some("db-17"), at), "db-17:7");
+        assert_eq!(reached(Some("10.0.0.3"), at), "10.0.0.3:7");
+        assert_eq!(reached(Some("fd00::3"), at), "[fd00::3]:7");
     }
 
     #[test]
@@ -462,6 +531,89 @@ mod tests {
         }
         check_reach(&listening("10.0.0.2:0", "10.0.0.2:0")).unwrap();
         check_reach(&NodeConfig { advertise: Some("db-17".into()), ..far }).unwrap();
+    }
+
+    /// A card that serves while its guard, a clone of this, lives; or that does not work.
+    #[derive(Debug)]
+    struct FakeCard {
+        works: bool,
+        serves: Arc<()>,
+    }
+
+    const CARD_ADDRESS: &str = "10.0.0.3:7";
+
+    impl CardService for FakeCard {
+        fn place(&self) -> String {
+            "mlx5_0".into()
+        }
+
+        fn serve(&self, _: Arc<dyn Host>) -> io::Result<(SocketAddr, Box<dyn Any + Send>)> {
+            if !self.works {
+                return Err(io::ErrorKind::NotFound.into());
+            }
+            Ok((CARD_ADDRESS.parse().unwrap(), Box::new(self.serves.clone())))
+        }
+    }
+
+    #[tokio::test]
+    async fn owners_and_the_broker_are_given_addresses_on_which_the_node_serves_until_its_end() {
+        let directory = tempfile::tempdir().unwrap();
+        let (state, socket) = (directory.path().join("state"), directory.path().join("node.sock"));
+        let mut broker = RunningBroker::start("127.0.0.1:0", false).await;
+        let serves = Arc::new(());
+        let config = NodeConfig {
+            broker: broker.address.to_string(),
+            register_within: PATIENCE,
+            shm_socket: Some(socket.clone()),
+            card: Some(Arc::new(FakeCard { works: true, serves: serves.clone() })),
+            state_dir: Some(state.clone()),
+            ..config(2 << 20, 1 << 20)
+        };
+        let ((tell, told), (stop, stopped)) = (oneshot::channel(), oneshot::channel::<()>());
+        let node = run(config, |ready| tell.send(ready.clone()).unwrap(), async { stopped.await.unwrap() });
+        let client = async {
+            let Ready { node, address, regions, region_bytes } = told.await.unwrap();
+            assert_eq!((address.node, address.incarnation), (node.0, 1));
+            assert_eq!((regions, region_bytes), (2, 1 << 20));
+            assert_eq!(broker.next_report().await.address.as_ref(), Some(&address));
+
+            TcpStream::connect(&address.tcp).unwrap();
+            assert_eq!(Path::new(&address.shm_socket), socket);
+            UnixStream::connect(&socket).unwrap();
+            assert_eq!((address.rdma.as_str(), Arc::strong_count(&serves)), (CARD_ADDRESS, 3));
+            let mut control = NodeClient::new(dial(&address.control, None).unwrap());
+            let grant = GrantRequest { owner: 7, count: 3, class: LeaseClass::Pinned.to_wire() };
+            let leases = control.grant(grant).await.unwrap().into_inner().leases;
+            assert_eq!(leases.len(), 2);
+            assert!(leases.iter().all(|lease| lease.address.as_ref() == Some(&address)));
+
+            TcpStream::connect(&address.control).unwrap().write_all(&[0; 64]).unwrap();
+            let beats_that_tell_of_it = async {
+                while !matches!(broker.next().await, Heard::Beat(beat) if beat.frames_rejected == 1) {}
+            };
+            tokio::time::timeout(PATIENCE, beats_that_tell_of_it).await.expect("it is counted");
+            assert_eq!(std::fs::read_to_string("/proc/self/oom_score_adj").unwrap().trim(), "1000");
+            stop.send(()).unwrap();
+            node
+        };
+        let (ended, node) = tokio::join!(node, client);
+        ended.unwrap();
+        assert_eq!((Arc::strong_count(&serves), socket.exists()), (1, false));
+        let (next, _held) = identity::next_life(&state).unwrap();
+        assert_eq!(next, Identity { node, incarnation: 2 });
+    }
+
+    #[tokio::test]
+    async fn a_node_without_its_broker_or_its_card_ends_with_the_flag_to_change() {
+        let far = config(1 << 20, 1 << 20);
+        let broken = Arc::new(FakeCard { works: false, serves: Arc::new(()) });
+        let cardless = NodeConfig { card: Some(broken), ..far.clone() };
+        for (config, place, flag) in [(far, "127.0.0.1:1", "--wait"), (cardless, "mlx5_0", "--listen-rdma")] {
+            let node = run(config, |_| panic!("the node should have ended"), std::future::pending());
+            let ended = tokio::time::timeout(PATIENCE, node).await.expect("it ends");
+            let error = ended.unwrap_err().to_string();
+            assert!(error.contains(place) && error.contains(flag), "{error}");
+        }
     }
 
     #[tokio::test]

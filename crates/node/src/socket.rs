@@ -100,8 +100,17 @@ mod tests {
         drop(living);
         std::fs::write(directory.path().join("file"), "precious").unwrap();
         assert!(bind_unix(&directory.path().join("file")).is_err());
-        let error = bind_unix(&directory.path().join("n".repeat(108))).unwrap_err().to_string();
-        assert!(error.contains("107"), "{error}");
+    }
+
+    #[test]
+    fn a_path_of_107_bytes_is_bound_and_a_longer_one_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let name_bytes = 107 - directory.path().as_os_str().len() - 1;
+        let longest = directory.path().join("n".repeat(name_bytes));
+        let _living = bind_unix(&longest).unwrap();
+        UnixStream::connect(&longest).unwrap();
+        let error = bind_unix(&directory.path().join("n".repeat(name_bytes + 1))).unwrap_err().to_string();
+        assert!(error.contains("108 bytes") && error.contains("107"), "{error}");
     }
 
     #[test]
