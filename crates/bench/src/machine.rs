@@ -85,9 +85,10 @@ impl User {
     /// The first of `names` that exists.
     pub fn first_of(names: &[&str]) -> Result<Self> {
         let passwd = fs::read_to_string("/etc/passwd").context("cannot read /etc/passwd")?;
-        names.iter().find_map(|name| find_user(&passwd, name)).with_context(|| {
-            format!("there is no user {}", names.join(" or "))
-        })
+        names
+            .iter()
+            .find_map(|name| find_user(&passwd, name))
+            .with_context(|| format!("there is no user {}", names.join(" or ")))
     }
 
     /// The arguments that make setpriv(1) run a program as this user.

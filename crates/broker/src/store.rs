@@ -29,10 +29,10 @@ pub enum StoreError {
         /// The file.
         path: PathBuf,
     },
-    /// Move the file away.
+    /// Name another file, or move a damaged store away.
     #[error(
-        "{} is damaged or not a broker's store ({reason}): move it away and start again; the nodes register \
-         again",
+        "{} is not a broker's store, or a damaged one ({reason}): name another file with --store, or, if it \
+         was this broker's store, move it away and start again; the nodes register again",
         path.display()
     )]
     Damaged {
@@ -296,6 +296,7 @@ mod tests {
         std::fs::write(&path, "Dear diary, ".repeat(1_000)).unwrap();
         let text = Store::open(&path).err().unwrap().to_string();
         assert!(text.contains(path.to_str().unwrap()) && text.contains("move it away"), "{text}");
+        assert!(text.contains("another file with --store"), "{text}");
         assert!(std::fs::read_to_string(&path).unwrap().starts_with("Dear diary"));
     }
 

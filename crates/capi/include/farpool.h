@@ -36,7 +36,8 @@ struct farpool_options {
     uint64_t limit_bytes;  /* most memory to lease; 0: as much as the pool gives */
 };
 
-/* Connects. The connection is freed by farpool_disconnect(). */
+/* Connects. With NULL for `options`, all members have their defaults. The connection is freed by
+ * farpool_disconnect(). */
 int farpool_connect(const struct farpool_options *options, farpool **pool);
 
 /* Waits for asynchronous operations, closes and deletes all files, and gives all memory back. Calls of other

@@ -48,8 +48,15 @@ impl From<PoolError> for Failure {
             | PoolError::RegionSize { .. }
             | PoolError::OtherRegionSize { .. } => libc::EINVAL,
         };
-        Failure::new(errno, error.to_string())
+        Failure::new(errno, in_words_of_c(&error.to_string()))
     }
+}
+
+/// Names the members of `struct farpool_options` where a message names options of the command line. What it
+/// says of certificates is left as it is: the other side gets its certificates by `--tls-dir` as well.
+fn in_words_of_c(text: &str) -> String {
+    text.replace("raise --limit", "raise options.limit_bytes")
+        .replace("name it with --broker HOST:PORT", "set options.broker to HOST:PORT")
 }
 
 impl From<ControlError> for Failure {
@@ -99,4 +106,20 @@ pub(crate) unsafe fn text<'a>(text: *const c_char, what: &str) -> Result<Option<
     // SAFETY: the caller's promise.
     let bytes = unsafe { CStr::from_ptr(text) };
     bytes.to_str().map(Some).map_err(|_| Failure::invalid(format!("{what} is not UTF-8")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_name_members_of_the_options_in_place_of_options_of_the_command_line() {
+        let small = PoolError::LimitTooSmall { limit_bytes: 1, region_bytes: 2 };
+        let reason = "refused; start one with `farpool up`, or name it with --broker HOST:PORT".to_owned();
+        let unreachable = PoolError::BrokerUnreachable { broker: "127.0.0.1:1".to_owned(), reason };
+        for (error, member) in [(small, "options.limit_bytes"), (unreachable, "options.broker")] {
+            let text = Failure::from(error).text;
+            assert!(text.contains(member) && !text.contains("--"), "{text}");
+        }
+    }
 }

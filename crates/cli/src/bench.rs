@@ -91,11 +91,11 @@ struct IoArgs {
     #[arg(long, value_name = "SIZE")]
     block: Option<ByteSize>,
 
-    /// Operations, or batches of them, in flight per thread
+    /// How many operations, or batches of them, each thread starts before it waits for the first to end
     #[arg(long, value_name = "N", default_value_t = 1)]
     depth: usize,
 
-    /// Operations posted together
+    /// How many operations a thread hands to the transport at once
     #[arg(long, value_name = "N", default_value_t = 1)]
     batch: usize,
 

@@ -14,18 +14,20 @@ use crate::reach::runtime;
 use crate::shutdown::Shutdown;
 use crate::tether::{self, Tether};
 
-/// Run a broker: it knows which nodes have room, and places leases
+/// Run a broker: it knows which nodes have room, and gives clients leases on their memory
 ///
-/// Runs in the foreground and prints `ready ADDRESS` once it serves requests. Clients and nodes keep working
-/// without it; only new leases need it. After a restart at the same address it learns from the nodes what
-/// they have lent.
+/// A lease is the right to use a region of a node's memory for some seconds; its client renews it at the
+/// node. Runs in the foreground and prints `ready ADDRESS` once it serves requests. Clients and nodes keep
+/// working without it; only new leases need it. After a restart at the same address it learns from the nodes
+/// what they have lent.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
   farpool broker --store /var/lib/farpool/broker.redb
   farpool broker --store broker.redb --listen 10.0.0.5:7117 --tls-dir /etc/farpool/tls")]
 pub struct BrokerArgs {
-    /// Where to listen; port 0 takes any free one. An address other than loopback needs --tls-dir
+    /// Where to listen: an IP address and a port; port 0 takes any free one. An address other than loopback
+    /// needs --tls-dir
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:7117")]
     listen: SocketAddr,
 

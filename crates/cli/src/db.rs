@@ -6,21 +6,23 @@ mod status;
 mod up;
 mod work;
 
+use std::io::ErrorKind;
 use std::path::PathBuf;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::Subcommand;
 use farpool_fabric::{TransportChoice, Transports, raise_limit};
 use farpool_namdb::{Credentials, Database, Reach};
 
-use crate::rdma::card_transport;
+use crate::rdma::{card_transport, check_choice};
 use crate::reach::BrokerAt;
 
 /// Create databases in far memory, inspect them, and test them
 ///
-/// A database is stored in the memory of the pool's nodes. The processes that open it are its compute
-/// servers: they run transactions with snapshot isolation by reading and writing far memory directly, and
-/// recover each other after a crash. The database is lost ten seconds after its last compute server exits.
+/// A database is stored in the memory of the pool's nodes. A process that has opened it is one of its compute
+/// servers: it runs transactions with snapshot isolation by reading and writing far memory directly. The
+/// compute servers recover each other after a crash. The database is lost ten seconds after its last compute
+/// server exits.
 #[derive(Debug, clap::Args)]
 #[command(
     subcommand_required = true,
@@ -87,12 +89,28 @@ impl DatabaseAt {
         Transports { choice: self.transport, card: Some(card_transport) }
     }
 
+    /// What the system says of these files does not name the fix.
+    fn check_file(&self) -> Result<()> {
+        let file = self.file.display();
+        match self.file.metadata() {
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                bail!("there is no file {file}: create the database with `farpool db up {file}`")
+            }
+            Ok(found) if found.is_dir() => {
+                bail!("{file} is a directory: name a file for the database, such as bank.far")
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn open(&self) -> Result<Database> {
         self.open_to_begin(&Beginning { fetch_thread: false })
     }
 
     fn open_to_begin(&self, beginning: &Beginning) -> Result<Database> {
+        self.check_file()?;
         raise_limit();
+        check_choice(self.transport)?;
         let tls = self.broker.find()?.and_then(|broker| broker.tls);
         let credentials = tls.map_or(Credentials::PlainText, Credentials::Tls);
         let reach = Reach { transport: self.transports(), credentials, fetch_thread: beginning.fetch_thread };

@@ -42,9 +42,9 @@ pub fn describe(error: &anyhow::Error) -> String {
     text
 }
 
-/// Prints the requested help, or the parser's error. `subcommand` is the one on the command line, if it
-/// exists.
-pub fn report_usage(error: &clap::Error, subcommand: Option<&str>) -> ExitCode {
+/// Prints the requested help, or the parser's error. `subcommands` are those on the command line, from the
+/// outermost one inwards.
+pub fn report_usage(error: &clap::Error, subcommands: &[String]) -> ExitCode {
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => match unless_unwanted(error.print()) {
             Ok(()) => ExitCode::SUCCESS,
@@ -55,7 +55,7 @@ pub fn report_usage(error: &clap::Error, subcommand: Option<&str>) -> ExitCode {
             ExitCode::from(USAGE)
         }
         _ => {
-            complain(in_two_lines(&error.render().to_string(), subcommand));
+            complain(in_two_lines(&error.render().to_string(), subcommands));
             ExitCode::from(USAGE)
         }
     }
@@ -63,15 +63,26 @@ pub fn report_usage(error: &clap::Error, subcommand: Option<&str>) -> ExitCode {
 
 /// Shortens the parser's message of several paragraphs: the error and its tips become the first line, the
 /// command for help the second.
-fn in_two_lines(rendered: &str, subcommand: Option<&str>) -> String {
+fn in_two_lines(rendered: &str, subcommands: &[String]) -> String {
     let mut paragraphs = rendered.split("\n\n").map(one_line);
     let what = paragraphs.next().unwrap_or_default();
     let tips: String =
         paragraphs.filter(|text| text.starts_with("tip: ")).map(|tip| format!("; {tip}")).collect();
-    let what = what.strip_prefix("error: ").unwrap_or(&what);
-    let subcommand = subcommand.map(|name| format!(" {name}")).unwrap_or_default();
-    format!("farpool: {what}{tips}\nsee: farpool{subcommand} --help")
+    let what = what.strip_prefix("error: ").unwrap_or(&what).to_owned();
+    let what = PLAINER.iter().fold(what, |what, (said, plainer)| what.replace(*said, plainer));
+    let command = subcommands.iter().fold("farpool".to_owned(), |command, name| format!("{command} {name}"));
+    format!("farpool: {what}{tips}\nsee: {command} --help")
 }
+
+/// What the standard library and the parser say about values, and what is printed instead.
+const PLAINER: [(&str, &str); 6] = [
+    ("invalid digit found in string", "write a whole number, not below zero"),
+    ("cannot parse integer from empty string", "write a whole number"),
+    ("number too large to fit in target type", "the number is too large"),
+    ("invalid float literal", "write a number, for instance 0.5"),
+    ("invalid socket address syntax", "write an IP address and a port, for instance 127.0.0.1:7117"),
+    ("is not in 1..18446744073709551615", "is too small: write at least 1"),
+];
 
 fn one_line(paragraph: &str) -> String {
     paragraph.split_whitespace().collect::<Vec<_>>().join(" ")
@@ -96,7 +107,19 @@ mod tests {
                         Usage: farpool up --nodes <N>\n\nFor more information, try '--help'.\n";
         let expected = "farpool: unexpected argument '--node' found; tip: a similar argument exists: '--nodes'\n\
                         see: farpool up --help";
-        assert_eq!(in_two_lines(rendered, Some("up")), expected);
+        assert_eq!(in_two_lines(rendered, &["up".to_owned()]), expected);
+    }
+
+    #[test]
+    fn hint_names_the_inner_subcommand_and_messages_of_the_standard_library_name_the_fix() {
+        let rendered = "error: invalid value 'foo' for '--listen <ADDR>': invalid socket address syntax\n";
+        let text = in_two_lines(rendered, &["db".to_owned(), "bank".to_owned()]);
+        assert!(text.ends_with("for instance 127.0.0.1:7117\nsee: farpool db bank --help"), "{text}");
+        let address = "foo".parse::<std::net::SocketAddr>().unwrap_err().to_string();
+        let number = "-1".parse::<u64>().unwrap_err().to_string();
+        for said in [address, number] {
+            assert!(PLAINER.iter().any(|(known, _)| *known == said), "{said}");
+        }
     }
 
     #[test]
@@ -104,7 +127,7 @@ mod tests {
         let rendered = "error: the following required arguments were not provided:\n  <DIR>\n\n\
                         Usage: farpool mount <DIR>\n";
         assert!(
-            in_two_lines(rendered, None)
+            in_two_lines(rendered, &[])
                 .starts_with("farpool: the following required arguments were not provided: <DIR>\n")
         );
     }

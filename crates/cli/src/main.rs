@@ -30,11 +30,12 @@ mod tether;
 mod up;
 mod volume;
 
+use std::ffi::OsString;
 use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
 use crate::errors::UsageError;
@@ -108,9 +109,10 @@ impl Command {
 }
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let parsed = command_line().try_get_matches().and_then(|found| Cli::from_arg_matches(&found));
+    let cli = match parsed {
         Ok(cli) => cli,
-        Err(error) => return errors::report_usage(&error, named_subcommand().as_deref()),
+        Err(error) => return errors::report_usage(&error, &named_subcommands(std::env::args_os().skip(1))),
     };
     // A write beyond the limit on file sizes then fails with an error, instead of killing the process.
     ignore_file_size_signal();
@@ -125,10 +127,30 @@ fn ignore_file_size_signal() {
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
 }
 
-/// The subcommand on the command line, for errors of the parser.
-fn named_subcommand() -> Option<String> {
-    let name = std::env::args_os().nth(1)?.into_string().ok()?;
-    Cli::command().find_subcommand(&name).map(|_| name)
+/// The command line. Options take negative numbers as their values, so that the error is that of the option:
+/// the parser would otherwise take `-1` for an option.
+fn command_line() -> clap::Command {
+    take_negative_numbers(Cli::command())
+}
+
+fn take_negative_numbers(command: clap::Command) -> clap::Command {
+    let command = command.mut_args(|arg| {
+        let is_option = !arg.is_positional() && arg.get_action().takes_values();
+        if is_option { arg.allow_negative_numbers(true) } else { arg }
+    });
+    command.mut_subcommands(take_negative_numbers)
+}
+
+/// The subcommands on the command line, from the outermost one inwards, for errors of the parser.
+fn named_subcommands(args: impl Iterator<Item = OsString>) -> Vec<String> {
+    let cli = Cli::command();
+    let (mut command, mut names) = (&cli, Vec::new());
+    for arg in args {
+        let Some(found) = command.find_subcommand(&arg) else { break };
+        names.push(found.get_name().to_owned());
+        command = found;
+    }
+    names
 }
 
 fn start_log(usual: &str) -> Result<()> {
@@ -152,7 +174,25 @@ mod tests {
 
     #[test]
     fn command_line_is_consistent() {
-        Cli::command().debug_assert();
+        command_line().debug_assert();
+    }
+
+    #[test]
+    fn negative_number_is_a_wrong_value_and_no_unknown_option() {
+        let nodes = ["farpool", "up", "--nodes", "-1"];
+        let memory = ["farpool", "up", "--memory", "-5"];
+        for args in [nodes, memory] {
+            let error = command_line().try_get_matches_from(args).unwrap_err();
+            assert_eq!(error.kind(), clap::error::ErrorKind::ValueValidation, "{error}");
+        }
+    }
+
+    #[test]
+    fn subcommands_are_named_from_the_outermost_inwards() {
+        let named = |line: &str| named_subcommands(line.split(' ').map(OsString::from)).join(" ");
+        assert_eq!(named("db bank bank.far --acounts 2"), "db bank");
+        assert_eq!(named("up --node 2"), "up");
+        assert_eq!(named("lend"), "");
     }
 
     #[test]

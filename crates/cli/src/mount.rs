@@ -12,7 +12,7 @@ use farpool_pool::{Pool, PoolConfig};
 
 use crate::notify;
 use crate::output::{complain, say};
-use crate::rdma::card_transport;
+use crate::rdma::{card_transport, check_choice};
 use crate::reach::{BrokerAt, Wait, runtime, sums_of};
 use crate::size::ByteSize;
 use keep::Keeping;
@@ -53,8 +53,9 @@ pub struct MountArgs {
     #[arg(long)]
     allow_other: bool,
 
-    /// Let processes started by `farpool run` read and write files directly, without the kernel. Other
-    /// processes become slower, because the kernel then passes on their writes at once
+    /// Let processes that this user or root starts with `farpool run` read and write files directly, without
+    /// the kernel. Other processes then write more slowly: the kernel passes on each of their writes at once,
+    /// in place of collecting them
     #[arg(long)]
     accelerate: bool,
 
@@ -67,10 +68,12 @@ pub struct MountArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=MAX_THREADS as i64))]
     threads: Option<u16>,
 
-    /// How files survive the loss of a node: none and stripe (they do not), mirror (two copies on two nodes),
-    /// parity:K (K extents of data and one of parity on K + 1 nodes; parity alone is parity:4). To choose
-    /// another kind for an empty file, or for new files in a directory: setfattr -n user.farpool.redundancy
-    /// -v parity:4 DIR
+    /// How files survive the loss of a node; a file consists of extents of 256 KiB. stripe: they do not, and
+    /// a file's extents lie on all nodes in turn. none: they do not, but a file lies on one node as long as
+    /// that has room, so that the loss of others does not affect it. mirror: each extent lies on two nodes.
+    /// parity:K: K extents and their parity lie on K + 1 nodes; parity alone is parity:4. To choose another
+    /// kind for an empty file, or for new files in a directory: setfattr -n user.farpool.redundancy -v
+    /// parity:4 DIR
     #[arg(long, value_name = "KIND", default_value = "stripe")]
     redundancy: Redundancy,
 
@@ -84,9 +87,9 @@ pub struct MountArgs {
     #[arg(long, value_name = "DIR", conflicts_with_all = ["accelerate", "accelerate_for"])]
     keep: Option<PathBuf>,
 
-    /// Most memory to take from the pool [default: all of it]. Names and attributes of files take up to an
-    /// eighth of the limit in addition, in this process's memory; each user that --allow-other lets in can
-    /// use a quarter of that
+    /// Most memory to take from the pool [default: all of it]. Names and attributes of files take memory of
+    /// this process in addition: at most an eighth of the limit, and at most 2 GiB. Each user that
+    /// --allow-other lets in can use a quarter of that memory for names and attributes
     #[arg(long, value_name = "SIZE")]
     limit: Option<ByteSize>,
 }
@@ -97,6 +100,7 @@ const THREADS_MIN: usize = 4;
 /// Serves until asked to stop.
 pub fn run(args: MountArgs) -> Result<()> {
     // Nothing is created before the wait, so a signal may simply end the process.
+    check_choice(args.transport)?;
     let broker = args.broker.require_within(args.wait)?;
     let config = MountConfig {
         mountpoint: args.dir,

@@ -33,7 +33,8 @@ pub struct NodeArgs {
     broker: String,
 
     /// Memory to lend; auto is what is available now, less a reserve. With --shm-socket the node reserves one
-    /// more region: when one of the clients that share a region is fenced, the region moves there
+    /// region more than it lends. It needs that region to fence a client on this machine, that is, to end its
+    /// access: the data move to the spare region, out of the client's reach
     #[arg(long, value_name = "SIZE|auto", default_value = "auto")]
     memory: Memory,
 
@@ -68,8 +69,10 @@ pub struct NodeArgs {
     #[arg(long, value_name = "ADDR|auto")]
     listen_rdma: Option<RdmaListen>,
 
-    /// Let network cards execute compare-and-swap and fetch-and-add. Correct only if all clients that use
-    /// them connect by RDMA: a card's and a processor's are not atomic with respect to each other
+    /// Let the network card, not the node's processor, execute compare-and-swap and fetch-and-add on the
+    /// memory. Correct only if every client that uses them connects by RDMA, which nothing checks: for other
+    /// clients a processor executes them, and a card's and a processor's are not atomic with respect to each
+    /// other
     #[arg(long, requires = "listen_rdma")]
     card_atomics: bool,
 

@@ -8,13 +8,26 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use farpool_fabric::{Host, Transport};
+use anyhow::{Result, bail};
+use farpool_fabric::{Host, Transport, TransportChoice};
 use farpool_fabric_verbs::{ServeOptions, VerbsConfig, VerbsTransport, device_addresses, serve_verbs};
 use farpool_node::CardService;
 
 /// One endpoint's transport through a network card.
 pub fn card_transport(deadline: Duration) -> io::Result<Rc<dyn Transport>> {
     Ok(Rc::new(VerbsTransport::new(VerbsConfig { deadline })?))
+}
+
+/// An error if the transport needs RDMA and this machine has none.
+pub fn check_choice(choice: TransportChoice) -> Result<()> {
+    if choice == TransportChoice::Verbs
+        && let Err(error) = card_transport(Duration::from_secs(1))
+    {
+        bail!(
+            "--transport verbs: {error}; choose auto, shm or tcp (`farpool doctor` tells what RDMA lacks here)"
+        );
+    }
+    Ok(())
 }
 
 /// Where a node serves its memory by RDMA.

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use farpool_control::{ControlError, Fault, Located, ask, check_address, dial, explain, fault_of, locate};
 use farpool_wire::control::broker_client::BrokerClient;
 use farpool_wire::control::{StatusRequest, StatusResponse};
@@ -43,8 +43,9 @@ pub struct BrokerAt {
     #[arg(long, value_name = "HOST:PORT", env = "FARPOOL_BROKER", hide_env_values = true, value_parser = parse_address)]
     broker: Option<String>,
 
-    /// Folder with ca.pem, cert.pem and key.pem of the pool; without it only loopback addresses are allowed
-    /// [default: that of this user's `farpool up`, for its own broker]
+    /// Folder with ca.pem, cert.pem and key.pem of the pool. Without certificates, only a broker on a
+    /// loopback address can be used [default: the certificates of this user's `farpool up`, if the broker is
+    /// that of its pool]
     #[arg(long, value_name = "DIR", env = "FARPOOL_TLS_DIR", hide_env_values = true)]
     tls_dir: Option<PathBuf>,
 }
@@ -86,7 +87,13 @@ impl BrokerAt {
                 match looked.await {
                     Ok(Some(located)) => return Ok(located),
                     Err(error) if Instant::now() >= deadline => return Err(error),
-                    Ok(None) if Instant::now() >= deadline => return self.require(),
+                    Ok(None) if Instant::now() >= deadline => {
+                        bail!(
+                            "no node has registered with the broker within {} s: start one with `farpool node`, or \
+                             give a longer --wait",
+                            wait.seconds
+                        )
+                    }
                     Err(error) if error.is::<ControlError>() => return Err(error), // waiting does not help
                     _ => sleep(LOOK_EVERY).await,
                 }

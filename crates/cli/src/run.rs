@@ -24,11 +24,14 @@ const LINKER_VARIABLE: &str = "LD_PRELOAD";
 
 /// Run a program that reads and writes files of a mount directly
 ///
-/// The program sees the same files as without `farpool run`. Positional reads and writes (pread, pwrite and
-/// their relatives), which databases use most, access far memory from within the process, after one cheap
-/// system call that checks which file the descriptor names. All other calls go through the kernel and the
-/// mount. The same holds for programs that it starts. Other files are not affected, nor are programs that do
-/// not use the mount. The mount must have been started with --accelerate or --accelerate-for.
+/// The program sees the same files as without `farpool run`. Its positional reads and writes (pread, pwrite
+/// and their relatives), which databases use most, access far memory from within the process. All other calls
+/// go through the kernel and the mount. The same holds for programs that it starts. Other files are not
+/// affected, nor are programs that do not use the mount. The mount must have been started with --accelerate
+/// or --accelerate-for.
+///
+/// Before each access the process makes one cheap system call, which checks that the descriptor still names
+/// the same file. Files that it reads or writes only a few times are left to the kernel.
 ///
 /// Statically linked programs (many in Go) and programs with set-user-id bits cannot be accelerated: they
 /// work, but through the kernel.

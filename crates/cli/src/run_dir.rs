@@ -58,16 +58,18 @@ impl RunDir {
                 let path = path.canonicalize().with_context(|| format!("cannot find {}", path.display()))?;
                 let run_dir = RunDir { path, made_here, _folder: folder };
                 run_dir.clear();
-                run_dir.fill().with_context(|| format!("cannot write to {}", run_dir.path.display()))?;
+                run_dir.fill()?;
                 return Ok(run_dir);
             }
         }
         bail!("{} vanishes as soon as it is made: choose another --dir", path.display())
     }
 
-    fn fill(&self) -> std::io::Result<()> {
+    fn fill(&self) -> Result<()> {
         for name in [TLS_FOLDER, STATE] {
-            DirBuilder::new().mode(0o700).create(self.path.join(name))?;
+            let folder = self.path.join(name);
+            let made = DirBuilder::new().mode(0o700).create(&folder);
+            made.with_context(|| in_the_way(&folder))?;
         }
         self.put(PID, &std::process::id().to_string())
     }
@@ -104,15 +106,16 @@ impl RunDir {
 
     /// Tells the other subcommands where the broker is.
     pub fn publish(&self, broker: &str) -> Result<()> {
-        self.put(BROKER_ADDRESS, broker).with_context(|| format!("cannot write to {}", self.path.display()))
+        self.put(BROKER_ADDRESS, broker)
     }
 
     /// Writes a file atomically.
-    fn put(&self, name: &str, line: &str) -> std::io::Result<()> {
-        let new = self.path.join(format!("{name}.new"));
-        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
-        writeln!(file, "{line}")?;
-        fs::rename(new, self.path.join(name))
+    fn put(&self, name: &str, line: &str) -> Result<()> {
+        let (path, new) = (self.path.join(name), self.path.join(format!("{name}.new")));
+        let mut options = OpenOptions::new();
+        let opened = options.write(true).create(true).truncate(true).mode(0o600).open(&new);
+        let written = opened.and_then(|mut file| writeln!(file, "{line}"));
+        written.and_then(|()| fs::rename(new, &path)).with_context(|| in_the_way(&path))
     }
 
     fn clear(&self) {
@@ -147,7 +150,14 @@ fn make(path: &Path) -> Result<bool> {
 
 /// Opens a folder that no other user can have written to (D1).
 fn open_own(path: &Path) -> Result<File> {
-    open_run_dir(path).map_err(|error| anyhow!("{error}; choose another folder with --dir"))
+    open_run_dir(path).map_err(|error| {
+        anyhow!("{error}; choose a folder that only you may write to: --dir /tmp/farpool-NAME")
+    })
+}
+
+/// The context of an error about a file or folder of the pool.
+fn in_the_way(path: &Path) -> String {
+    format!("cannot make {}; if something else is there, remove it, or choose another --dir", path.display())
 }
 
 fn holder(path: &Path) -> String {
@@ -220,7 +230,17 @@ mod tests {
         fs::create_dir(&path).unwrap();
         fs::set_permissions(&path, Permissions::from_mode(0o777)).unwrap();
         let error = RunDir::claim(&path).map(drop).unwrap_err().to_string();
-        assert!(error.contains("chmod 700"), "{error}");
+        assert!(error.contains("--dir /tmp/") && !error.contains("chmod"), "{error}");
+    }
+
+    #[test]
+    fn folder_in_place_of_a_file_is_an_error_that_names_it() {
+        let parent = tempfile::tempdir().unwrap();
+        let path = parent.path().join("pool");
+        fs::create_dir_all(path.join("up.pid")).unwrap();
+        fs::set_permissions(&path, Permissions::from_mode(0o700)).unwrap();
+        let error = RunDir::claim(&path).map(drop).unwrap_err().to_string();
+        assert!(error.contains(path.join("up.pid").to_str().unwrap()) && error.contains("--dir"), "{error}");
     }
 
     #[test]

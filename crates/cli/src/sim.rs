@@ -162,7 +162,8 @@ struct SeedArgs {
     #[arg(long, value_name = "NAME|all")]
     mutation: Option<String>,
 
-    /// With --seed, write the history of transactions to FILE, in Elle's JSON form of list-append: `adya
+    /// With --seed, write to FILE what the simulated transactions read and wrote, so that another program can
+    /// check it as well. The form is JSON, list-append as the checker Elle reads it. For instance: `adya
     /// check -c snapshot-isolation FILE`
     #[arg(long, value_name = "FILE", requires = "seed")]
     history: Option<PathBuf>,

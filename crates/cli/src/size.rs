@@ -9,6 +9,8 @@ const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 const TIB: u64 = 1 << 40;
+const PIB: u64 = 1 << 50;
+const EIB: u64 = 1 << 60;
 
 /// Smallest region: four extents of files (256 KiB). Smaller ones would cost more in leases than they are
 /// worth.
@@ -32,13 +34,18 @@ impl FromStr for ByteSize {
             "MiB" | "M" => MIB,
             "GiB" | "G" => GIB,
             "TiB" | "T" => TIB,
+            "PiB" | "P" => PIB,
+            "EiB" | "E" => EIB,
             _ => return Err("write a whole number and KiB, MiB, GiB or TiB, for instance 64MiB".into()),
         };
-        let number: u64 = number.parse().map_err(|_| "write a number and a unit, for instance 64MiB")?;
-        match number.checked_mul(unit_bytes) {
-            Some(0) => Err("the size is zero: write for instance 64MiB".into()),
+        if number.is_empty() {
+            return Err("write a number and a unit, for instance 64MiB".into());
+        }
+        // It has digits only, so it is a number, but may be too large for one.
+        match number.parse::<u64>().ok().and_then(|number| number.checked_mul(unit_bytes)) {
+            Some(0) => Err("the size is zero: write a larger number and a unit, for instance 1MiB".into()),
             Some(bytes) => Ok(ByteSize(bytes)),
-            None => Err("the size is too large: write for instance 2GiB".into()),
+            None => Err("the size is too large: write a smaller one, for instance 2GiB".into()),
         }
     }
 }
@@ -129,6 +136,13 @@ mod tests {
         ] {
             let error = text.parse::<ByteSize>().unwrap_err();
             assert!(error.contains("for instance"), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn sizes_beyond_64_bits_are_too_large() {
+        for text in ["99999999999999999999GiB", "99999999999TiB", "16EiB", "99999999999999999999"] {
+            assert!(text.parse::<ByteSize>().unwrap_err().contains("too large"), "{text}");
         }
     }
 

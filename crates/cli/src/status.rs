@@ -13,6 +13,10 @@ use crate::size::ByteSize;
 ///
 /// Asks the broker, which knows what the nodes last told it. Nodes that have been silent for more than a
 /// minute are left out unless --all is given. After ten minutes the broker forgets them.
+///
+/// REGIONS, FREE and LENT count regions, the unit in which memory is lent. REJECTED counts the connections
+/// that a node has cut off: for malformed input, because the peer sent no greeting in time, or to make room
+/// for other peers.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:

@@ -78,7 +78,7 @@ pub struct UpArgs {
     #[arg(long, value_name = "RUNDIR")]
     dir: Option<PathBuf>,
 
-    /// Where the broker listens; port 0 takes any free one
+    /// Where the broker listens: an IP address of this machine and a port; port 0 takes any free one
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:7117")]
     listen: SocketAddr,
 
@@ -98,6 +98,7 @@ pub struct UpArgs {
 
 /// Runs the pool until asked to stop.
 pub fn run(args: UpArgs) -> Result<()> {
+    check_listen(args.listen)?;
     if args.detach {
         return detach::start();
     }
@@ -125,6 +126,19 @@ pub fn run(args: UpArgs) -> Result<()> {
         pool.end().await;
         result
     })
+}
+
+/// The nodes and the other subcommands connect to this address, so it must name one interface.
+fn check_listen(listen: SocketAddr) -> Result<()> {
+    if listen.ip().to_canonical().is_unspecified() {
+        let text = format!(
+            "{} is not the address of one interface: give --listen an address of this machine, such as \
+             127.0.0.1:7117",
+            listen.ip()
+        );
+        return Err(UsageError(text).into());
+    }
+    Ok(())
 }
 
 fn check_memory(nodes: u32, memory: ByteSize, spare: ByteSize) -> Result<()> {

@@ -2,6 +2,7 @@
 //! extended attributes of the mount's root, so the command needs no connection to broker or nodes.
 
 use std::path::{Path, PathBuf};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -19,6 +20,8 @@ const REBUILD: &str = "user.farpool.rebuild";
 const SCRUB: &str = "user.farpool.scrub";
 /// Far more than the state needs.
 const MAX_STATE_BYTES: usize = 4 << 10;
+/// Longest wait for an answer of the mount's daemon, which answers from memory.
+const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
 /// How often to ask the mount for progress.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// How long a rebuild may make no progress: the mount's thread may have to finish another rebuild or scrub
@@ -186,14 +189,40 @@ impl Volume {
 }
 
 fn ask(mountpoint: &Path) -> Result<Volume> {
-    let mut state = vec![0; MAX_STATE_BYTES];
-    let bytes = getxattr(mountpoint, STATE, &mut state[..]).map_err(|error| complaint(error, mountpoint))?;
-    serde_json::from_slice(&state[..bytes])
-        .context("the mount runs another version of farpool: mount it again")
+    let state = within_deadline(mountpoint, |mountpoint| {
+        let mut state = vec![0; MAX_STATE_BYTES];
+        let bytes = getxattr(mountpoint, STATE, &mut state[..])?;
+        state.truncate(bytes);
+        Ok(state)
+    })?;
+    serde_json::from_slice(&state).context("the mount runs another version of farpool: mount it again")
 }
 
-fn command(mountpoint: &Path, name: &str) -> Result<()> {
-    setxattr(mountpoint, name, b"1", XattrFlags::empty()).map_err(|error| complaint(error, mountpoint))
+fn command(mountpoint: &Path, name: &'static str) -> Result<()> {
+    within_deadline(mountpoint, move |mountpoint| setxattr(mountpoint, name, b"1", XattrFlags::empty()))
+}
+
+/// Makes a system call on a mount, whose daemon may be stopped. A thread that still waits for it ends with this
+/// process.
+fn within_deadline<T: Send + 'static>(
+    mountpoint: &Path,
+    call: impl FnOnce(&Path) -> rustix::io::Result<T> + Send + 'static,
+) -> Result<T> {
+    let (done, answer) = mpsc::channel();
+    let place = mountpoint.to_owned();
+    std::thread::Builder::new()
+        .name("ask-mount".into())
+        .spawn(move || drop(done.send(call(&place)))) // fails once nobody waits any more
+        .context("cannot start a thread: raise the limits (ulimit -u, ulimit -v)")?;
+    match answer.recv_timeout(ANSWER_DEADLINE) {
+        Ok(answer) => answer.map_err(|error| complaint(error, mountpoint)),
+        Err(_) => bail!(
+            "the daemon of the mount at {} does not answer within {} s: it may be stopped (kill -CONT), or must be \
+             ended and started again with `farpool mount`",
+            mountpoint.display(),
+            ANSWER_DEADLINE.as_secs()
+        ),
+    }
 }
 
 fn complaint(error: Errno, mountpoint: &Path) -> anyhow::Error {
@@ -202,6 +231,10 @@ fn complaint(error: Errno, mountpoint: &Path) -> anyhow::Error {
         Errno::NODATA | Errno::OPNOTSUPP | Errno::NOSYS => anyhow::anyhow!(
             "{place} is not the root of a Farpool mount, or this kernel is older than 5.12: name the directory that was \
              given to `farpool mount`"
+        ),
+        Errno::NOTCONN => anyhow::anyhow!(
+            "the daemon of the mount at {place} has died: mount it again with `farpool mount`, or unmount it with \
+             `umount {place}`"
         ),
         error => anyhow::Error::new(error).context(format!("cannot ask the mount at {place}")),
     }

@@ -12,7 +12,7 @@ pub enum ControlError {
         address: String,
     },
     /// Correct the address.
-    #[error("`{address}` is not an address: write HOST:PORT, for instance 127.0.0.1:7700")]
+    #[error("`{address}` is not an address: write HOST:PORT, for instance 127.0.0.1:7117")]
     Address {
         /// What was given.
         address: String,

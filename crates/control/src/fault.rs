@@ -4,7 +4,7 @@ use std::io;
 use rustls::{AlertDescription, CertificateError};
 use tonic::{Code, Status};
 
-use crate::SERVER_NAME;
+use crate::{CONNECT_TIMEOUT, SERVER_NAME};
 
 /// Why a peer and this process cannot talk to each other. Both sides use the same words. Each variant calls
 /// for a different action of the operator.
@@ -14,7 +14,7 @@ pub enum Fault {
     #[error("{0}")]
     Unreachable(String),
     /// Start it, or find out what delays it.
-    #[error("no answer in time")]
+    #[error("nothing came back within {} s", CONNECT_TIMEOUT.as_secs())]
     Late,
     /// Pass `--tls-dir`.
     #[error("it wants TLS, and this side spoke plain text: pass the pool's certificates with --tls-dir DIR")]
@@ -43,7 +43,9 @@ pub enum Fault {
     #[error("it does not speak the protocol of Farpool's brokers and nodes: check the address")]
     NotFarpool,
     /// Try again: its process has ended, or it has too many connections.
-    #[error("it closed the connection before the greeting: it has ended, or it has too many connections; try again")]
+    #[error(
+        "it closed the connection before the greeting: it has ended, or it has too many connections; try again"
+    )]
     Closed,
 }
 
@@ -114,7 +116,7 @@ impl Fault {
 }
 
 impl CertificateFault {
-    fn of(wrong: &CertificateError) -> Self {
+    pub(crate) fn of(wrong: &CertificateError) -> Self {
         use CertificateError as Wrong;
         match wrong {
             Wrong::Expired | Wrong::ExpiredContext { .. } => CertificateFault::Expired,

@@ -69,9 +69,10 @@ fn others_in(folder: &Path) -> io::Result<Others> {
             return refuse(format!("user {} may change {place}: {FIX}", found.uid()));
         }
         match (found.mode() & CHANGED_BY_OTHERS != 0, found.mode() & STICKY != 0) {
-            (true, false) => {
+            (true, false) if found.uid() == geteuid().as_raw() => {
                 return refuse(format!("other users may change {place}: {FIX}, or chmod go-w {place}"));
             }
+            (true, false) => return refuse(format!("other users may change {place}: {FIX}")),
             (true, true) if above == 0 => others = Others::Add,
             _ => {}
         }
@@ -88,6 +89,10 @@ fn refuse<T>(text: String) -> io::Result<T> {
 /// # Errors
 /// As [`check_folder`], or when it cannot be made.
 pub fn make_folder(folder: &Path) -> io::Result<()> {
+    if folder.exists() && !folder.is_dir() {
+        let text = format!("{} is a file, not a folder: name a folder", folder.display());
+        return Err(io::Error::new(ErrorKind::NotADirectory, text));
+    }
     DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(folder)?;
     check_folder(folder)
 }
@@ -168,6 +173,15 @@ mod tests {
         file.set_permissions(Permissions::from_mode(0o644)).unwrap();
         keep_private(&open_file(&folder.join("lock")).unwrap()).unwrap();
         assert_eq!(mode(&folder.join("lock")), 0o600);
+    }
+
+    #[test]
+    fn a_file_in_place_of_a_folder_is_refused_by_its_name() {
+        let parent = tempfile::tempdir().unwrap();
+        let path = parent.path().join("file");
+        std::fs::write(&path, "").unwrap();
+        let error = make_folder(&path).unwrap_err().to_string();
+        assert!(error.contains("not a folder") && error.contains(path.to_str().unwrap()), "{error}");
     }
 
     fn sticky_folder(parent: &Path) -> PathBuf {

@@ -2,14 +2,17 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rustls::crypto::ring;
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::client::WebPkiServerVerifier;
+use rustls::client::danger::ServerCertVerifier;
+use rustls::crypto::{CryptoProvider, ring};
+use rustls::pki_types::pem::{self, PemObject};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::server::WebPkiClientVerifier;
-use rustls::{ClientConfig, RootCertStore, ServerConfig};
+use rustls::{ClientConfig, InconsistentKeys, RootCertStore, ServerConfig};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use crate::ControlError;
+use crate::fault::CertificateFault;
 
 /// The name that every certificate of a pool must carry as a DNS name: peers prove that they belong to the
 /// pool, not which machine they run on. `.internal` is reserved for private use.
@@ -58,6 +61,7 @@ impl Tls {
         let config = || {
             let provider = Arc::new(ring::default_provider());
             let roots = Arc::new(self.roots()?);
+            self.warn_of_refusal(roots.clone(), provider.clone())?;
             let peers = WebPkiClientVerifier::builder_with_provider(roots, provider.clone()).build();
             let peers = peers.map_err(Unusable::of)?;
             let builder =
@@ -70,10 +74,33 @@ impl Tls {
         config().map_err(|reason| self.unusable(reason))
     }
 
+    /// Warns if this process's own certificate is one that clients refuse.
+    fn warn_of_refusal(
+        &self,
+        roots: Arc<RootCertStore>,
+        provider: Arc<CryptoProvider>,
+    ) -> Result<(), Unusable> {
+        let clients = WebPkiServerVerifier::builder_with_provider(roots, provider).build();
+        let chain = self.chain()?;
+        let (own, others) = chain.split_first().expect("`certificates` returns at least one");
+        let checked = clients.map_err(Unusable::of)?.verify_server_cert(
+            own,
+            others,
+            &server_name(),
+            &[],
+            UnixTime::now(),
+        );
+        if let Err(rustls::Error::InvalidCertificate(wrong)) = checked {
+            let wrong = CertificateFault::of(&wrong);
+            tracing::warn!(dir = %self.dir.display(), "clients will refuse this process: its cert.pem {wrong}");
+        }
+        Ok(())
+    }
+
     fn roots(&self) -> Result<RootCertStore, Unusable> {
         let mut roots = RootCertStore::empty();
         for authority in certificates(&self.authority, "ca.pem")? {
-            roots.add(authority)?;
+            roots.add(authority).map_err(|error| Unusable(format!("ca.pem: {error}")))?;
         }
         Ok(roots)
     }
@@ -83,7 +110,10 @@ impl Tls {
     }
 
     fn private_key(&self) -> Result<PrivateKeyDer<'static>, Unusable> {
-        PrivateKeyDer::from_pem_slice(&self.key).map_err(|error| Unusable(format!("key.pem: {error}")))
+        PrivateKeyDer::from_pem_slice(&self.key).map_err(|error| match error {
+            pem::Error::NoItemsFound => Unusable("key.pem holds no private key".to_owned()),
+            other => Unusable::pem("key.pem", other),
+        })
     }
 
     fn unusable(&self, reason: Unusable) -> ControlError {
@@ -98,17 +128,31 @@ impl Unusable {
     fn of(error: impl fmt::Display) -> Self {
         Unusable(error.to_string())
     }
+
+    /// The errors of the library print lines of the file as numbers.
+    fn pem(file: &str, error: pem::Error) -> Self {
+        Unusable(match error {
+            pem::Error::MissingSectionEnd { .. } => format!("{file} is not complete PEM"),
+            pem::Error::IllegalSectionStart { .. } => format!("{file} is not PEM"),
+            other => format!("{file}: {other}"),
+        })
+    }
 }
 
 impl From<rustls::Error> for Unusable {
     fn from(error: rustls::Error) -> Self {
-        Unusable::of(error)
+        match error {
+            rustls::Error::InconsistentKeys(InconsistentKeys::KeyMismatch) => {
+                Unusable("key.pem does not belong to cert.pem".to_owned())
+            }
+            other => Unusable::of(other),
+        }
     }
 }
 
 fn certificates(pem: &[u8], file: &str) -> Result<Vec<CertificateDer<'static>>, Unusable> {
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
-    let found = found.map_err(|error| Unusable(format!("{file}: {error}")))?;
+    let found = found.map_err(|error| Unusable::pem(file, error))?;
     if found.is_empty() { Err(Unusable(format!("{file} holds no certificate"))) } else { Ok(found) }
 }
 

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::OFlags;
 use rustix::process::geteuid;
 
-use crate::{ControlError, Tls};
+use crate::{ControlError, Tls, check_address};
 
 /// File in the run directory with the broker's address. It exists once the pool is ready.
 pub const BROKER_ADDRESS: &str = "broker.addr";
@@ -65,6 +65,13 @@ impl Said {
             (Some(_), Some(_)) => None, // nothing is missing
             _ => published_broker(run_dir)?,
         };
+        if let (None, Some(address)) = (&self.broker, &published)
+            && check_address(address).is_err()
+        {
+            let fix = "end the pool, and start it again with `farpool up`";
+            let reason = format!("its file {BROKER_ADDRESS} holds no address; {fix}");
+            return Err(unusable(run_dir, reason));
+        }
         let Some(address) = self.broker.or_else(|| published.clone()) else { return Ok(None) };
         let own_tls = (published.as_ref() == Some(&address)).then(|| run_dir.join(TLS_FOLDER));
         let tls = self.tls_dir.or(own_tls).map(|folder| Tls::load(&folder)).transpose()?;
@@ -89,7 +96,7 @@ pub fn published_broker(run_dir: &Path) -> Result<Option<String>, ControlError> 
         return Ok(None);
     }
     // Checked first: a folder of another user may hold anything, such as a pipe that never answers.
-    open_run_dir(run_dir)?;
+    open_run_dir(run_dir).map_err(advise)?;
     match fs::read_to_string(run_dir.join(BROKER_ADDRESS)) {
         Ok(address) => Ok(Some(address.trim().to_owned())),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
@@ -97,10 +104,23 @@ pub fn published_broker(run_dir: &Path) -> Result<Option<String>, ControlError> 
     }
 }
 
+/// Adds what a program can do that looks for a pool in an unusable folder.
+fn advise(error: ControlError) -> ControlError {
+    match error {
+        ControlError::RunDir { path, reason } => {
+            let fix = "name the broker and its certificates: --broker and --tls-dir";
+            let reason = format!("{reason}; {fix}, or {BROKER_VARIABLE} and {TLS_VARIABLE}");
+            ControlError::RunDir { path, reason }
+        }
+        other => other,
+    }
+}
+
 /// Opens a folder and checks that only this user can have put files there (W2).
 ///
 /// # Errors
-/// When other users can have put files there (the error names the fix), or when it cannot be opened.
+/// When other users can have put files there, or when it cannot be opened. The caller adds the fix. That is
+/// never `chmod`: the folder may be one that all users share, such as `/tmp`.
 pub fn open_run_dir(path: &Path) -> Result<File, ControlError> {
     let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW;
     let opened = OpenOptions::new().read(true).custom_flags(flags.bits() as i32).open(path);
@@ -110,7 +130,7 @@ pub fn open_run_dir(path: &Path) -> Result<File, ControlError> {
         return Err(unusable(path, format!("it belongs to user {}", metadata.uid())));
     }
     if metadata.mode() & 0o022 != 0 {
-        return Err(unusable(path, format!("others may write to it: chmod 700 {}", path.display())));
+        return Err(unusable(path, "other users may write to it".to_owned()));
     }
     Ok(folder)
 }
@@ -173,11 +193,23 @@ mod tests {
     }
 
     #[test]
+    fn a_damaged_address_is_an_error_that_names_its_file_and_the_fix() {
+        let folder = run_dir();
+        for damaged in ["", "garbage", "127.0.0.1:0"] {
+            fs::write(folder.path().join(BROKER_ADDRESS), damaged).unwrap();
+            let error = said(None, None).complete(folder.path()).unwrap_err().to_string();
+            assert!(error.contains(BROKER_ADDRESS) && error.contains("farpool up"), "{error}");
+            assert!(error.contains(folder.path().to_str().unwrap()), "{error}");
+            assert!(said(Some(BROKER), None).complete(folder.path()).unwrap().is_some());
+        }
+    }
+
+    #[test]
     fn run_directory_that_others_may_write_to_or_that_is_a_link_is_refused_with_the_fix() {
         let folder = run_dir();
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o777)).unwrap();
         let error = said(None, None).complete(folder.path()).unwrap_err().to_string();
-        assert!(error.contains("chmod 700"), "{error}");
+        assert!(error.contains(TLS_VARIABLE) && !error.contains("chmod"), "{error}");
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o700)).unwrap();
         let parent = tempfile::tempdir().unwrap();
         let link = parent.path().join("link");

@@ -74,6 +74,15 @@ async fn unusable_tls_files_are_errors_that_name_them() {
     let error = dial("127.0.0.1:1", Some(&load(&dir))).unwrap_err();
     assert!(error.to_string().contains(&dir.path().display().to_string()), "{error}");
     assert!(!format!("{:?}", load(&dir)).contains("PRIVATE"));
+
+    std::fs::write(dir.path().join("cert.pem"), "-----BEGIN CERTIFICATE-----\nMIIB").unwrap();
+    let error = dial("127.0.0.1:1", Some(&load(&dir))).unwrap_err().to_string();
+    assert!(error.contains("cert.pem is not complete PEM"), "{error}");
+
+    let (dir, other) = (authority.directory(&authority), authority.directory(&authority));
+    std::fs::copy(other.path().join("key.pem"), dir.path().join("key.pem")).unwrap();
+    let error = dial("127.0.0.1:1", Some(&load(&dir))).unwrap_err().to_string();
+    assert!(error.contains("key.pem does not belong to cert.pem"), "{error}");
 }
 
 #[tokio::test]

@@ -23,6 +23,8 @@ const LOCK_POLL: Duration = Duration::from_millis(20);
 const LOCK: &str = "lock";
 const LOG: &str = "log";
 const WORDS: &str = "words-";
+/// The mode bit of directories in which only owners rename and remove files.
+const STICKY: u32 = 0o1000;
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// The directory. It belongs to this process until the value is dropped.
@@ -122,9 +124,11 @@ fn check_private(path: &Path) -> Result<(), KeepError> {
         return Ok(());
     }
     let is_ours = metadata.uid() == rustix::process::geteuid().as_raw();
-    // An empty directory may have been created for this daemon: its mode is corrected.
+    // An empty directory may have been created for this daemon: its mode is corrected. One with the sticky
+    // bit is shared by all users, such as `/dev/shm`.
+    let is_shared = metadata.mode() & STICKY != 0;
     let is_empty = std::fs::read_dir(path).map_err(unusable)?.next().is_none();
-    if is_ours && is_empty {
+    if is_ours && is_empty && !is_shared {
         return std::fs::set_permissions(path, Permissions::from_mode(0o700)).map_err(unusable);
     }
     Err(KeepError::NotPrivate { path: path.to_owned() })
@@ -255,6 +259,17 @@ mod tests {
         let opened = KeepDir::open(&path, WORDS_BYTES);
         assert!(matches!(opened, Err(KeepError::Damaged { .. })), "{opened:?}");
         assert_eq!(std::fs::read_to_string(path.join(LOG)).unwrap(), "garbage");
+    }
+
+    #[test]
+    fn an_empty_directory_that_all_users_share_is_refused_and_keeps_its_mode() {
+        let parent = tempfile::tempdir().unwrap();
+        let path = parent.path().join("shared");
+        std::fs::create_dir(&path).unwrap();
+        std::fs::set_permissions(&path, Permissions::from_mode(0o1777)).unwrap();
+        let error = KeepDir::open(&path, WORDS_BYTES).unwrap_err().to_string();
+        assert!(error.contains("a directory of your own") && !error.contains("chmod"), "{error}");
+        assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o7777, 0o1777);
     }
 
     #[test]

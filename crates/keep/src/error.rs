@@ -17,8 +17,8 @@ pub enum KeepError {
     },
     /// The directory holds keys of far memory, so no other user may have access to it.
     #[error(
-        "{} is open to other users or belongs to another user: run 'chmod 700' on it as its owner, or name \
-         another directory",
+        "{} is open to other users or belongs to another user: name a directory of your own, such as \
+         /dev/shm/farpool-NAME; it is created if it does not exist",
         path.display()
     )]
     NotPrivate {

@@ -173,7 +173,7 @@ impl Database {
             let (file, reason) = (file.to_owned(), std::io::ErrorKind::AlreadyExists.into());
             return Err(DatabaseError::File { file, reason });
         }
-        let region_bytes = JointLeases::region_bytes_of(pool)?.max(1);
+        let region_bytes = JointLeases::region_bytes_of(pool)?;
         let regions = options.bytes.div_ceil(region_bytes).max(1);
         let regions = u32::try_from(regions).map_err(|_| LayoutError::TooManyRegions)?;
         let leases = JointLeases::acquire(pool, regions)?;
@@ -192,10 +192,14 @@ impl Database {
             Ok(written)
         };
         match make_file() {
-            Ok(made) => Self::join_and_start(file, made, leases, None).inspect_err(|_| {
-                // No other process uses the database yet. The leases end by themselves.
-                let _ = std::fs::remove_file(file);
-            }),
+            Ok(made) => {
+                let keys = leases.keys().clone();
+                Self::join_and_start(file, made, leases, None).inspect_err(|_| {
+                    // No other process uses the database yet.
+                    let _ = std::fs::remove_file(file);
+                    keys.release(pool.tls.as_ref());
+                })
+            }
             Err(error) => {
                 leases.release();
                 Err(error)
@@ -213,6 +217,9 @@ impl Database {
         let tls = reach.credentials.clone().into_tls()?;
         let leases = JointLeases::join(keys, reach.transport, tls).map_err(|error| match error {
             JointError::Ended { region } => DatabaseError::Gone { file: file.to_owned(), region },
+            JointError::Node(reason @ GrantError::NoAnswer { .. }) => {
+                DatabaseError::NoAnswer { file: file.to_owned(), reason }
+            }
             error => error.into(),
         })?;
         Self::join_and_start(file, found, leases, reach.fetch_thread.then(Arc::default))

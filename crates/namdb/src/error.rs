@@ -41,6 +41,18 @@ pub enum DatabaseError {
         /// One of its regions.
         region: RegionId,
     },
+    /// Try again if the node comes back. If it was started anew, or its pool was, remove the file.
+    #[error(
+        "{reason}; if this node or the whole pool was started anew, the database is lost: remove {} to create \
+         another one",
+        .file.display()
+    )]
+    NoAnswer {
+        /// The file of the database.
+        file: PathBuf,
+        /// The node that does not answer.
+        reason: GrantError,
+    },
     /// Name the file that `farpool db up` has written.
     #[error("{} is not the file of a database, or was damaged: name the file that `farpool db up` wrote", .0.display())]
     NotADatabase(PathBuf),

@@ -119,7 +119,10 @@ fn no_lease() -> Status {
 
 fn check_number(leases: &[LeaseRef]) -> Result<(), Status> {
     if leases.len() > MAX_LEASES_PER_REQUEST {
-        let text = format!("{} leases in one request; the limit is {MAX_LEASES_PER_REQUEST}: split the request", leases.len());
+        let text = format!(
+            "{} leases in one request; the limit is {MAX_LEASES_PER_REQUEST}: split the request",
+            leases.len()
+        );
         return Err(Status::invalid_argument(text));
     }
     Ok(())

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use farpool_control::{ControlError, Tls, dial, explain};
 use farpool_wire::control::broker_client::BrokerClient;
-use farpool_wire::control::{HeartbeatRequest, RegisterRequest};
+use farpool_wire::control::{HeartbeatRequest, RegisterRequest, StatusRequest};
 use tokio::time::{Instant, sleep, timeout};
 use tonic::Status;
 use tonic::transport::Channel;
@@ -44,6 +44,17 @@ pub struct Registration<L> {
 /// Proof that a node has registered, with the interval of its heartbeats.
 #[derive(Clone, Copy, Debug)]
 pub struct Registered(Duration);
+
+/// Asks the broker whether it is there. The error says why it seems not to be.
+///
+/// # Errors
+/// The address or the certificates are unusable.
+pub async fn find_broker(broker: &str, tls: Option<&Tls>) -> Result<Result<(), String>, ControlError> {
+    let mut client = BrokerClient::new(dial(broker, tls)?);
+    let asked = client.status(StatusRequest { only_sums: true, ..StatusRequest::default() });
+    let answer = timeout(ANSWER_DEADLINE, asked).await.map_err(late);
+    Ok(answer.and_then(|answer| answer.map(drop)).map_err(|status| explain(&status)))
+}
 
 impl<L: Lender> Registration<L> {
     /// Prepares to register with `broker`. Fails if the address or the certificates are unusable.

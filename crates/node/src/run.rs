@@ -22,7 +22,7 @@ use crate::core::Core;
 use crate::identity::{self, Held, Identity};
 use crate::keeper::Keeper;
 use crate::memory::{available_memory, lockable_memory};
-use crate::register::Registration;
+use crate::register::{Registration, find_broker};
 use crate::socket::bind_unix;
 
 /// Smallest region: room for several extents of a client's file.
@@ -110,10 +110,10 @@ pub enum NodeError {
     },
     /// Raise the limit, or do without locking.
     #[error(
-        "only {} MiB may be locked, not {} MiB (with --shm-socket, one region more than is lent); \
+        "only {} may be locked, not {} (with --shm-socket, one region more than is lent); \
          raise the limit (ulimit -l, or LimitMEMLOCK= in the unit), or pass --lock allowed or --no-lock",
-        lockable_bytes >> 20,
-        needed_bytes >> 20
+        in_unit(lockable_bytes),
+        in_unit(needed_bytes)
     )]
     NotLockable {
         /// What was offered, plus the spare region.
@@ -192,6 +192,11 @@ pub enum NodeError {
     Control(#[from] ControlError),
 }
 
+/// A number of bytes as people read it: a limit on locked memory may be less than 1 MiB.
+fn in_unit(bytes: &u64) -> String {
+    if *bytes < 1 << 20 { format!("{} KiB", bytes >> 10) } else { format!("{} MiB", bytes >> 20) }
+}
+
 /// What a node tells its operator once it serves.
 #[derive(Clone, Debug)]
 pub struct Ready {
@@ -224,13 +229,21 @@ pub async fn run(
     let control = Listener::bind(config.control_listen, config.tls.clone()).await?;
     let listeners = listen(&config)?;
     let mut shutdown = pin!(shutdown);
+    let starting = async {
+        if config.register_within.is_zero() {
+            // Before the memory is reserved, which can take minutes.
+            let found = find_broker(&config.broker, config.tls.as_ref()).await?;
+            found.map_err(|reason| not_registered(&config, reason))?;
+        }
+        start(&config, identity, regions, listeners).await
+    };
     let started = tokio::select! {
         biased;
         () = shutdown.as_mut() => {
             leave_socket(&config);
             return Ok(());
         }
-        started = start(&config, identity, regions, listeners) => started,
+        started = starting => started,
     };
     let (core, _keeper, server) = started.inspect_err(|_| leave_socket(&config))?;
     let (rdma, _card_server) = serve_by_card(&config, &core)?;
@@ -242,8 +255,7 @@ pub async fn run(
     let control = control.on_rejected(move || counting.rejected());
     let registered = async {
         let first = registration.first(config.register_within).await;
-        let first =
-            first.map_err(|reason| NodeError::NotRegistered { broker: config.broker.clone(), reason })?;
+        let first = first.map_err(|reason| not_registered(&config, reason))?;
         on_ready(&Ready { node: identity.node, address, regions, region_bytes: config.region_bytes });
         Ok(registration.keep(first).await)
     };
@@ -253,6 +265,10 @@ pub async fn run(
         served = serving => served.map_err(NodeError::from),
         ended = registered => ended.map(|never| match never {}),
     }
+}
+
+fn not_registered(config: &NodeConfig, reason: String) -> NodeError {
+    NodeError::NotRegistered { broker: config.broker.clone(), reason }
 }
 
 /// This node's identity, and its lock on the folder that keeps it, if there is one.

@@ -46,7 +46,9 @@ pub enum PoolError {
         found: u64,
     },
     /// Use a region size that is a multiple of the extent size.
-    #[error("the pool's regions have {region_bytes} bytes; clients need a multiple of {extent_bytes}: start the nodes with another --region-size")]
+    #[error(
+        "the pool's regions have {region_bytes} bytes; clients need a multiple of {extent_bytes}: start the nodes with another --region-size"
+    )]
     RegionSize {
         /// What the nodes lend.
         region_bytes: u64,
@@ -77,7 +79,9 @@ pub enum AccessError {
     },
     /// Nothing happened and nothing is lost: close files, raise the limits (`ulimit -n`), use fewer clients,
     /// and try again.
-    #[error("this process or node {node} is short of descriptors, memory or connections; nothing is lost: raise the limits (ulimit -n), or use fewer clients")]
+    #[error(
+        "this process or node {node} is short of descriptors, memory or connections; nothing is lost: raise the limits (ulimit -n), or use fewer clients"
+    )]
     Short {
         /// The node.
         node: NodeId,
@@ -138,16 +142,22 @@ pub enum JointError {
     /// A node does not answer, or not as it should.
     #[error(transparent)]
     Node(#[from] GrantError),
+    /// Start a node.
+    #[error("no node lends memory to the broker at {broker}: start one with `farpool node`")]
+    NoNode {
+        /// The broker's address.
+        broker: String,
+    },
     /// Lend more memory, or ask for less.
-    #[error("{wanted} regions of {region_bytes} bytes were wanted, and {found} are to be had: {reason}")]
+    #[error(
+        "{wanted_mib} MiB are wanted, but {free_mib} MiB are free: add a node, or ask for less ({reason})"
+    )]
     NoSpace {
-        /// How many were asked for.
-        wanted: u32,
-        /// How many there were.
-        found: u32,
-        /// The size of each.
-        region_bytes: u64,
-        /// What the broker says.
+        /// What was asked for.
+        wanted_mib: u64,
+        /// What was found before nothing more came.
+        free_mib: u64,
+        /// What the broker said to the last request.
         reason: String,
     },
     /// The lease was not renewed: what lay there is gone.

@@ -77,6 +77,17 @@ impl JointKeys {
         self.leases.iter().map(Lease::region_id).collect()
     }
 
+    /// Gives all regions back, for all holders: what lies there is overwritten. End the holders of this process
+    /// first, which renew the leases.
+    pub fn release(&self, tls: Option<&Tls>) {
+        outside_of_runtimes(|| {
+            // A lease that is not released expires.
+            if let Ok(runtime) = runtime() {
+                runtime.block_on(release_all(self, tls));
+            }
+        });
+    }
+
     /// Where each lease's node is reached.
     pub fn addresses(&self) -> impl Iterator<Item = &NodeAddress> {
         self.leases.iter().filter_map(|lease| lease.address.as_ref())
@@ -117,9 +128,12 @@ impl JointLeases {
     /// Size of the regions that a pool lends.
     ///
     /// # Errors
-    /// When no broker answers.
+    /// When no broker answers, or it knows no node.
     pub fn region_bytes_of(config: &PoolConfig) -> Result<u64, JointError> {
-        Ok(first_view(config)?.region_bytes)
+        match first_view(config)?.region_bytes {
+            0 => Err(JointError::NoNode { broker: config.broker.clone() }),
+            region_bytes => Ok(region_bytes),
+        }
     }
 
     /// Leases `regions` regions, as few of them on one node as the pool allows, until they are given back or
@@ -132,11 +146,11 @@ impl JointLeases {
     }
 
     fn acquire_here(config: &PoolConfig, regions: u32) -> Result<JointLeases, JointError> {
-        let view = first_view(config)?;
+        let region_bytes = Self::region_bytes_of(config)?;
         let runtime = runtime()?;
         let owner = random_id();
-        let mut keys = JointKeys { owner, region_bytes: view.region_bytes, leases: Vec::new() };
-        let mut holder = Holder::new(OwnerId(owner), view.region_bytes);
+        let mut keys = JointKeys { owner, region_bytes, leases: Vec::new() };
+        let mut holder = Holder::new(OwnerId(owner), region_bytes);
         let acquired = runtime.block_on(acquire_all(config, regions, &mut holder, &mut keys));
         if let Err(error) = acquired {
             runtime.block_on(release_all(&keys, config.tls.as_ref()));
@@ -266,12 +280,7 @@ impl JointLeases {
     pub fn release(self) {
         let shared = self.shared.clone();
         drop(self);
-        outside_of_runtimes(|| {
-            // A lease that is not released expires.
-            if let Ok(runtime) = runtime() {
-                runtime.block_on(release_all(&shared.keys, shared.tls.as_ref()));
-            }
-        });
+        shared.keys.release(shared.tls.as_ref());
     }
 
     /// Runs a request on the thread that renews. The caller may wait on any executor.
@@ -394,11 +403,10 @@ async fn acquire_all(
         }
         let acquired = holder.acquisition_answered(now(), asked_at, answer);
         if acquired.leases.is_empty() {
-            let found = keys.leases.len() as u32;
+            let mib = |regions: u64| (regions * keys.region_bytes) >> 20;
             return Err(JointError::NoSpace {
-                wanted: regions,
-                found,
-                region_bytes: keys.region_bytes,
+                wanted_mib: mib(regions.into()),
+                free_mib: mib(keys.leases.len() as u64),
                 reason,
             });
         }

@@ -53,7 +53,8 @@ pub struct KvArgs {
     #[arg(long, value_name = "N", default_value_t = 2)]
     nodes: usize,
 
-    /// Let threads announce their snapshots, as in a database, so that no snapshot loses its versions
+    /// Let threads announce which snapshots they still read, as in a database. A version that one of them
+    /// needs is then not overwritten; otherwise a transaction that misses one begins again
     #[arg(long)]
     announce: bool,
 

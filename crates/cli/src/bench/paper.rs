@@ -9,8 +9,8 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use clap::Subcommand;
 use farpool_bench::{
-    DEFAULT_WORK_DIR, Figure, PaperOptions, StopFlag, is_about_files_alone, run_paper,
-    serve_file_client, serve_fuse_floor,
+    DEFAULT_WORK_DIR, Figure, PaperOptions, StopFlag, is_about_files_alone, run_paper, serve_file_client,
+    serve_fuse_floor,
 };
 
 use super::{check_memory, own_file, parse_seconds};

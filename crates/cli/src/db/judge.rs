@@ -12,8 +12,9 @@ use crate::output::tell;
 /// Check the histories that `farpool db work` has recorded for snapshot isolation
 ///
 /// Needs the histories of all processes that have worked on the database since the table was created: a
-/// version from a missing history looks as if no transaction had written it. Only the recorded cuts and
-/// versions are checked.
+/// version from a missing history looks as if no transaction had written it. Only what the histories record
+/// is checked: the versions that transactions read and wrote, and their cuts. The cut of a transaction is its
+/// snapshot: of each client, the commits that the transaction sees.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
@@ -33,6 +34,11 @@ pub fn run(args: JudgeArgs) -> Result<()> {
         history.add(BufReader::new(open)).with_context(about)?;
     }
     let Counted { committed, aborted, unknown } = history.counted();
+    if committed + aborted + unknown == 0 {
+        bail!(
+            "there is no transaction in these files: name histories that `farpool db work --history` has written"
+        );
+    }
     if let Err(violation) = history.judge() {
         bail!("this is not snapshot isolation: {violation}");
     }

@@ -9,7 +9,13 @@ use crate::size::ByteSize;
 
 /// Show which compute servers and tables a database has
 ///
-/// Joins the database for a moment, like any other compute server.
+/// Compute servers are the processes that have opened the database. This command joins them for a moment, and
+/// leaves itself out of the list.
+///
+/// BEATS counts the heartbeats of a server: a number that does not grow means that the server hangs or has
+/// died. STATE says which one publishes the commits of all, and which ones are dead and being recovered. ROWS
+/// is the most rows that a table can have, ROW the most bytes of a row, and PIECES the number of parts in
+/// which the table lies in far memory.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:

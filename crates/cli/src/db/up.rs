@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use farpool_control::Located;
 use farpool_fabric::raise_limit;
 use farpool_namdb::{CreateOptions, Database, DatabaseError};
@@ -12,6 +12,7 @@ use tokio::time::Instant;
 use super::DatabaseAt;
 use crate::notify;
 use crate::output::say;
+use crate::rdma::check_choice;
 use crate::reach::{Wait, runtime};
 use crate::shutdown::Shutdown;
 use crate::size::ByteSize;
@@ -23,9 +24,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 ///
 /// If FILE does not exist, leases memory of the pool, creates an empty database in it, and writes FILE, which
 /// other processes need to open the database. Anyone who can read FILE has full access to the database.
-/// Then runs in the foreground as one of its compute servers: prints `ready`, recovers compute servers that
-/// crash, and leaves on SIGTERM or Ctrl-C. The database is lost ten seconds after its last compute server
-/// exits.
+/// Then runs in the foreground as one of its compute servers, which are the processes that have opened it:
+/// prints `ready`, recovers compute servers that crash, and leaves on SIGTERM or Ctrl-C. The database is lost
+/// ten seconds after its last compute server exits.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
@@ -48,7 +49,9 @@ pub struct UpArgs {
     servers: u16,
 
     /// Parts of a new database's timestamp oracle, spread over the nodes: at most 16, and at most one more
-    /// than --servers
+    /// than --servers. Choose more than one only if a single node's network card is the limit and there are
+    /// many clients: with two parts a commit is published up to half a millisecond later, and a quarter of a
+    /// millisecond more for each further one
     #[arg(long, value_name = "P", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=16))]
     partitions: u16,
 
@@ -100,7 +103,13 @@ pub fn run(args: UpArgs) -> Result<()> {
         }
     });
     match ended {
-        Some(ended) => Err(ended.into()),
+        Some(ended) => {
+            let file = args.at.file.display();
+            bail!(
+                "{ended}; start it again with `farpool db up {file}`: if that fails as well, the database is lost; \
+                 remove {file} to create another one"
+            )
+        }
         None => Ok(()),
     }
 }
@@ -111,11 +120,13 @@ async fn asked_within(shutdown: &mut Shutdown, time: Duration) -> bool {
 }
 
 fn lacks_space(error: &anyhow::Error) -> bool {
-    matches!(error.downcast_ref(), Some(DatabaseError::Leases(JointError::NoSpace { .. })))
+    let lacking = error.downcast_ref();
+    matches!(lacking, Some(DatabaseError::Leases(JointError::NoSpace { .. } | JointError::NoNode { .. })))
 }
 
 fn create(args: &UpArgs) -> Result<Database> {
     raise_limit();
+    check_choice(args.at.transport)?;
     let Located { address, tls } = args.at.broker.require()?;
     let pool = PoolConfig { broker: address, tls, transport: args.at.transports(), limit_bytes: None };
     let options = CreateOptions {

@@ -52,9 +52,7 @@ fn rdma(finding: &Finding) -> Check {
     match (finding.level, &finding.fix) {
         (Level::Wrong, fix) => Check::warn(name, found, fix.as_deref().unwrap_or("see the manual")),
         (Level::Good | Level::Absent, None) => Check::ok(name, found),
-        (Level::Good | Level::Absent, Some(fix)) => {
-            Check::ok(name, format!("{found}; to enable it: {fix}"))
-        }
+        (Level::Good | Level::Absent, Some(fix)) => Check::ok(name, format!("{found}; to enable it: {fix}")),
     }
 }
 

@@ -38,7 +38,7 @@ pub fn find(name: &OsStr, path: Option<&OsStr>) -> Result<PathBuf> {
     let candidates = std::env::split_paths(path).map(|folder| folder.join(name));
     match candidates.into_iter().find(|candidate| is_executable(candidate)) {
         Some(found) => Ok(found),
-        None => bail!("there is no program {} in PATH; name it with its folder", name.display()),
+        None => bail!("there is no program '{}' in PATH; name it with its folder", name.display()),
     }
 }
 
@@ -162,6 +162,6 @@ mod tests {
         assert_eq!(find(OsStr::new("./there"), None).unwrap(), Path::new("./there"));
         assert!(find(OsStr::new("sh"), None).unwrap().ends_with("sh"));
         let error = find(OsStr::new("no-such-program"), Some(OsStr::new("/bin"))).unwrap_err();
-        assert!(error.to_string().contains("no-such-program in PATH"), "{error}");
+        assert!(error.to_string().contains("'no-such-program' in PATH"), "{error}");
     }
 }

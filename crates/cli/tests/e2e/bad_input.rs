@@ -29,6 +29,7 @@ fn unknown_flags_are_usage_errors_with_a_tip() {
     assert_complaint(&output, 2, "--nodes");
     assert_complaint(&run(["status", "--yaml"]), 2, "farpool status --help");
     assert_complaint(&run(["lend"]), 2, "farpool --help");
+    assert_complaint(&run(["db", "bank", "bank.far", "--acounts", "2"]), 2, "farpool db bank --help");
     assert_complaint(&run(["mount"]), 2, "<DIR>");
 }
 
@@ -38,6 +39,10 @@ fn impossible_sizes_are_usage_errors_with_an_example() {
     assert_complaint(&run(["up", "--memory", "lots"]), 2, "for instance");
     assert_complaint(&run(["up", "--memory", "64MB"]), 2, "64MiB");
     assert_complaint(&run(["up", "--nodes", "0"]), 2, "1..=64");
+    assert_complaint(&run(["up", "--nodes", "-1"]), 2, "1..=64");
+    assert_complaint(&run(["up", "--memory", "16EiB"]), 2, "too large");
+    assert_complaint(&run(["sim", "pool", "--seeds", "0"]), 2, "at least 1");
+    assert_complaint(&run(["mount", "x", "--wait", "-1"]), 2, "not below zero");
     assert_complaint(&run(["up", "--memory", "1MiB"]), 2, "raise --memory");
     assert_complaint(&run(["up", "--memory", "999TiB"]), 2, "lower --memory");
     let node = ["node", "--broker", NOBODY];
@@ -74,7 +79,13 @@ fn malformed_addresses_are_usage_errors_with_an_example() {
         assert_complaint(&run(["status", "--broker", address]), 2, "write HOST:PORT");
     }
     assert_complaint(&run(["node", "--broker", "nonsense"]), 2, "write HOST:PORT");
+    for address in ["here", "localhost:7117", ":7117"] {
+        assert_complaint(&run(["up", "--listen", address]), 2, "for instance 127.0.0.1:7117");
+    }
     assert_complaint(&run(["up", "--listen", "here"]), 2, "farpool up --help");
+    for address in ["0.0.0.0:7117", "[::]:7117"] {
+        assert_complaint(&run(["up", "--listen", address]), 2, "such as 127.0.0.1:7117");
+    }
 }
 
 #[test]

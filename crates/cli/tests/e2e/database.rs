@@ -525,7 +525,8 @@ fn assert_refused(file: &Path, fix: &str) {
 #[test]
 fn what_is_no_database_or_is_gone_is_refused_with_the_reason() {
     let dir = tempfile::tempdir().unwrap();
-    assert_refused(&dir.path().join("none.far"), "No such file");
+    assert_refused(&dir.path().join("none.far"), "farpool db up");
+    assert_refused(dir.path(), "is a directory");
     let notes = dir.path().join("notes.txt");
     std::fs::write(&notes, "nothing").unwrap();
     assert_refused(&notes, "not the file of a database");
@@ -540,10 +541,22 @@ fn what_is_no_database_or_is_gone_is_refused_with_the_reason() {
 }
 
 #[test]
+fn histories_without_a_transaction_prove_nothing_and_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let history = dir.path().join("history.jsonl");
+    for text in ["", "garbage"] {
+        std::fs::write(&history, text).unwrap();
+        let mut command = farpool(["db", "judge"]);
+        command.arg(&history);
+        assert_complaint(&run_command(command), 1, "farpool db work --history");
+    }
+}
+
+#[test]
 fn a_database_that_does_not_fit_the_pool_leaves_nothing_behind() {
     let ground = Ground::new();
     let output = run_command(ground.command("up", "auto", &["--memory", "1GiB"]));
-    assert_complaint(&output, 1, "regions");
+    assert_complaint(&output, 1, "1024 MiB are wanted, but");
     assert!(!ground.file().exists());
     within(Duration::from_secs(20), "all regions are free again", || {
         ground.pool.regions_free() == ground.pool.regions_total()

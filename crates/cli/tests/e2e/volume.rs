@@ -246,6 +246,18 @@ fn redundancy_is_chosen_for_a_directory_or_an_empty_file_and_stays_once_there_is
 }
 
 #[test]
+fn a_mount_whose_daemon_is_stopped_is_reported_and_not_waited_for() {
+    let pool = Pool::start(PoolOptions { nodes: 1, ..PoolOptions::default() });
+    let mut mount = Mount::of(&pool, &[]);
+    mount.process.signal(Signal::STOP);
+    let asked = run(["volume", "status", mount.path().to_str().unwrap()]);
+    mount.process.signal(Signal::CONT);
+    assert_complaint(&asked, 1, "kill -CONT");
+    volume("status", &mount);
+    mount.unmount();
+}
+
+#[test]
 fn volume_of_a_directory_that_is_no_mount_names_the_fix() {
     let directory = tempfile::tempdir().unwrap();
     let output = run(["volume", "status", directory.path().to_str().unwrap()]);

@@ -49,7 +49,8 @@ pub(crate) async fn create<E: Environment>(
     }
     let empty = TableRow {
         name: name.to_owned(),
-        row_bytes: u32::try_from(row_bytes).map_err(|_| TxError::BadOptions("rows are too large".to_owned()))?,
+        row_bytes: u32::try_from(row_bytes)
+            .map_err(|_| TxError::BadOptions("rows are too large".to_owned()))?,
         old_versions: u32::try_from(options.old_versions).unwrap_or(u32::MAX), // refused as too many
         longest: longest as u32,
         key_type,
