@@ -55,7 +55,9 @@ Mutations:
   new-broker-forgets-what-a-node-holds        a restarted broker takes all regions for free
   epoch-reused-after-restart                  a restarted node counts epochs from the beginning
   region-lent-before-the-last-grant-is-gone   a lease's end fences its owner, but not its other clients
-  node-answers-a-renewal-it-does-not-count    a node confirms a renewal, but its table does not record it")]
+  node-answers-a-renewal-it-does-not-count    a node confirms a renewal, but its table does not record it
+  revoked-lease-outlives-its-grace            a lease that was taken back is fenced later than was announced
+  fenced-grant-stays-in-the-table             a node fences a grant, but its table keeps the grant")]
     Pool(SeedArgs),
     /// Files: reads, writes, holes and moves while nodes, clients and connections fail
     #[command(after_help = "\

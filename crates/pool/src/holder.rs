@@ -546,6 +546,18 @@ mod tests {
     }
 
     #[test]
+    fn grants_of_a_lease_that_the_holder_may_not_use_any_more_can_still_be_fenced() {
+        let holder = holder_of(vec![lease(0, 5)]);
+        let (before, stops) = (Millis(TTL * 4 / 5 - 1), Millis(TTL * 4 / 5));
+        assert!(holder.usable(before, region(0)).is_some());
+        assert!(holder.usable(stops, region(0)).is_none() && holder.usable_for(stops, region(0)).is_none());
+        assert!(holder.add_grant(stops, region(0), GrantMode::ReadWrite).is_none());
+        let request = holder.fence_grant(region(0), Epoch::new(1, 6)).expect("the lease is held");
+        assert_eq!((request.owner, request.grant), (7, Epoch::new(1, 6).0));
+        assert_eq!(request.lease.map(|lease| (lease.region, lease.epoch)), Some((0, Epoch::new(1, 5).0)));
+    }
+
+    #[test]
     fn a_grant_asked_for_under_an_older_lease_is_not_taken_for_one_of_the_present() {
         let mut holder = holder_of(vec![lease(0, 5)]);
         let asked = holder.add_grant(Millis(100), region(0), GrantMode::ReadWrite).unwrap();

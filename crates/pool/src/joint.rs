@@ -24,7 +24,7 @@ use farpool_fabric::{Clock, Endpoint, EndpointConfig, MonotonicClock, Negotiated
 use farpool_lease::{Holding, LeaseClass, Millis, longest};
 use farpool_wire::control::broker_client::BrokerClient;
 use farpool_wire::control::node_client::NodeClient;
-use farpool_wire::control::{Lease, NodeAddress, ReleaseRequest};
+use farpool_wire::control::{AddGrantRequest, Lease, NodeAddress, ReleaseRequest};
 use farpool_wire::{AccessKey, Epoch, GrantMode, NodeId, OwnerId, RegionId};
 use parking_lot::Mutex;
 use prost::Message;
@@ -312,16 +312,20 @@ impl Shared {
     }
 
     async fn add_grant(&self, region: RegionId) -> Result<ClientGrant, GrantError> {
-        let request = self.holder.lock().add_grant(now(), region, GrantMode::ReadWrite);
-        let request = request.ok_or_else(|| self.unusable(region))?;
+        let request = self.grant_request(now(), region)?;
         let answer = ask_for_grant(self.client(region)?, region.node, request.clone()).await?;
         let added = self.holder.lock().grant_added(now(), region, &request, &answer);
-        added.ok_or_else(|| self.unusable(region))
+        added.ok_or_else(|| self.unusable(now(), region))
+    }
+
+    fn grant_request(&self, now: Millis, region: RegionId) -> Result<AddGrantRequest, GrantError> {
+        let request = self.holder.lock().add_grant(now, region, GrantMode::ReadWrite);
+        request.ok_or_else(|| self.unusable(now, region))
     }
 
     /// Why no grant can be added: the lease has ended, or only its renewals have not been answered for long.
-    fn unusable(&self, region: RegionId) -> GrantError {
-        let may_be_renewed = |held: &Holding| now() < held.over_at();
+    fn unusable(&self, now: Millis, region: RegionId) -> GrantError {
+        let may_be_renewed = |held: &Holding| now < held.over_at();
         match self.holder.lock().held(region).is_some_and(may_be_renewed) {
             true => {
                 let reason = "renewals of its leases have not been answered for too long".into();
@@ -482,6 +486,8 @@ fn runtime() -> Result<Runtime, JointError> {
 
 #[cfg(test)]
 mod tests {
+    use farpool_wire::control::AcquireResponse;
+
     use super::*;
 
     fn lease(node: u64, region: u32) -> Lease {
@@ -508,6 +514,34 @@ mod tests {
             nodes.iter().map(|(node, _, leases)| (node.0, leases.len())).collect::<Vec<_>>(),
             [(1, 1), (2, 2)]
         );
+    }
+
+    #[test]
+    fn a_lease_whose_renewals_are_not_answered_is_lost_only_when_it_is_over_by_any_clock() {
+        const TTL: Millis = Millis(9_000);
+        let region = RegionId { node: NodeId(1), index: 0 };
+        let mut holder = Holder::new(OwnerId(5), 1 << 20);
+        let leases = vec![Lease { ttl_ms: TTL.0, ..lease(1, 0) }];
+        let answer = AcquireResponse { leases, region_bytes: 1 << 20, ..AcquireResponse::default() };
+        let acquired = holder.acquisition_answered(Millis(0), Millis(0), Some(answer));
+        assert_eq!(acquired.leases.len(), 1);
+        let shared = Shared {
+            keys: JointKeys { owner: 5, region_bytes: 1 << 20, leases: Vec::new() },
+            peers: BTreeMap::new(),
+            holder: Mutex::new(holder),
+            clients: BTreeMap::new(),
+            transport: Transports::default(),
+            tls: None,
+            silent: Mutex::default(),
+        };
+        let (stops, over) = (TTL.0 * 4 / 5, longest(TTL).0);
+        assert!(shared.grant_request(Millis(stops - 1), region).is_ok());
+        for unsure in [stops, TTL.0, over - 1] {
+            let refused = shared.grant_request(Millis(unsure), region).unwrap_err();
+            assert!(matches!(refused, GrantError::NoAnswer { .. }), "{unsure} ms: {refused}");
+        }
+        let refused = shared.grant_request(Millis(over), region).unwrap_err();
+        assert!(matches!(refused, GrantError::LeaseLost { .. }), "{refused}");
     }
 
     #[test]

@@ -381,7 +381,7 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
         run.files.borrow_mut().push(file);
     }
     let asked = Rc::downgrade(&run);
-    *run.trusting.borrow_mut() = Some(Box::new(move |region, epoch| {
+    *run.trusting.borrow_mut() = Some(Box::new(move |region, epoch, _| {
         let Some(run) = asked.upgrade() else { return Vec::new() };
         let trusts = |held: &Arc<LeasedRegion>| {
             held.id == region && held.epoch == epoch && held.check(run.stock().now().0).is_ok()

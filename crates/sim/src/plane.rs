@@ -6,6 +6,7 @@ pub(crate) mod broker;
 pub(crate) mod node;
 pub(crate) mod oracle;
 pub(crate) mod post;
+mod promises;
 pub(crate) mod shell;
 
 use std::cell::{Cell, RefCell};
@@ -26,9 +27,20 @@ pub(crate) const FORGETFUL_BROKER: &str = "new-broker-forgets-what-a-node-holds"
 pub(crate) const EPOCH_REUSED: &str = "epoch-reused-after-restart";
 pub(crate) const UNFENCED_GRANT: &str = "region-lent-before-the-last-grant-is-gone";
 pub(crate) const UNCOUNTED_RENEWAL: &str = "node-answers-a-renewal-it-does-not-count";
+pub(crate) const LATE_REVOCATION: &str = "revoked-lease-outlives-its-grace";
+pub(crate) const KEPT_GRANT: &str = "fenced-grant-stays-in-the-table";
 
-/// Lists the processes that would use a region now under a lease.
-type WhoTrusts = Box<dyn Fn(RegionId, Epoch) -> Vec<u64>>;
+/// How a lease ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Ending {
+    /// Its owner gives it back, and need not ask the clients that it has let in.
+    Released,
+    /// Its time has passed. All clients have stopped by then.
+    Expired,
+}
+
+/// Lists the processes that would use a region now under a lease that ends in this way.
+type WhoTrusts = Box<dyn Fn(RegionId, Epoch, Ending) -> Vec<u64>>;
 
 /// State that all parts of the control plane share.
 pub(crate) struct Plane {
@@ -125,9 +137,9 @@ impl Plane {
         self.nodes.iter().find(|node| node.id == id).expect("letters name nodes of this world").clone()
     }
 
-    /// The processes that would use a region now under this lease.
-    pub(crate) fn who_trusts(&self, region: RegionId, epoch: Epoch) -> Vec<u64> {
-        self.trusting.borrow().as_ref().map_or(Vec::new(), |trusting| trusting(region, epoch))
+    /// The processes that would use a region now under this lease, and should not, since it ends.
+    pub(crate) fn who_trusts(&self, region: RegionId, epoch: Epoch, ending: Ending) -> Vec<u64> {
+        self.trusting.borrow().as_ref().map_or(Vec::new(), |trusting| trusting(region, epoch, ending))
     }
 
     pub(crate) fn complain(&self, what: String) {

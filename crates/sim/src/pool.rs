@@ -17,7 +17,10 @@ use farpool_wire::{Epoch, NodeId, RegionId};
 use crate::plane::broker::Broker;
 use crate::plane::node::Node;
 use crate::plane::post::Delivery;
-use crate::plane::{EPOCH_REUSED, FORGETFUL_BROKER, Plane, PlaneConfig, UNCOUNTED_RENEWAL, UNFENCED_GRANT};
+use crate::plane::{
+    EPOCH_REUSED, Ending, FORGETFUL_BROKER, KEPT_GRANT, LATE_REVOCATION, Plane, PlaneConfig,
+    UNCOUNTED_RENEWAL, UNFENCED_GRANT,
+};
 use crate::runner::{RunReport, Scenario};
 use client::{Client, Seat};
 use nemesis::Who;
@@ -26,8 +29,15 @@ use nemesis::Who;
 pub const POOL: Scenario = Scenario { name: "pool", mutations: MUTATIONS, run };
 
 const TRUSTING_CLIENT: &str = "client-trusts-its-lease-past-its-own-clock";
-const MUTATIONS: &[&str] =
-    &[TRUSTING_CLIENT, FORGETFUL_BROKER, EPOCH_REUSED, UNFENCED_GRANT, UNCOUNTED_RENEWAL];
+const MUTATIONS: &[&str] = &[
+    TRUSTING_CLIENT,
+    FORGETFUL_BROKER,
+    EPOCH_REUSED,
+    UNFENCED_GRANT,
+    UNCOUNTED_RENEWAL,
+    LATE_REVOCATION,
+    KEPT_GRANT,
+];
 
 /// The duration of a lease, in milliseconds: shorter than in production, so that more leases end in a run.
 const TTL_MS: std::ops::Range<u64> = 3_000..8_000;
@@ -90,10 +100,15 @@ impl Run {
     }
 
     /// The processes that would use a region now under this lease.
-    fn who_trusts(&self, region: RegionId, epoch: Epoch) -> Vec<u64> {
+    fn who_trusts(&self, region: RegionId, epoch: Epoch, ending: Ending) -> Vec<u64> {
+        let lease = self.oracle.borrow().lease_of(region, epoch);
+        let trusts = |client: &&Rc<Client>| {
+            client.trusts(region, epoch)
+                || ending == Ending::Expired && lease.is_some_and(|lease| client.is_told_to_use(lease))
+        };
         let clients = self.clients.borrow();
         let alive = clients.iter().flatten().filter(|client| self.world.is_alive(client.process));
-        alive.filter(|client| client.trusts(region, epoch)).map(|client| client.process.number()).collect()
+        alive.filter(trusts).map(|client| client.process.number()).collect()
     }
 }
 
@@ -155,9 +170,11 @@ fn seats_of(world: &World, nodes: &[Rc<Node>], random: &mut Random) -> Vec<Rc<Se
         let class = if random.chance(300) { LeaseClass::Pinned } else { LeaseClass::Revocable };
         let guests: Vec<usize> = if random.chance(600) { vec![index + 1] } else { Vec::new() };
         let has_guest = !guests.is_empty();
-        seats.push(Rc::new(Seat { index, host: own, wants, class, guests }));
+        let stays = random.chance(500);
+        seats.push(Rc::new(Seat { index, host: own, wants, class, guests, stays, asks: false }));
         if has_guest {
-            seats.push(Rc::new(Seat { index: index + 1, host: other, wants: 0, class, guests: Vec::new() }));
+            let (guests, asks) = (Vec::new(), random.chance(700));
+            seats.push(Rc::new(Seat { index: index + 1, host: other, wants: 0, class, guests, stays, asks }));
         }
     }
     seats
@@ -193,8 +210,9 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
         mishaps: Cell::new(0),
     });
     let asked = Rc::downgrade(&run);
-    let who_trusts =
-        move |region, epoch| asked.upgrade().map_or(Vec::new(), |run| run.who_trusts(region, epoch));
+    let who_trusts = move |region, epoch, ending| {
+        asked.upgrade().map_or(Vec::new(), |run| run.who_trusts(region, epoch, ending))
+    };
     *run.trusting.borrow_mut() = Some(Box::new(who_trusts));
     run.plane.start();
     for seat in &run.seats {

@@ -143,6 +143,13 @@ impl Life {
 
     fn register(&self, report: &RegisterRequest) -> Answer {
         let answer = self.pool.borrow_mut().report(self.now(), &self.heard(report));
+        if let (Err(refusal), Some(address)) = (&answer, &report.address)
+            && address.incarnation >= self.plane.node(NodeId(address.node)).incarnation()
+        {
+            let node = address.node;
+            self.plane
+                .complain(format!("the broker refuses the incarnation of node {node} that runs: {refusal}"));
+        }
         let (Ok(answer), Some(address)) = (answer, &report.address) else { return Answer::Refused };
         self.plane.broker.disk.borrow_mut().insert(NodeId(address.node), report.clone());
         Answer::Registered(answer)

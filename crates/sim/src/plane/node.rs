@@ -17,8 +17,9 @@ use farpool_wire::control::{
 use farpool_wire::{AccessKey, Epoch, GrantMode, NodeId, OwnerId, RegionId};
 
 use super::post::{Answer, Post, Question};
+use super::promises::Promises;
 use super::shell::Shell;
-use super::{EPOCH_REUSED, Plane, UNCOUNTED_RENEWAL, UNFENCED_GRANT};
+use super::{EPOCH_REUSED, Ending, KEPT_GRANT, Plane, UNCOUNTED_RENEWAL};
 
 /// As in production's keeper.
 const TICK: Duration = Duration::from_millis(200);
@@ -51,6 +52,11 @@ impl Node {
         self.shell.borrow().clone()
     }
 
+    /// The number of its current incarnation.
+    pub(super) fn incarnation(&self) -> u32 {
+        self.incarnation.get()
+    }
+
     fn region(&self, index: u32) -> RegionId {
         RegionId { node: self.id, index }
     }
@@ -67,7 +73,7 @@ pub(crate) fn start(plane: &Rc<Plane>, node: &Rc<Node>) {
         (node.regions, plane.region_bytes),
         plane.ttl,
         plane.world.clock(node.host),
-        plane.is_broken(UNFENCED_GRANT),
+        plane.mutation,
     );
     *node.shell.borrow_mut() = Some(shell.clone());
     plane.world.serve(node.host, shell.clone(), node.service);
@@ -98,6 +104,15 @@ struct Life {
 }
 
 impl Life {
+    /// Compares something that the node does with its promises.
+    fn judge(&self, look: impl FnOnce(&mut Promises)) {
+        let mut promises = self.shell.promises.lock();
+        look(&mut promises);
+        for complaint in promises.complaints() {
+            self.plane.complain(format!("node {}: {complaint}", self.node.id));
+        }
+    }
+
     fn answer(&self, question: Question) -> Option<Answer> {
         let answer = match question {
             Question::Grant(wish) => Answer::Granted(self.grant(&wish)),
@@ -124,15 +139,18 @@ impl Life {
 
     fn grant(&self, wish: &GrantRequest) -> GrantResponse {
         let Some(class) = LeaseClass::from_wire(wish.class) else { return GrantResponse::default() };
+        let (now, owner) = (self.shell.now(), OwnerId(wish.owner));
         let mut core = self.shell.core.lock();
         let keys = &mut || self.plane.fresh_key();
-        let grants = core.grant(self.shell.now(), OwnerId(wish.owner), class, wish.count, keys);
+        let grants = core.grant(now, owner, class, wish.count, keys);
         let ttl = core.ttl();
         drop(core);
         for grant in &grants {
             let Lending { region, epoch } = grant.lending;
             let lease = self.plane.oracle.borrow_mut().lends(self.node.region(region), epoch);
             self.shell.open(region, epoch, grant.key);
+            let told = Millis(lease_message(grant, class, ttl, self.address()).ttl_ms);
+            self.judge(|promises| promises.lent(now, grant.lending, owner, class, told));
             let numbers = [self.node.id.0, u64::from(region), lease.0, epoch.0, wish.owner];
             self.plane.world.note("node {} lends region {} as lease {}, epoch {}, to owner {}", &numbers);
         }
@@ -143,10 +161,13 @@ impl Life {
     fn renew(&self, request: &RenewRequest) -> RenewResponse {
         let now = self.shell.now();
         let renew = |lease: &LeaseRef| {
-            if self.plane.is_broken(UNCOUNTED_RENEWAL) {
-                return renew_outcome(self.shell.renew_without_counting(now, lease));
-            }
-            renew_outcome(self.shell.core.lock().renew(now, OwnerId(request.owner), lease))
+            let renewed = match self.plane.is_broken(UNCOUNTED_RENEWAL) {
+                true => self.shell.renew_without_counting(now, lease),
+                false => self.shell.core.lock().renew(now, OwnerId(request.owner), lease),
+            };
+            let outcome = renew_outcome(renewed);
+            self.judge(|promises| promises.renewed(now, named(lease), &outcome));
+            outcome
         };
         RenewResponse { outcomes: request.leases.iter().map(renew).collect() }
     }
@@ -156,6 +177,8 @@ impl Life {
         let key = self.plane.fresh_key();
         let (now, owner) = (self.shell.now(), OwnerId(request.owner));
         let added = self.shell.core.lock().add_grant(now, owner, lease, GrantMode::ReadWrite, key);
+        let grant = added.as_ref().ok().map(|grant| grant.lending.epoch);
+        self.judge(|promises| promises.granted(now, named(lease), grant));
         let Ok(grant) = added else { return Answer::Refused };
         let Lending { region, epoch } = grant.lending;
         self.shell.open_grant(region, epoch, key);
@@ -169,7 +192,11 @@ impl Life {
     fn fence_grant(&self, request: &FenceGrantRequest) -> Answer {
         let Some(lease) = &request.lease else { return Answer::Refused };
         let (now, owner, grant) = (self.shell.now(), OwnerId(request.owner), Epoch(request.grant));
-        let fenced = self.shell.core.lock().fence_grant(now, owner, lease, grant);
+        let fenced = match self.plane.is_broken(KEPT_GRANT) {
+            true => self.shell.fence_without_noting(now, lease, grant),
+            false => self.shell.core.lock().fence_grant(now, owner, lease, grant),
+        };
+        self.judge(|promises| promises.fenced(now, named(lease), grant, fenced.is_ok()));
         let Ok(Lending { region, epoch }) = fenced else { return Answer::Refused };
         self.shell.fence_grant(Lending { region, epoch });
         self.plane.oracle.borrow_mut().fences(self.node.region(region), epoch);
@@ -182,7 +209,9 @@ impl Life {
     fn revoke(&self, request: &RevokeRequest) -> Answer {
         let (now, owner) = (self.shell.now(), OwnerId(request.owner));
         let mut core = self.shell.core.lock();
-        let answer = core.revoke(now, owner, request.count, Millis(request.grace_ms));
+        let grace = Millis(request.grace_ms);
+        let answer = core.revoke(now, owner, request.count, grace);
+        self.judge(|promises| promises.revoked(now, owner, (request.count, grace), &answer));
         for state in core.states(now).iter().filter(|state| state.revoked) {
             self.plane.oracle.borrow_mut().revoked(self.node.region(state.region));
         }
@@ -191,15 +220,16 @@ impl Life {
 
     fn release(&self, request: &ReleaseRequest, lease: &LeaseRef) {
         let ended = self.shell.core.lock().release(OwnerId(request.owner), lease);
+        self.judge(|promises| promises.released(named(lease), matches!(ended, Ok(Some(_)))));
         if let Ok(Some(lease)) = ended {
-            self.end(lease);
+            self.end(lease, Ending::Released);
         }
     }
 
     /// Fences a lease that the table has ended, before any answer reports the end.
-    fn end(&self, lease: Lending) {
+    fn end(&self, lease: Lending, ending: Ending) {
         let region = self.node.region(lease.region);
-        let trusting = self.plane.who_trusts(region, lease.epoch);
+        let trusting = self.plane.who_trusts(region, lease.epoch, ending);
         self.shell.fence(lease);
         self.plane.oracle.borrow_mut().ends(region, &trusting);
         let numbers = [self.node.id.0, u64::from(lease.region), lease.epoch.0];
@@ -208,8 +238,10 @@ impl Life {
 
     /// Ends leases on time, and makes fenced regions free again.
     fn expire_and_scrub(&self) {
-        let ended = self.shell.core.lock().expire(self.shell.now());
-        ended.into_iter().for_each(|lease| self.end(lease));
+        let now = self.shell.now();
+        let ended = self.shell.expire(now);
+        self.judge(|promises| promises.expired(now, &ended, self.awake()));
+        ended.into_iter().for_each(|lease| self.end(lease, Ending::Expired));
         let next = || self.shell.core.lock().begin_scrub(|region| self.shell.regions.is_held(region));
         while let Some(lease) = next() {
             match self.shell.regions.scrub(lease.region).expect("a page of memory") {
@@ -219,27 +251,43 @@ impl Life {
         }
     }
 
+    /// How long the node's process has run since it last stood still.
+    fn awake(&self) -> Millis {
+        let since_ns = self.plane.world.paused_until_ns(self.node.process.get());
+        Millis(self.plane.world.now_ns().saturating_sub(since_ns) / 1_000_000)
+    }
+
     fn table(&self) -> RegionsResponse {
+        let now = self.shell.now();
+        let lent = self.shell.core.lock().states(now);
+        self.judge(|promises| promises.listed(now, &lent));
         RegionsResponse {
             address: Some(self.address()),
             region_bytes: self.plane.region_bytes,
             regions_total: self.node.regions,
-            lent: self.shell.core.lock().states(self.shell.now()),
+            lent,
         }
     }
 
     fn beat(&self) -> HeartbeatRequest {
+        let now = self.shell.now();
         let core = self.shell.core.lock();
         let counts = core.counts();
+        self.judge(|promises| promises.listed(now, &core.states(now)));
         HeartbeatRequest {
             node: self.node.id.0,
             incarnation: self.node.incarnation.get(),
             regions_free: counts.free,
             regions_lent: counts.held,
             frames_rejected: 0,
-            table: core.table_sum(self.shell.now()),
+            table: core.table_sum(now),
         }
     }
+}
+
+/// The lease that a message names.
+fn named(lease: &LeaseRef) -> Lending {
+    Lending { region: lease.region, epoch: Epoch(lease.epoch) }
 }
 
 async fn keep(life: Rc<Life>) {

@@ -10,12 +10,13 @@ use std::task::{Poll, Waker};
 use std::time::Duration;
 
 use farpool_fabric::sim::ProcessId;
-use farpool_wire::AccessKey;
+use farpool_lease::Millis;
 use farpool_wire::control::{
     AcquireRequest, AcquireResponse, AddGrantRequest, AddGrantResponse, FenceGrantRequest, GrantRequest,
     GrantResponse, HeartbeatRequest, HeartbeatResponse, RegionsResponse, RegisterRequest, RegisterResponse,
     ReleaseRequest, RenewRequest, RenewResponse, RevokeRequest, RevokeResponse,
 };
+use farpool_wire::{AccessKey, Epoch, RegionId};
 use futures_util::future::{Either, select};
 
 use super::Plane;
@@ -36,14 +37,21 @@ pub(crate) enum Question {
     Release(ReleaseRequest),
     Regions,
     LetIn(Invitation),
+    /// From a client that was let in: for how long may it use the region?
+    HowLong {
+        region: RegionId,
+        grant: Epoch,
+    },
 }
 
 /// A message from an owner to another of its clients: use this grant.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Invitation {
-    pub(crate) region: farpool_wire::RegionId,
+    /// The process that lets the client in.
+    pub(crate) owner: ProcessId,
+    pub(crate) region: RegionId,
     pub(crate) lease: LeaseNo,
-    pub(crate) grant: farpool_wire::Epoch,
+    pub(crate) grant: Epoch,
     pub(crate) key: AccessKey,
 }
 
@@ -57,6 +65,8 @@ pub(crate) enum Answer {
     GrantAdded(AddGrantResponse),
     Revoked(RevokeResponse),
     Table(RegionsResponse),
+    /// A client may use a region for this long from when it asked.
+    UsableFor(Millis),
     /// The request was carried out. The answer has no contents.
     Done,
     Refused,
@@ -83,6 +93,7 @@ impl Question {
             Question::Release(_) => "process {} asks {}: release",
             Question::Regions => "process {} asks {}: show your table",
             Question::LetIn(_) => "process {} asks {}: use this grant",
+            Question::HowLong { .. } => "process {} asks {}: for how long may I use the region",
         }
     }
 }

@@ -4,19 +4,26 @@ use std::sync::Arc;
 
 use farpool_fabric::sim::SimClock;
 use farpool_fabric::{AccessError, AccessKind, Clock, Host, Locking, Mapping, RegionSet};
-use farpool_lease::{LeaseRefusal, Lending, Millis, Term};
+use farpool_lease::{GrantRefusal, LeaseRefusal, Lending, Millis, Term};
 use farpool_node::NodeCore;
 use farpool_wire::control::LeaseRef;
 use farpool_wire::{AccessKey, CALL_PING, Epoch, GrantMode, NodeId, Refusal};
 use parking_lot::Mutex;
+
+use super::promises::Promises;
+use super::{LATE_REVOCATION, UNFENCED_GRANT};
 
 pub(crate) struct Shell {
     node: NodeId,
     clock: SimClock,
     pub(crate) core: Mutex<NodeCore>,
     pub(crate) regions: RegionSet,
+    /// What the node has promised, for the oracle.
+    pub(crate) promises: Mutex<Promises>,
     /// Mutation: clients' grants that are not fenced with their lease, by region.
     left_over: Option<Mutex<Vec<LeftOver>>>,
+    /// Mutation: leases that were taken back and have ended, and until when the node keeps them all the same.
+    overdue: Option<Mutex<Vec<(Millis, Lending)>>>,
 }
 
 #[derive(Clone, Default)]
@@ -36,16 +43,20 @@ impl Shell {
         (regions, region_bytes): (u32, u64),
         ttl: Millis,
         clock: SimClock,
-        leaves_grants: bool,
+        mutation: Option<&'static str>,
     ) -> Arc<Self> {
-        let left_over = leaves_grants.then(|| Mutex::new(vec![LeftOver::default(); regions as usize]));
+        let overdue = (mutation == Some(LATE_REVOCATION)).then(Mutex::default);
+        let left_over = (mutation == Some(UNFENCED_GRANT))
+            .then(|| Mutex::new(vec![LeftOver::default(); regions as usize]));
         Arc::new(Shell {
             node,
             clock,
             core: Mutex::new(NodeCore::new(incarnation, regions, ttl)),
             regions: RegionSet::create(regions, region_bytes, Locking::None, |_| {})
                 .expect("a few pages of memory"),
+            promises: Mutex::new(Promises::new(ttl)),
             left_over,
+            overdue,
         })
     }
 
@@ -89,6 +100,34 @@ impl Shell {
         self.core.lock().fenced(lease);
     }
 
+    /// Ends the leases whose time has passed, and returns those that are to be fenced.
+    pub(crate) fn expire(&self, now: Millis) -> Vec<Lending> {
+        let mut core = self.core.lock();
+        let Some(overdue) = &self.overdue else { return core.expire(now) };
+        let table = core.states(now);
+        let is_revoked = |lease: &Lending| {
+            table.iter().any(|state| state.held && state.revoked && state.region == lease.region)
+        };
+        let (late, mut ended): (Vec<_>, Vec<_>) = core.expire(now).into_iter().partition(is_revoked);
+        let mut overdue = overdue.lock();
+        ended.extend(overdue.extract_if(.., |(until, _)| now >= *until).map(|(_, lease)| lease));
+        overdue.extend(late.into_iter().map(|lease| (now.plus(core.ttl()), lease)));
+        ended
+    }
+
+    /// Mutation: fences a grant, but leaves it in the table.
+    pub(crate) fn fence_without_noting(
+        &self,
+        now: Millis,
+        lease: &LeaseRef,
+        grant: Epoch,
+    ) -> Result<Lending, GrantRefusal> {
+        let key = lease.access_key().ok_or(LeaseRefusal::WrongKey)?;
+        let own = Lending { region: lease.region, epoch: Epoch(lease.epoch) };
+        self.core.lock().check(now, own, &key).map_err(|_| LeaseRefusal::Ended)?;
+        Ok(Lending { region: lease.region, epoch: grant })
+    }
+
     /// Mutation: answers that a lease is renewed, but does not record the renewal in the table.
     pub(crate) fn renew_without_counting(&self, now: Millis, lease: &LeaseRef) -> Result<Term, LeaseRefusal> {
         let core = self.core.lock();
@@ -116,7 +155,10 @@ impl Host for Shell {
     }
 
     fn admit(&self, region: u32, epoch: Epoch, key: &AccessKey) -> Result<(), Refusal> {
-        self.core.lock().check(self.now(), Lending { region, epoch }, key)
+        let (now, grant) = (self.now(), Lending { region, epoch });
+        let admitted = self.core.lock().check(now, grant, key);
+        self.promises.lock().admitted(now, grant, admitted.is_ok());
+        admitted
     }
 
     fn with_region(

@@ -1,6 +1,7 @@
 //! Clients: the real holder, real endpoints and queues. An owner's main client leases; its other client uses
 //! the grants that it is given.
 
+mod guest;
 mod leases;
 mod work;
 
@@ -17,7 +18,7 @@ use farpool_wire::{AccessKey, Epoch, Hello, NodeId, OwnerId, RegionId, SessionId
 
 use super::{Phase, REGION_BYTES, Run, TRUSTING_CLIENT};
 use crate::plane::oracle::LeaseNo;
-use crate::plane::post::{Answer, Invitation, Post, Question};
+use crate::plane::post::{Answer, Post, Question};
 
 /// Staging memory of a client.
 const ARENA_BYTES: usize = 8 * 4096;
@@ -33,6 +34,11 @@ pub(super) struct Seat {
     pub(super) class: LeaseClass,
     /// Seats of the clients to which it gives grants.
     pub(super) guests: Vec<usize>,
+    /// Whether the client keeps leases that are being taken back until they end.
+    pub(super) stays: bool,
+    /// Whether a client with a grant asks for how long it may use the region. Otherwise it goes on until the
+    /// node refuses it.
+    pub(super) asks: bool,
 }
 
 /// A lease as its holder's shell keeps it.
@@ -63,7 +69,7 @@ pub(super) struct Client {
     random: RefCell<Random>,
     holder: RefCell<Holder>,
     held: RefCell<BTreeMap<RegionId, Held>>,
-    invited: RefCell<Vec<Invitation>>,
+    invited: RefCell<Vec<guest::Invited>>,
     connections: RefCell<BTreeMap<NodeId, Rc<RefCell<Connection>>>>,
     /// The word that only this process writes. `written` is the last value that it wrote to this word under
     /// each lease.
@@ -115,6 +121,7 @@ pub(super) fn start(run: &Rc<Run>, seat: &Rc<Seat>) -> Rc<Client> {
     run.tasks.spawn(process, client.clone().keep_leases());
     run.tasks.spawn(process, client.clone().manage());
     run.tasks.spawn(process, client.clone().work());
+    run.tasks.spawn(process, client.clone().ask_how_long());
     run.clients.borrow_mut()[seat.index] = Some(client.clone());
     client
 }
@@ -170,15 +177,15 @@ impl Client {
     }
 
     fn answer(&self, question: Question) -> Option<Answer> {
-        let Question::LetIn(invitation) = question else { return None };
-        if self.is_leaving() {
-            return None;
+        match question {
+            Question::LetIn(_) | Question::HowLong { .. } if self.is_leaving() => None,
+            Question::LetIn(invitation) => {
+                self.accept(invitation);
+                Some(Answer::Done)
+            }
+            Question::HowLong { region, grant } => Some(self.how_long(region, grant)),
+            _ => None,
         }
-        let mut invited = self.invited.borrow_mut();
-        if !invited.iter().any(|known| known.grant == invitation.grant && known.region == invitation.region) {
-            invited.push(invitation);
-        }
-        Some(Answer::Done)
     }
 }
 

@@ -34,6 +34,12 @@ enum Mishap {
     /// A process dies when it sends one of its next letters.
     Doom(Who, Doom),
     Pause(Who),
+    /// A node's process stops for longer than a lease lasts. Requests wait for it, among them one to take
+    /// leases back.
+    StopNode {
+        node: usize,
+        client: usize,
+    },
     Cut(Who, Who),
     /// A new broker takes over while the old one still runs.
     Takeover,
@@ -51,7 +57,7 @@ pub(super) fn start(run: &Rc<Run>, random: &mut Random) {
     for _ in 0..random.below(MOST + 1) {
         let after = Duration::from_micros(random.below(busy_ms * 1_000));
         let lasting = Duration::from_millis(100 + random.below(2 * run.ttl.0));
-        let mishap = match random.below(20) {
+        let mishap = match random.below(22) {
             0..4 => Mishap::Crash(draw_participant(run, random)),
             4..8 => {
                 let letters_left = 1 + random.below(LAST_LETTER);
@@ -63,10 +69,14 @@ pub(super) fn start(run: &Rc<Run>, random: &mut Random) {
             8..10 => Mishap::Pause(draw_participant(run, random)),
             10..15 => Mishap::Cut(draw_participant(run, random), draw_participant(run, random)),
             15..17 => Mishap::Takeover,
-            _ => Mishap::TakeBack {
+            17..20 => Mishap::TakeBack {
                 client: random.index(run.seats.len()),
                 count: 1 + random.below(3) as u32,
                 grace_ms: random.below(2 * run.ttl.0),
+            },
+            _ => Mishap::StopNode {
+                node: random.index(run.nodes.len()),
+                client: random.index(run.seats.len()),
             },
         };
         let disk_is_lost = random.chance(400);
@@ -166,16 +176,14 @@ async fn carry_out(run: &Rc<Run>, mishap: Mishap, lasting: Duration, disk_is_los
             come_back(run, who, lasting, disk_is_lost).await;
         }
         Mishap::Doom(who, doom) => meet(run, who, doom, lasting, disk_is_lost).await,
-        Mishap::Pause(who) => {
-            if let Some(process) = run.process_of(who) {
-                let (host, now_ns) = (run.host_of(who), run.world.now_ns());
-                let until_ns = now_ns + lasting.as_nanos() as u64;
-                if who != Who::Broker {
-                    run.oracle.borrow_mut().silence([host, host], now_ns, until_ns);
-                }
-                run.world.pause(process, lasting);
+        Mishap::Pause(who) => pause(run, who, lasting).await,
+        Mishap::StopNode { node, client } => {
+            let whole = lasting + Duration::from_millis(run.ttl.0);
+            let take_back = async {
                 run.world.sleep(lasting).await;
-            }
+                take_back(run, client, u32::MAX, run.ttl.0).await;
+            };
+            futures_util::future::join(pause(run, Who::Node(node), whole), take_back).await;
         }
         Mishap::Cut(one, other) => {
             let hosts = [run.host_of(one), run.host_of(other)];
@@ -193,16 +201,29 @@ async fn carry_out(run: &Rc<Run>, mishap: Mishap, lasting: Duration, disk_is_los
             run.world.sleep(lasting).await;
             run.tasks.kill(old);
         }
-        Mishap::TakeBack { client, count, grace_ms } => {
-            let Some(client) = run.client(client) else { return };
-            let me = run.world.add_process(run.broker.host);
-            let operator = Post::open(&run.plane, me, |_| Box::pin(std::future::ready(None)));
-            let request = RevokeRequest { owner: client.owner.0, count, grace_ms };
-            let broker = run.broker.process.get();
-            let _ = operator.ask(broker, Question::RevokeFrom(request), OPERATOR_PATIENCE).await;
-            run.tasks.kill(me);
-        }
+        Mishap::TakeBack { client, count, grace_ms } => take_back(run, client, count, grace_ms).await,
     }
+}
+
+async fn pause(run: &Rc<Run>, who: Who, lasting: Duration) {
+    let Some(process) = run.process_of(who) else { return };
+    let (host, now_ns) = (run.host_of(who), run.world.now_ns());
+    if who != Who::Broker {
+        run.oracle.borrow_mut().silence([host, host], now_ns, now_ns + lasting.as_nanos() as u64);
+    }
+    run.world.pause(process, lasting);
+    run.world.sleep(lasting).await;
+}
+
+/// An operator asks the broker to have an owner's leases taken back.
+async fn take_back(run: &Rc<Run>, client: usize, count: u32, grace_ms: u64) {
+    let Some(client) = run.client(client) else { return };
+    let me = run.world.add_process(run.broker.host);
+    let operator = Post::open(&run.plane, me, |_| Box::pin(std::future::ready(None)));
+    let request = RevokeRequest { owner: client.owner.0, count, grace_ms };
+    let broker = run.broker.process.get();
+    let _ = operator.ask(broker, Question::RevokeFrom(request), OPERATOR_PATIENCE).await;
+    run.tasks.kill(me);
 }
 
 /// Waits until a doomed process has died, and restarts it.

@@ -5,9 +5,9 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use farpool_lease::Millis;
-use farpool_pool::{Change, HeldLease, Renewal};
-use farpool_wire::control::{self, AcquireResponse, AddGrantRequest, FenceGrantRequest, Lease, LeaseRef};
-use farpool_wire::{AccessKey, Epoch, RegionId};
+use farpool_pool::{Change, ClientGrant, HeldLease, Renewal};
+use farpool_wire::control::{AcquireResponse, Lease};
+use farpool_wire::{AccessKey, Epoch, GrantMode, MAX_GRANTS_PER_REGION, RegionId};
 
 use super::{Client, Held};
 use crate::plane::oracle::Loss;
@@ -89,6 +89,7 @@ impl Client {
                 0..8 => self.give_one_back().await,
                 8..48 => self.let_client_in().await,
                 48..58 => self.fence_client().await,
+                58 => self.let_many_in().await,
                 _ => {}
             }
         }
@@ -161,48 +162,68 @@ impl Client {
     async fn leave_what_is_taken_back(&self) {
         let leaving: Vec<RegionId> = self.holder.borrow().to_leave().map(|(region, _)| region).collect();
         for region in leaving {
-            if self.chance(400) {
+            if !self.seat.stays && self.chance(400) {
                 self.give_back(region).await;
             }
         }
     }
 
-    fn reference(&self, region: RegionId) -> Option<LeaseRef> {
-        let all = self.held.borrow();
-        all.get(&region).map(|held| LeaseRef::new(region.index, held.epoch, &held.key))
-    }
-
     async fn let_client_in(&self) {
         let (Some(region), false) = (self.some_region(), self.seat.guests.is_empty()) else { return };
-        let Some(lease) = self.reference(region) else { return };
         let guest = self.seat.guests[self.below(self.seat.guests.len() as u64) as usize];
-        let mode = control::GrantMode::ReadWrite as i32;
-        let request = AddGrantRequest { owner: self.owner.0, lease: Some(lease), mode };
-        let node = self.run.node(region.node).process.get();
-        let answer = self.post().ask(node, Question::AddGrant(request), REQUEST_PATIENCE).await;
-        let Some(Answer::GrantAdded(added)) = answer else { return };
-        let grant = Epoch(added.epoch);
-        let (Some(key), Some(lease)) = (added.access_key(), self.run.oracle.borrow().lease_of(region, grant))
-        else {
+        let Some(ClientGrant { epoch: grant, key, .. }) = self.add_grant(region).await else { return };
+        let Some(lease) = self.run.oracle.borrow().lease_of(region, grant) else {
             return self
                 .run
                 .complain(format!("a grant of {region} has epoch {grant}, which no node granted"));
         };
         if let Some(held) = self.held.borrow_mut().get_mut(&region) {
+            if held.lease != lease {
+                self.run.complain(format!("grant {grant} of {region} is taken for one of another lease"));
+            }
             held.guests.push((guest, grant));
         }
-        let invitation = Invitation { region, lease, grant, key };
+        let invitation = Invitation { owner: self.process, region, lease, grant, key };
         let there = self.run.client(guest).map(|client| client.process);
         if let Some(there) = there {
             let _ = self.post().ask(there, Question::LetIn(invitation), REQUEST_PATIENCE).await;
         }
     }
 
+    /// Adds grants that no client uses, until the node gives no more, and fences some of them.
+    async fn let_many_in(&self) {
+        let (Some(region), true) = (self.some_region(), self.run.phase.get() == Phase::Busy) else { return };
+        let mut added = Vec::new();
+        while let Some(grant) = self.add_grant(region).await
+            && added.len() <= MAX_GRANTS_PER_REGION
+        {
+            added.push(grant.epoch);
+        }
+        for grant in added.into_iter().take(self.below(MAX_GRANTS_PER_REGION as u64) as usize) {
+            self.fence(region, grant).await;
+        }
+    }
+
+    /// Adds a grant to the lease of a region, as far as the node and the holder agree to it.
+    async fn add_grant(&self, region: RegionId) -> Option<ClientGrant> {
+        let request = self.holder.borrow().add_grant(self.now(), region, GrantMode::ReadWrite)?;
+        let node = self.run.node(region.node).process.get();
+        let question = Question::AddGrant(request.clone());
+        let Some(Answer::GrantAdded(added)) = self.post().ask(node, question, REQUEST_PATIENCE).await else {
+            return None;
+        };
+        self.holder.borrow().grant_added(self.now(), region, &request, &added)
+    }
+
     async fn fence_client(&self) {
         let Some(region) = self.some_region() else { return };
         let guest = self.held.borrow().get(&region).and_then(|held| held.guests.first().copied());
-        let (Some((_, grant)), Some(lease)) = (guest, self.reference(region)) else { return };
-        let request = FenceGrantRequest { owner: self.owner.0, lease: Some(lease), grant: grant.0 };
+        let Some((_, grant)) = guest else { return };
+        self.fence(region, grant).await;
+    }
+
+    async fn fence(&self, region: RegionId, grant: Epoch) {
+        let Some(request) = self.holder.borrow().fence_grant(region, grant) else { return };
         let node = self.run.node(region.node).process.get();
         let answer = self.post().ask(node, Question::FenceGrant(request), REQUEST_PATIENCE).await;
         if let (Some(Answer::Done), Some(held)) = (answer, self.held.borrow_mut().get_mut(&region)) {

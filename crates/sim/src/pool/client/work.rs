@@ -44,20 +44,25 @@ impl Client {
             Place { region, lease, grant, key, own: true }
         });
         let invited = self.invited.borrow();
-        let others = invited.iter().map(|invitation| Place {
-            region: invitation.region,
-            lease: invitation.lease,
-            grant: invitation.grant,
-            key: invitation.key,
+        let others = invited.iter().map(|known| known.invitation);
+        let others = others.map(|Invitation { region, lease, grant, key, .. }| Place {
+            region,
+            lease,
+            grant,
+            key,
             own: false,
         });
+        let others = others.filter(|place| self.is_told(place.region, place.grant));
         let places: Vec<Place> = own.chain(others).collect();
         (!places.is_empty()).then(|| places[self.below(places.len() as u64) as usize])
     }
 
     /// Whether the client may still use the place: time passes while a connection is made.
     fn may_use(&self, place: Place) -> bool {
-        if place.own { self.trusts(place.region, place.grant) } else { !self.is_leaving() }
+        match place.own {
+            true => self.trusts(place.region, place.grant),
+            false => self.is_told(place.region, place.grant),
+        }
     }
 
     /// Returns a queue on which the region is attached.
@@ -167,14 +172,14 @@ impl Client {
         if matches!(refusal, Refusal::NotAttached | Refusal::Busy) {
             return;
         }
-        if !place.own {
-            // Such a client is not told how long the lease lasts.
-            let other = |known: &Invitation| known.region != place.region || known.grant != place.grant;
-            return self.invited.borrow_mut().retain(other);
-        }
+        // A client that does not ask may be refused at any time.
+        let expects_to_go_on = (place.own || self.seat.asks) && self.may_use(place);
         let mut oracle = self.run.oracle.borrow_mut();
-        if oracle.is_in_force(place.lease, place.grant) && self.trusts(place.region, place.grant) {
+        if oracle.is_in_force(place.lease, place.grant) && expects_to_go_on {
             oracle.complain(format!("lease {}: refused for no reason: {refusal}", place.lease.0));
+        }
+        if !place.own {
+            self.forget_grant(place.region, place.grant);
         }
     }
 }
