@@ -10,15 +10,20 @@ mod client;
 mod collector;
 #[cfg(test)]
 mod counts;
+mod crowd;
 mod curious;
 mod elle;
 #[cfg(test)]
 mod in_flight;
 mod inspector;
 mod nemesis;
+#[cfg(test)]
+mod old_images;
 mod oracle;
 mod payloads;
+mod publishers;
 mod recovering;
+mod situations;
 #[cfg(test)]
 mod tests;
 mod wasting;
@@ -45,6 +50,7 @@ use crate::lending::LendingHost;
 use crate::runner::{RunReport, Scenario, run_to_end};
 use crate::staying::Left;
 use crate::transacting::{DATA_WORDS, Ledger};
+use situations::Situations;
 
 /// The scenario of transactions.
 pub const TXN: Scenario = Scenario { name: "txn", mutations: broken::MUTATIONS, run };
@@ -104,6 +110,10 @@ struct Run {
     lives: RefCell<BTreeMap<u16, Life>>,
     /// What may go wrong besides deaths.
     faults: nemesis::Kinds,
+    /// What this run is arranged for.
+    situations: Situations,
+    /// Crowds that may still gather.
+    crowds_left: Cell<u32>,
     /// Faults occur in this run, so a client may get errors that it would otherwise never get.
     has_mishaps: Cell<bool>,
     ledger: Rc<Ledger>,
@@ -140,6 +150,15 @@ struct Access {
 }
 
 impl Run {
+    /// Gives the run these situations, before anything of it starts.
+    fn arrange_for(&mut self, situations: Situations) {
+        self.situations = situations;
+        if situations.has_crowds {
+            self.log = LogLayout::new(crowd::LOG_BYTES).expect("whole words");
+            self.crowds_left.set(crowd::MOST);
+        }
+    }
+
     fn next_name(&self) -> u64 {
         self.ledger.next_name()
     }
@@ -205,7 +224,13 @@ impl Run {
         grant: Epoch,
     ) -> Result<Access, MemoryError> {
         let deadline = if self.faults.cuts { SHORT_DEADLINE } else { DEADLINE };
-        self.access_within(process, place, grant, deadline).await
+        loop {
+            match self.access_within(process, place, grant, deadline).await {
+                // Nothing has been asked of far memory yet, so the client begins again.
+                Err(error) if self.situations.loses_connections && nemesis::is_loss(&error) => {}
+                done => return done,
+            }
+        }
     }
 
     async fn access_within(
@@ -220,7 +245,7 @@ impl Run {
             transport: self.world.transport(process, path),
             clock: Rc::new(self.world.clock(host)),
             session_ids: Box::new(move || SessionId(run.next_name())),
-            arena_bytes: ARENA_BYTES,
+            arena_bytes: if self.situations.has_crowds { crowd::ARENA_BYTES } else { ARENA_BYTES },
             deadline,
         });
         self.tasks.adopt(process, endpoint.clone());
@@ -337,18 +362,21 @@ fn key_of(grant: Epoch) -> AccessKey {
 fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
     broken::set(mutation);
     let mut random = Random::new(seed, 10);
+    let situations = Situations::draw(seed);
     let world = world_of(seed, trace, &mut random);
     let executor = Executor::new(world.clone());
     let mut run = setting(world.clone(), executor.tasks(), seed, &mut random);
     run.slab = payloads::draw(seed);
+    run.arrange_for(situations);
     let run = Rc::new(run);
     run.write_first_words();
-    oracle::start_publishers(&run, &mut random);
+    publishers::start(&run, &mut random);
     collector::start(&run, &mut random);
     for slot in 0..run.slots {
         client::start(&run, slot, run.firsts[usize::from(slot)], &mut random);
     }
     nemesis::start(&run, &mut random);
+    nemesis::start_losses(&run, &mut Random::new(seed, 13));
     curious::start(&run);
     inspector::start(&run, &mut random);
     auditor::start(&run);
@@ -403,7 +431,8 @@ fn setting(world: World, tasks: Tasks, seed: u64, random: &mut Random) -> Run {
     let records = records.and_then(|records| records.with_overflow(OVERFLOW[random.index(OVERFLOW.len())]));
     let records = records.expect("small records");
     let log = LogLayout::new(LOG_BYTES[random.index(LOG_BYTES.len())]).expect("whole words");
-    let logs = 2 * u64::from(slots + 1) * log.bytes();
+    let most_log_bytes = LogLayout::new(crowd::LOG_BYTES).expect("whole words").bytes().max(log.bytes());
+    let logs = 2 * u64::from(slots + 1) * most_log_bytes;
     assert!(
         [parts * PART_BYTES + HORIZON_START, logs].into_iter().all(|bytes| bytes <= REGION_BYTES)
             && records.bytes() <= payloads::SLAB_START
@@ -423,6 +452,8 @@ fn setting(world: World, tasks: Tasks, seed: u64, random: &mut Random) -> Run {
         replaced: RefCell::default(),
         lives: RefCell::default(),
         faults: nemesis::Kinds::draw(random),
+        situations: Situations::NONE,
+        crowds_left: Cell::new(0),
         has_mishaps: Cell::new(false),
         left: Left::default(),
         is_quiet: Cell::new(false),

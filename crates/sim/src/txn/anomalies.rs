@@ -107,7 +107,7 @@ fn in_setting(of: Setting, script: impl AsyncFn(&Stage) + 'static) {
     let records = RecordLayout::new(RECORDS_OF_SCRIPTS, DATA_WORDS * 8, 4).unwrap();
     setting.records = records.with_overflow(64).unwrap();
     let run = Rc::new(setting);
-    oracle::start_publishers(&run, &mut random);
+    publishers::start(&run, &mut random);
     collector::start_one(&run, &mut random);
     let place = (world.add_host(1_000_000), Path::Checked);
     let process = world.add_process(place.0);

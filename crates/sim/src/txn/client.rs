@@ -15,7 +15,7 @@ use futures_util::future::{Either, select};
 use super::broken::{self, Chosen};
 use super::oracle::Server;
 use super::payloads::{is_short, payload_of};
-use super::{Life, Run, place, recovering, wasting};
+use super::{Life, Run, crowd, place, recovering, wasting};
 use crate::staying::Staying;
 use crate::transacting::{Stopped, Transactor};
 
@@ -34,6 +34,9 @@ const MOST_PATIENCE_NS: u64 = 80_000;
 /// In the same runs, the share of transactions, in thousandths, before which the session prepares and
 /// abandons many others.
 const WASTES_PERMILLE: u32 = 80;
+
+/// Where crowds gather: the share of rounds with one, in thousandths.
+const CROWD_PERMILLE: u32 = 150;
 
 /// Starts a client in a slot whose last commit is `last`, with one to three sessions.
 pub(super) fn start(run: &Rc<Run>, slot: u16, last: u64, random: &mut Random) {
@@ -198,6 +201,13 @@ impl Client {
                 gives_up(&self.run, self.slot, self.grant, &why);
                 break;
             }
+            let gathers = self.run.crowds_left.get() > 0 && self.transactor.random.chance(CROWD_PERMILLE);
+            if gathers
+                && let Err(why) = crowd::commit_together(&self.run, (self.slot, self.grant), &worker).await
+            {
+                gives_up(&self.run, self.slot, self.grant, &why);
+                break;
+            }
             // After using up counts without a trace, the session writes, and abandons the write, perhaps in
             // the middle of the commit.
             let is_only_reading = !wastes && self.transactor.random.chance(400);
@@ -232,6 +242,10 @@ impl Client {
             }
         }
         leave(&self.run, (self.slot, self.grant), worker).await;
+    }
+
+    pub(super) fn draw_record(&mut self) -> u64 {
+        self.transactor.random.below(self.transactor.table.records())
     }
 
     /// Makes the client write only short payloads from now on, because there may be no room for long ones.

@@ -108,7 +108,7 @@ fn on_stage(task: impl AsyncFnOnce(&Stage) + 'static) {
     // No worker announces itself, so rings are overwritten as they wrap.
     let run = Rc::new(setting);
     run.write_first_words();
-    oracle::start_publishers(&run, &mut random);
+    publishers::start(&run, &mut random);
     let place = (run.world.add_host(1_000_000), Path::Checked);
     let process = world.add_process(place.0);
     let here = run.clone();

@@ -90,7 +90,7 @@ fn with_worker(
     let mut random = Random::new(seed, 11);
     let run = Rc::new(run);
     run.write_first_words();
-    oracle::start_publishers(&run, &mut random);
+    publishers::start(&run, &mut random);
     let place = (run.world.add_host(1_000_000), Path::Checked);
     let process = run.world.add_process(place.0);
     let here = run.clone();

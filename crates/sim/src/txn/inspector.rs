@@ -63,7 +63,7 @@ fn is_logged(run: &Run, slot: u16, version: Version, (node, at): (farpool_wire::
     })
 }
 
-fn bytes(run: &Run, piece: &Piece, range: std::ops::Range<u64>) -> Vec<u8> {
+pub(super) fn bytes(run: &Run, piece: &Piece, range: std::ops::Range<u64>) -> Vec<u8> {
     let mut bytes = vec![0; (range.end - range.start) as usize];
     run.touch(piece.region, AccessKind::Read, &mut |memory| {
         memory.read(piece.start + range.start, &mut bytes)

@@ -4,8 +4,9 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use farpool_fabric::AccessKind;
 use farpool_fabric::sim::Random;
+use farpool_fabric::{AccessKind, OpError, Uncertain};
+use farpool_txn::MemoryError;
 use farpool_txn::log::Head;
 use farpool_wire::RecordHeader;
 
@@ -18,6 +19,9 @@ const MOST_MOVES: u64 = 60;
 /// Checks of a log, and the pause between two.
 const LOOKS: u32 = 1_000;
 const LOOK_PAUSE: Duration = Duration::from_nanos(700);
+
+/// How often clients of a run lose connections, at most, where they do.
+const MOST_LOSSES: u64 = 40;
 
 /// What may go wrong in a run besides deaths: any combination, so that some runs test one fault alone.
 #[derive(Clone, Copy)]
@@ -91,6 +95,35 @@ pub(super) fn start(run: &Rc<Run>, random: &mut Random) {
         };
         run.tasks.spawn(nowhere, happen(run.clone(), slot, mishap, after, noticed_after));
     }
+}
+
+/// In some runs clients lose their connections to all nodes now and then, make them anew, and go on.
+pub(super) fn start_losses(run: &Rc<Run>, random: &mut Random) {
+    if !run.situations.loses_connections {
+        return;
+    }
+    run.has_mishaps.set(true);
+    let nowhere = run.world.add_process(run.world.add_host(1_000_000));
+    for _ in 0..1 + random.below(MOST_LOSSES) {
+        let after = Duration::from_nanos(random.below(2_000_000));
+        let slot = random.below(u64::from(run.slots)) as u16;
+        let here = run.clone();
+        run.tasks.spawn(nowhere, async move {
+            here.world.sleep(after).await;
+            let life = here.lives.borrow()[&slot];
+            if !here.is_quiet.get() && here.world.is_alive(life.process) {
+                here.world.lose_connections(life.process);
+            }
+        });
+    }
+}
+
+/// Whether an operation failed because its connection was lost.
+pub(super) fn is_loss(error: &MemoryError) -> bool {
+    let lost = |error: &OpError| {
+        matches!(error, OpError::NotSent { .. } | OpError::Unknown { cause: Uncertain::ConnectionLost, .. })
+    };
+    matches!(error, MemoryError::Failed(error) if lost(error))
 }
 
 async fn happen(run: Rc<Run>, slot: u16, mishap: Mishap, after: Duration, noticed_after: Duration) {

@@ -1,18 +1,18 @@
-//! The oracle of a run, whole or split over nodes, and the compute servers. The workers of a server may share
-//! a slot, and may begin from cuts that a fetch thread has read. In the simulator a thread is a task with an
-//! endpoint of its own.
+//! The parts of a run's oracle, and the compute servers. The workers of a server may share a slot, and may
+//! begin from cuts that a fetch thread has read. In the simulator a thread is a task with an endpoint of its
+//! own.
 
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
 use farpool_fabric::sim::{HostId, Path, ProcessId, Random};
-use farpool_txn::oracle::{fetch, publish};
+use farpool_txn::oracle::fetch;
 use farpool_txn::{BeginError, Fetched, SharedSlot, Worker};
 use farpool_wire::Epoch;
 
 use super::broken::Chosen;
-use super::{Access, Run, place};
+use super::{Access, Run};
 
 /// Parts of an oracle, at most; several may lie on one node.
 const MOST_PARTS: u64 = 3;
@@ -21,32 +21,12 @@ pub(super) const MOST_WORKERS: u16 = 3;
 /// The pause of a fetch thread after each read of the oracle.
 const FETCH_PAUSE: Duration = Duration::from_micros(3);
 /// The time that it takes to read all parts while nothing is late.
-const LOOK: Duration = Duration::from_micros(12);
+pub(super) const LOOK: Duration = Duration::from_micros(12);
 
 /// Draws the number of parts of a run's oracle.
 pub(super) fn parts(random: &mut Random, slots: u16) -> u64 {
     let parts = if random.chance(400) { 2 + random.below(MOST_PARTS - 1) } else { 1 };
     parts.min(slots.into())
-}
-
-/// Starts a publisher for each part, on that part's host or elsewhere.
-pub(super) fn start_publishers(run: &Rc<Run>, random: &mut Random) {
-    for part in 0..run.parts {
-        let place = place(run, random);
-        let process = run.world.add_process(place.0);
-        let here = run.clone();
-        run.tasks.spawn(process, async move {
-            let done = async {
-                let Access { memory, grant } = here.access(process, place, here.grant()).await?;
-                let oracle = here.oracle(grant);
-                let part = oracle.parts()[part as usize];
-                publish::<Chosen>(&memory, part, oracle.pace(LOOK), None, || here.is_over.get()).await
-            };
-            if let Err(error) = done.await {
-                here.complain(format!("a publisher stopped: {error}"));
-            }
-        });
-    }
 }
 
 /// How a compute server works.

@@ -33,7 +33,7 @@ pub(super) fn in_order_with(
     setting.records = records.with_overflow(overflow).unwrap();
     setting.slab = slab;
     let run = Rc::new(setting);
-    oracle::start_publishers(&run, &mut random);
+    publishers::start(&run, &mut random);
     let place = (run.nodes[0].host, Path::Shared);
     collector::start_one(&run, &mut random);
     let process = world.add_process(place.0);
