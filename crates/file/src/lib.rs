@@ -31,6 +31,7 @@
 mod adopting;
 mod blocks;
 mod census;
+mod claims;
 mod error;
 mod file;
 mod file_core;
@@ -64,6 +65,7 @@ mod write;
 
 pub use adopting::Adopted;
 pub use blocks::KEPT_WORDS_BYTES;
+pub use claims::{Claim, ColumnClaim};
 pub use error::FileError;
 pub use file::{FarFile, FileBytes};
 pub use file_core::{FileCore, MAX_FILE_BYTES};

@@ -1,11 +1,13 @@
 //! `sim file`: files striped over nodes, with everything that can go wrong below them. The judge checks what
 //! a file promises (`docs/src/files.md`). A direct client is called a *guest* in the code.
 
+mod bell;
 mod broken;
 mod client;
 mod conduct;
 mod guest;
 mod history;
+mod inspector;
 mod judge;
 mod keeper;
 mod kernel;
@@ -34,6 +36,7 @@ use crate::plane::node::Node;
 use crate::plane::post::Delivery;
 use crate::plane::{Plane, PlaneConfig};
 use crate::runner::{RunReport, Scenario};
+use bell::Bell;
 use broken::{
     Chosen, FREES_UNWRITTEN, GROWTH_GOES_ON, Hasty, LATE_FORGOTTEN, LOCKS_LEFT, LOST_WRITE, REFUSED_IS_DEAD,
     UNLOCKED_EARLY, UNTOLD,
@@ -117,6 +120,11 @@ struct Run {
     excuses: Excuses,
     /// The only fault is that nodes refuse connections.
     refuses: bool,
+    /// Extents move most of the time.
+    moves: bool,
+    /// Rings when the owner begins to move an extent.
+    moving: Rc<Bell>,
+    flipped: RefCell<inspector::Flipped>,
     /// Every region ever held.
     regions: RefCell<Vec<Arc<LeasedRegion>>>,
     has_left: Cell<bool>,
@@ -151,6 +159,7 @@ impl Run {
         let shaking = self.shaking.clone();
         let random = self.random(self.next_name());
         let names = self.plane.clone();
+        let moving = (process == self.home()).then(|| self.moving.clone());
         let endpoint = Endpoint::new(EndpointConfig {
             transport: Rc::new(Shaky::new(
                 &self.world,
@@ -158,6 +167,7 @@ impl Run {
                 here,
                 random,
                 Rc::new(move || shaking.get()),
+                moving,
             )),
             clock: Rc::new(self.world.clock(self.host)),
             session_ids: Box::new(move || SessionId(names.next_name())),
@@ -295,9 +305,11 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
     // A separate stream of randomness, so that the worlds of existing seeds stay the same.
     let mut refusals = Random::new(seed, 33);
     let refuses = mutation.map_or(refusals.chance(REFUSING_PERMILLE), |broken| broken == REFUSED_IS_DEAD);
-    let bears = bears && !refuses;
+    let moves = worlds::is_about_moves(seed, mutation) && !refuses;
+    let bears = (bears || moves) && !refuses;
     let Ills { faults, delivery, shaking, harmless } = match () {
         () if refuses => Ills::none(),
+        () if moves => worlds::moving(mutation),
         () if bears => worlds::bearable(mutation, &mut random),
         () => ills(mutation, &mut random),
     };
@@ -335,12 +347,14 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
     };
     let mut mishaps = match () {
         () if refuses => nemesis::draw_refusals(&plane, &mut refusals),
+        () if moves => nemesis::draw_moves(&plane, &mut random),
         () if bears => nemesis::draw_bearable(&plane, &mut random),
         () => nemesis::draw(&plane, &mut random),
     };
     if legacy.is_some() && !refuses {
         mishaps.extend(nemesis::draw_deaths_of_the_owner(&plane, bears, &mut random));
     }
+    nemesis::delay_to_moves(&mut mishaps, &mut Random::new(seed, 36));
     let owner_dies = mishaps.iter().any(nemesis::Mishap::is_of_the_owner);
     let flips = mishaps.iter().any(nemesis::Mishap::is_a_flip);
     let run = Rc::new(Run {
@@ -371,8 +385,12 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
             bears,
             flips,
             owner_dies,
+            stores_succeed: moves && !owner_dies,
         },
         refuses,
+        moves,
+        moving: Rc::default(),
+        flipped: RefCell::default(),
         regions: RefCell::default(),
         has_left: Cell::new(false),
     });
@@ -392,6 +410,7 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
     keeper::start(&run);
     (0..1 + random.below(3)).for_each(|_| client::start(&run));
     nemesis::start(&run, mishaps);
+    inspector::start(&run);
     run.tasks.spawn(nowhere, conduct::conduct(run.clone()));
     let end = executor.run(RUN_NS);
     if end != RunEnd::Finished {

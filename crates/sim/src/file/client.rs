@@ -17,7 +17,7 @@ use super::history::{Asked, CELL, CELLS_PER_BLOCK, Ended, Entry, filled, found};
 use super::{FILES, GROWING_PERMILLE, Numbered, Phase, Run};
 
 /// Cells of an extent. `CELLS` are the cells of a file that clients use: three extents.
-const CELLS_PER_EXTENT: u64 = EXTENT_BYTES / CELL;
+pub(super) const CELLS_PER_EXTENT: u64 = EXTENT_BYTES / CELL;
 pub(super) const CELLS: u64 = 3 * CELLS_PER_EXTENT;
 /// How often a client polls its connections when nothing arrives, so that it notices when they break during
 /// an operation.
@@ -64,7 +64,7 @@ pub(super) fn start(run: &Rc<Run>) {
     run.tasks.spawn(process, async move {
         let _at_work = at_work;
         while client.run.phase.get() == Phase::Busy {
-            client.pause(2, 250).await;
+            client.pause(2, if client.run.moves { 60 } else { 250 }).await;
             client.do_something().await;
             client.core.let_go().await;
             if let Some(guest) = &client.guest {
@@ -237,9 +237,9 @@ impl Client {
         }
     }
 
-    pub(super) async fn scrub(&self, store: &StoreCore<Chosen>) {
-        // The scrub repairs what it finds. The reads after the loss of a node check whether it did.
-        let _ = store.scrub(&self.core, || false).await;
+    /// Scrubs everything, which repairs what is wrong. Returns whether all could be looked at.
+    pub(super) async fn scrub(&self, store: &StoreCore<Chosen>) -> bool {
+        store.scrub(&self.core, || false).await.is_ok()
     }
 
     /// Tries to write an extent until this succeeds or the tries run out. Returns the last error.

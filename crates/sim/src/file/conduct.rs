@@ -9,7 +9,7 @@ use farpool_file::FileError;
 use super::client::{CELLS, Client};
 use super::history::Asked;
 use super::link::Shaking;
-use super::{BUSY_TTLS, Phase, Run};
+use super::{BUSY_TTLS, Phase, Run, inspector};
 use crate::plane::node;
 use crate::plane::post::Delivery;
 
@@ -34,6 +34,7 @@ pub(super) async fn conduct(run: Rc<Run>) {
         run.world.sleep(LOOK_EVERY).await;
     }
     run.phase.set(Phase::Quiet);
+    run.moving.ring(); // mishaps that wait for a move end
     run.delivery.set(Delivery::default());
     run.shaking.set(Shaking { lie: run.shaking.get().lie, ..Shaking::default() });
     run.world.note("nothing goes wrong any more", &[]);
@@ -84,7 +85,12 @@ async fn lose_one_more(run: &Rc<Run>) {
     let process = run.world.add_process(run.host);
     let scrub = run.store().clone();
     let mut client = Client::new(run, process);
-    client.scrub(&scrub).await;
+    inspector::inspect(run);
+    let scrubbed = client.scrub(&scrub).await;
+    if run.excuses.bears && !run.excuses.owner_dies && scrubbed {
+        run.flipped.borrow_mut().clear(); // a whole row is mended
+    }
+    inspector::inspect(run);
     let node = &run.nodes[run.drawing.borrow_mut().index(run.nodes.len())];
     if node.shell().is_none() {
         return;

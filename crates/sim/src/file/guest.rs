@@ -11,10 +11,10 @@ use std::sync::{Arc, Weak};
 use farpool_fabric::sim::ProcessId;
 use farpool_file::guest::{GuestFileCore, GuestId, GuestMemory, GuestPlace, GuestStore};
 use farpool_file::{FileCore, StoreCore};
-use farpool_pool::SessionCore;
+use farpool_pool::{EXTENT_BYTES, SessionCore};
 
 use super::broken::Chosen;
-use super::client::looked_at;
+use super::client::{CELLS_PER_EXTENT, looked_at};
 use super::history::{Asked, CELL, Ended, Entry, filled};
 use super::{Phase, Run};
 
@@ -86,6 +86,20 @@ impl AsGuest {
         Some(opened)
     }
 
+    /// Finds the extents of an operation whose leases have ended by the owner's clock although the owner has
+    /// not noticed yet: a direct client knows of no later end. Returns how many cells of the operation lie
+    /// before each of them.
+    fn extents_with_ended_leases(&self, file: &FileCore<Chosen>, asked: &Asked) -> Vec<u64> {
+        let (Asked::Read(cells) | Asked::Write(cells)) = asked else { return Vec::new() };
+        let now_ms = self.run.stock().now().0;
+        let stripes = cells.start / CELLS_PER_EXTENT..cells.end.div_ceil(CELLS_PER_EXTENT);
+        let ended = stripes.filter(|stripe| {
+            let until_ms = file.extent_at(stripe * EXTENT_BYTES).map(|it| it.region().usable_until_ms());
+            until_ms.is_some_and(|until_ms| until_ms != 0 && now_ms >= until_ms)
+        });
+        ended.map(|stripe| (stripe * CELLS_PER_EXTENT).saturating_sub(cells.start)).collect()
+    }
+
     /// Carries out the operation directly. Returns `None` if the owner has to be asked.
     pub(super) async fn ask(
         &self,
@@ -95,6 +109,7 @@ impl AsGuest {
         entry: &Entry,
     ) -> Option<Ended> {
         let guest_file = self.file(number, file)?;
+        let ended_leases = self.extents_with_ended_leases(file, asked);
         let ended = match asked {
             Asked::Read(cells) => {
                 let length = ((cells.end - cells.start) * CELL) as usize;
@@ -113,6 +128,13 @@ impl AsGuest {
         };
         if self.run.phase.get() == Phase::Busy && self.run.shut.borrow().contains(&number) {
             self.run.complain(format!("a direct client works on file {number}, which is closed to it"));
+        }
+        let reached = match &ended {
+            Ended::Found(words) => words.len() as u64,
+            _ => u64::MAX,
+        };
+        if ended_leases.iter().any(|before| *before < reached) {
+            self.run.complain(format!("a direct client uses file {number} where a lease has ended"));
         }
         self.run.world.note("done directly: {}", &[entry.number()]);
         Some(ended)

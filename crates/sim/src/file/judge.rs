@@ -100,6 +100,8 @@ pub(super) struct Excuses {
     /// All processes that work on files are killed at once. Their successors may find some sectors of a write
     /// that was in flight, and not others.
     pub(super) owner_dies: bool,
+    /// No store fails, and no write arrives late.
+    pub(super) stores_succeed: bool,
 }
 
 struct Judge<'a> {
@@ -480,8 +482,14 @@ impl<'a> Judge<'a> {
 mod tests {
     use super::*;
 
-    const WORLD: Excuses =
-        Excuses { calm: false, short: false, bears: false, flips: false, owner_dies: false };
+    const WORLD: Excuses = Excuses {
+        calm: false,
+        short: false,
+        bears: false,
+        flips: false,
+        owner_dies: false,
+        stores_succeed: false,
+    };
 
     /// Sequential operations on one file.
     fn one_after_the_other(operations: Vec<(Asked, Ended)>) -> Vec<Record> {

@@ -8,7 +8,10 @@ use std::rc::Rc;
 
 use farpool_fabric::sim::{Path, ProcessId, Random, World};
 use farpool_fabric::{Done, Link, LinkClosed, Op, Outcome, Peer, Posted, Readiness, Transport, Uncertain};
+use farpool_pool::EXTENT_BYTES;
 use farpool_wire::{Hello, NodeId};
+
+use super::bell::Bell;
 
 /// How connections misbehave.
 #[derive(Clone, Copy, Default, Debug)]
@@ -43,6 +46,7 @@ pub(super) struct Shaky {
     here: Option<NodeId>,
     shaking: Rc<dyn Fn() -> Shaking>,
     random: Rc<RefCell<Random>>,
+    moving: Option<Rc<Bell>>,
 }
 
 impl Shaky {
@@ -52,10 +56,11 @@ impl Shaky {
         here: Option<NodeId>,
         random: Random,
         shaking: Rc<dyn Fn() -> Shaking>,
+        moving: Option<Rc<Bell>>,
     ) -> Self {
         let (shared, checked) =
             (world.transport(process, Path::Shared), world.transport(process, Path::Checked));
-        Shaky { shared, checked, here, shaking, random: Rc::new(RefCell::new(random)) }
+        Shaky { shared, checked, here, shaking, random: Rc::new(RefCell::new(random)), moving }
     }
 }
 
@@ -70,6 +75,7 @@ impl Transport for Shaky {
             link: transport.open(peer, hello)?,
             shaking: self.shaking.clone(),
             random: self.random.clone(),
+            moving: self.moving.clone(),
             node: peer.node,
             refused,
             broken: false,
@@ -82,6 +88,8 @@ struct ShakyLink {
     link: Box<dyn Link>,
     shaking: Rc<dyn Fn() -> Shaking>,
     random: Rc<RefCell<Random>>,
+    /// Rung when a whole extent is read or written: this process does so only to move it.
+    moving: Option<Rc<Bell>>,
     node: NodeId,
     /// The node closed the connection before it had read anything.
     refused: bool,
@@ -93,6 +101,11 @@ impl Link for ShakyLink {
     fn post(&mut self, posted: Posted) -> Option<Outcome> {
         if self.refused {
             return None; // never completes: the next poll closes the link
+        }
+        if posted.local.bytes as u64 == EXTENT_BYTES
+            && let Some(moving) = &self.moving
+        {
+            moving.ring();
         }
         let shaking = (self.shaking)();
         let mut random = self.random.borrow_mut();

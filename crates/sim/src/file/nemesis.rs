@@ -1,33 +1,30 @@
 //! Faults besides those of letters and connections: nodes and brokers die, processes stop, hosts are cut off
 //! from each other, clients die in the middle of an operation, and leases are taken back.
 
+mod drawing;
+
 use std::rc::Rc;
 use std::time::Duration;
 
-use farpool_fabric::sim::Random;
 use farpool_fabric::{AccessKind, Mapping};
-
 use farpool_pool::EXTENT_BYTES;
+use farpool_wire::BLOCK_BYTES;
 use farpool_wire::control::RevokeRequest;
 
 use super::client::CELLS;
 use super::history::CELL;
 use super::link::Shaking;
-use super::{BUSY_TTLS, Run, client, successor};
+use super::{Phase, Run, client, successor};
+use crate::plane::node;
 use crate::plane::post::{Post, Question};
-use crate::plane::{Plane, node};
+
+pub(super) use drawing::{
+    delay_to_moves, draw, draw_bearable, draw_deaths_of_the_owner, draw_moves, draw_refusals,
+};
 
 /// The number of bits that are flipped in each extent: enough that clients read some of them, although they
 /// read mostly near borders.
 const FLIPS_PER_EXTENT: u64 = 24;
-/// The most mishaps of a run.
-const MOST: u64 = 6;
-/// The longest time until the next owner starts, if it starts at once: while packets of the dead owner are
-/// still in transit.
-const AT_ONCE_MS: u64 = 20;
-/// The longest time for which a node refuses connections: about twice the time after which the owner gives up
-/// an unresponsive node.
-const LONGEST_REFUSAL_MS: u64 = 10_000;
 /// How long an operator waits for an answer when it has leases taken back.
 const OPERATOR_PATIENCE: Duration = Duration::from_secs(8);
 
@@ -58,52 +55,14 @@ pub(super) struct Mishap {
     kind: Kind,
     after: Duration,
     lasting: Duration,
+    /// It happens when an extent is being moved, if one is.
+    in_a_move: Option<Duration>,
 }
 
-/// Draws the mishaps of a run.
-pub(super) fn draw(plane: &Plane, random: &mut Random) -> Vec<Mishap> {
-    if random.chance(250) {
-        return Vec::new();
+impl Mishap {
+    fn new(kind: Kind, after: Duration, lasting: Duration) -> Self {
+        Mishap { kind, after, lasting, in_a_move: None }
     }
-    let busy_ms = BUSY_TTLS * plane.ttl.0;
-    let count = 1 + random.below(MOST);
-    let mishap = |_| {
-        let node = random.index(plane.nodes.len());
-        let kind = match random.below(20) {
-            0..3 => Kind::NodeDies(node),
-            3..8 => Kind::ClientDies,
-            8..10 => Kind::BrokerDies,
-            10..13 => Kind::Cut(node),
-            13 => Kind::KeeperStops,
-            14..16 => Kind::ClientStops,
-            _ => {
-                Kind::TakeBack { count: 1 + random.below(3) as u32, grace_ms: random.below(2 * plane.ttl.0) }
-            }
-        };
-        let after = Duration::from_micros(random.below(busy_ms * 1_000));
-        let lasting = Duration::from_millis(100 + random.below(plane.ttl.0));
-        Mishap { kind, after, lasting }
-    };
-    (0..count).map(mishap).collect()
-}
-
-/// Draws the mishaps of a run in which nodes only refuse connections. None of them costs a node.
-pub(super) fn draw_refusals(plane: &Plane, random: &mut Random) -> Vec<Mishap> {
-    let busy_ms = BUSY_TTLS * plane.ttl.0;
-    // One refusal begins after the previous one has ended, so that none ends another too early.
-    let mut from_ms = 0;
-    let mut refusals = Vec::new();
-    while from_ms < busy_ms {
-        from_ms += random.below(busy_ms / 2);
-        let lasting_ms = 100 + random.below(LONGEST_REFUSAL_MS);
-        refusals.push(Mishap {
-            kind: Kind::Refuses(random.index(plane.nodes.len())),
-            after: Duration::from_millis(from_ms),
-            lasting: Duration::from_millis(lasting_ms),
-        });
-        from_ms += lasting_ms + 1;
-    }
-    refusals
 }
 
 impl Mishap {
@@ -114,44 +73,6 @@ impl Mishap {
     pub(super) fn is_a_flip(&self) -> bool {
         matches!(self.kind, Kind::Flips(_))
     }
-}
-
-/// Draws the mishaps of a run in which only one node is hurt, always the same one.
-pub(super) fn draw_bearable(plane: &Plane, random: &mut Random) -> Vec<Mishap> {
-    let busy_ms = BUSY_TTLS * plane.ttl.0;
-    let victim = random.index(plane.nodes.len());
-    let count = 1 + random.below(MOST);
-    let mishap = |_| {
-        let kind = match random.below(12) {
-            0..4 => Kind::NodeDies(victim),
-            4..6 => Kind::Cut(victim),
-            6..8 => Kind::Flips(victim),
-            8..10 => Kind::ClientDies,
-            _ => Kind::BrokerDies,
-        };
-        let after = Duration::from_micros(random.below(busy_ms * 1_000));
-        let lasting = Duration::from_millis(100 + random.below(2 * plane.ttl.0));
-        Mishap { kind, after, lasting }
-    };
-    (0..count).map(mishap).collect()
-}
-
-/// Draws the deaths of the owner: one or two. The next owner mostly starts within the duration of a lease.
-pub(super) fn draw_deaths_of_the_owner(plane: &Plane, bears: bool, random: &mut Random) -> Vec<Mishap> {
-    let busy_ms = BUSY_TTLS * plane.ttl.0;
-    let longest_ms = match random.below(10) {
-        0..4 => AT_ONCE_MS,
-        4..8 => plane.ttl.0 / 5,
-        _ if bears => plane.ttl.0 / 5,
-        _ => 2 * plane.ttl.0,
-    };
-    let count = 1 + random.below(2);
-    let mishap = |_| {
-        let after = Duration::from_micros(random.below(busy_ms * 1_000));
-        let lasting = Duration::from_millis(1 + random.below(longest_ms));
-        Mishap { kind: Kind::OwnerDies, after, lasting }
-    };
-    (0..count).map(mishap).collect()
 }
 
 /// Flips random bits in every extent of a file that a node holds.
@@ -179,6 +100,8 @@ fn flip_bits(run: &Run, index: usize) {
                     .with_region(region.id.index, region.epoch, AccessKind::Write, &mut flip)
                     .is_ok()
                 {
+                    let block = address.offset / BLOCK_BYTES as u64 * BLOCK_BYTES as u64;
+                    run.flipped.borrow_mut().insert((region.id, region.epoch, block));
                     run.world.note("file {}: a bit of extent {} turns over", &[*number, at]);
                 }
             }
@@ -188,14 +111,33 @@ fn flip_bits(run: &Run, index: usize) {
 
 pub(super) fn start(run: &Rc<Run>, mishaps: Vec<Mishap>) {
     for mishap in mishaps {
-        run.mishaps.set(run.mishaps.get() + 1);
         let happening = run.clone();
+        if let Some(within) = mishap.in_a_move {
+            run.tasks.spawn(run.nowhere, happen_in_a_move(happening, mishap, within));
+            continue;
+        }
+        run.mishaps.set(run.mishaps.get() + 1);
         run.tasks.spawn(run.nowhere, async move {
             happening.world.sleep(mishap.after).await;
             happen(&happening, mishap.kind, mishap.lasting).await;
             happening.mishaps.set(happening.mishaps.get() - 1);
         });
     }
+}
+
+/// Waits for a move of an extent. Without one in the busy phase, the mishap does not happen.
+async fn happen_in_a_move(run: Rc<Run>, mishap: Mishap, within: Duration) {
+    run.world.sleep(mishap.after).await;
+    if run.phase.get() == Phase::Busy {
+        run.moving.next().await;
+    }
+    if run.phase.get() != Phase::Busy {
+        return;
+    }
+    run.mishaps.set(run.mishaps.get() + 1);
+    run.world.sleep(within).await;
+    happen(&run, mishap.kind, mishap.lasting).await;
+    run.mishaps.set(run.mishaps.get() - 1);
 }
 
 async fn happen(run: &Rc<Run>, kind: Kind, lasting: Duration) {
@@ -252,6 +194,7 @@ async fn happen(run: &Rc<Run>, kind: Kind, lasting: Duration) {
             run.world.note("node {} takes connections again", &[run.nodes[index].id.0]);
         }
         Kind::KeeperStops => {
+            let lasting = 2 * lasting; // long enough that leases may end meanwhile
             run.world.pause(run.home(), lasting);
             run.world.sleep(lasting).await;
         }
