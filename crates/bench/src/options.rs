@@ -27,7 +27,9 @@ macro_rules! named {
             fn from_str(name: &str) -> Result<Self, String> {
                 match name {
                     $($name => Ok(Self::$value),)+
-                    other => Err(format!("unknown {} '{other}': choose {}", $what, [$($name),+].join(" or "))),
+                    other => {
+                        Err(format!("unknown {} '{other}': choose {}", $what, $crate::options::list(&[$($name),+])))
+                    }
                 }
             }
         }
@@ -40,6 +42,12 @@ macro_rules! named {
     };
 }
 pub(crate) use named;
+
+/// A list for a message: "read, write or call".
+pub(crate) fn list(names: &[&str]) -> String {
+    let (last, others) = names.split_last().expect("an option has values");
+    if others.is_empty() { (*last).to_owned() } else { format!("{} or {last}", others.join(", ")) }
+}
 
 /// An error if a measurement has no duration.
 pub fn check_duration(duration: Duration) -> Result<(), String> {

@@ -50,6 +50,7 @@ async fn words(listener: Option<Tls>, client: Option<Tls>) -> (String, String) {
     // The tests' runtime has one thread, on which all of this runs.
     let _guard = tracing::subscriber::set_default(said.clone());
     let address = start(listener).await;
+    said.0.lock().unwrap().clear(); // what the listener says of its own certificate
     let status = regions_total(&address, client.as_ref()).await.unwrap_err();
     let heard = async {
         while said.0.lock().unwrap().is_empty() {
@@ -89,21 +90,34 @@ async fn both_sides_report_a_certificate_of_another_authority() {
     assert!(listener.contains("refuses this side's certificate"), "{listener}");
 }
 
+/// A certificate of this authority that has expired.
+fn expired(authority: &Authority) -> Option<Tls> {
+    let mut params = CertificateParams::new(vec![SERVER_NAME.to_owned()]).unwrap();
+    (params.not_before, params.not_after) = (date_time_ymd(2001, 1, 1), date_time_ymd(2002, 1, 1));
+    Some(load(&authority.directory_with(authority, params)))
+}
+
 #[tokio::test]
 async fn both_sides_report_an_expired_certificate() {
     let authority = Authority::new();
     let good = || Some(load(&authority.directory(&authority)));
-    let expired = || {
-        let mut params = CertificateParams::new(vec![SERVER_NAME.to_owned()]).unwrap();
-        (params.not_before, params.not_after) = (date_time_ymd(2001, 1, 1), date_time_ymd(2002, 1, 1));
-        Some(load(&authority.directory_with(&authority, params)))
-    };
-    let (client, listener) = words(good(), expired()).await;
+    let (client, listener) = words(good(), expired(&authority)).await;
     assert!(client.contains("refuses this side's certificate, which has expired"), "{client}");
     assert!(listener.contains("its certificate has expired"), "{listener}");
-    let (client, listener) = words(expired(), good()).await;
+    let (client, listener) = words(expired(&authority), good()).await;
     assert!(client.contains("its certificate has expired"), "{client}");
     assert!(listener.contains("refuses this side's certificate, which has expired"), "{listener}");
+}
+
+#[tokio::test]
+async fn a_listener_says_at_its_start_that_clients_will_refuse_its_certificate() {
+    let (authority, said) = (Authority::new(), Said::default());
+    let _guard = tracing::subscriber::set_default(said.clone());
+    start(Some(load(&authority.directory(&authority)))).await;
+    assert_eq!(*said.0.lock().unwrap(), "");
+    start(expired(&authority)).await;
+    let said = said.0.lock().unwrap();
+    assert!(said.contains("clients will refuse") && said.contains("has expired"), "{said}");
 }
 
 #[tokio::test]

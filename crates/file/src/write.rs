@@ -127,6 +127,10 @@ impl<R: Rules> FileCore<R> {
                 return Ok(false);
             }
             locks.release(|_, _| BlockWord::EMPTY);
+            if self.map.read().has_lost() {
+                // Another task may have failed to zero part of the block since the caller forgot its losses.
+                self.map.write().unlose(within.file_offset(within.start), BLOCK_BYTES as u64);
+            }
             return Ok(true);
         }
         if words.load(words.place(extent, block)).is_empty() {

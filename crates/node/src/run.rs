@@ -623,7 +623,8 @@ mod tests {
     async fn a_node_without_its_broker_or_its_card_ends_with_the_flag_to_change() {
         let far = config(1 << 20, 1 << 20);
         let broken = Arc::new(FakeCard { works: false, serves: Arc::new(()) });
-        let cardless = NodeConfig { card: Some(broken), ..far.clone() };
+        // With a wait, the broker is asked only once the node serves.
+        let cardless = NodeConfig { card: Some(broken), register_within: PATIENCE, ..far.clone() };
         for (config, place, flag) in [(far, "127.0.0.1:1", "--wait"), (cardless, "mlx5_0", "--listen-rdma")] {
             let node = run(config, |_| panic!("the node should have ended"), std::future::pending());
             let ended = tokio::time::timeout(PATIENCE, node).await.expect("it ends");

@@ -88,7 +88,7 @@ async fn lose_one_more(run: &Rc<Run>) {
     inspector::inspect(run);
     let scrubbed = client.scrub(&scrub).await;
     if run.excuses.bears && !run.excuses.owner_dies && scrubbed {
-        run.flipped.borrow_mut().clear(); // a whole row is mended
+        inspector::forget_flips_in_rows(run); // a whole row is repaired
     }
     inspector::inspect(run);
     let node = &run.nodes[run.drawing.borrow_mut().index(run.nodes.len())];

@@ -49,6 +49,21 @@ pub(super) fn inspect(run: &Run) {
     }
 }
 
+/// Forgets the flips in the blocks of redundant files.
+pub(super) fn forget_flips_in_rows(run: &Run) {
+    let files = run.files.borrow();
+    let columns = files.iter().flat_map(|(_, file)| file.claims()).filter(|column| column.blocks.len() > 1);
+    for claim in columns.flat_map(|column| column.blocks) {
+        run.flipped.borrow_mut().remove(&place(&claim));
+    }
+}
+
+/// Where a block lies: region, lease, and offset in the region.
+fn place(claim: &Claim) -> (RegionId, Epoch, u64) {
+    let region = claim.extent.region();
+    (region.id, region.epoch, claim.extent.address(claim.block * BLOCK_BYTES as u64).offset)
+}
+
 fn fault_of(run: &Run, column: &ColumnClaim) -> Option<String> {
     let (mut sum, mut absent) = (vec![0; BLOCK_BYTES], Vec::new());
     for claim in &column.blocks {
@@ -92,9 +107,8 @@ fn contents_of(run: &Run, claim: &Claim) -> Option<Vec<u8>> {
 
 /// Whether nothing excuses that a block is not what its word says (I2, I3).
 fn must_be_met(run: &Run, claim: &Claim) -> bool {
-    let (region, excuses) = (claim.extent.region(), &run.excuses);
-    let offset = claim.extent.address(claim.block * BLOCK_BYTES as u64).offset;
-    let is_flipped = run.flipped.borrow().contains(&(region.id, region.epoch, offset));
+    let excuses = &run.excuses;
+    let is_flipped = run.flipped.borrow().contains(&place(claim));
     let is_kept = excuses.bears && claim.is_parity && !excuses.owner_dies;
     !is_flipped && (excuses.stores_succeed || is_kept)
 }

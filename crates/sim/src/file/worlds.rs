@@ -11,9 +11,8 @@ use crate::plane::post::Delivery;
 
 /// The share of such worlds, in thousandths.
 pub(super) const BEARING_PERMILLE: u32 = 300;
-/// The share of worlds in which extents move most of the time, in thousandths. None until it is known why
-/// seed 390 loses a block with a share of 120.
-const MOVING_PERMILLE: u32 = 0;
+/// The share of worlds in which extents move most of the time, in thousandths.
+const MOVING_PERMILLE: u32 = 120;
 /// The share of files that want more nodes than there are, in thousandths.
 const TOO_MANY_PERMILLE: u32 = 20;
 
