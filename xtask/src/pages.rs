@@ -1,5 +1,5 @@
-//! Rules for the documentation: links to files lead somewhere (places within a page are not checked), and each page
-//! is in the book.
+//! Rules for the documentation: links to files lead somewhere (places within a page are not checked), and
+//! each page is in the book.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

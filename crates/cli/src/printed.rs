@@ -1,5 +1,5 @@
-//! Every command of `farpool` that a page or a help text prints is one that this program understands. (What they
-//! do is tested elsewhere.)
+//! Every command of `farpool` that a page or a help text prints is one that this program understands. (What
+//! they do is tested elsewhere.)
 
 use std::fs;
 use std::path::{Path, PathBuf};

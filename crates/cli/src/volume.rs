@@ -202,8 +202,8 @@ fn command(mountpoint: &Path, name: &'static str) -> Result<()> {
     within_deadline(mountpoint, move |mountpoint| setxattr(mountpoint, name, b"1", XattrFlags::empty()))
 }
 
-/// Makes a system call on a mount, whose daemon may be stopped. A thread that still waits for it ends with this
-/// process.
+/// Makes a system call on a mount, whose daemon may be stopped. A thread that still waits for it ends with
+/// this process.
 fn within_deadline<T: Send + 'static>(
     mountpoint: &Path,
     call: impl FnOnce(&Path) -> rustix::io::Result<T> + Send + 'static,

@@ -73,8 +73,9 @@ pub(crate) fn prefetch(from: *const u8, length: usize) {
 pub(crate) unsafe fn between_shared(to: *mut u8, from: *mut u8, length: usize) {
     let (head, words, tail) = split(from, length);
     assert_eq!(head, 0);
-    // SAFETY: both mappings are alive and long enough by the caller's promise, and `words` and `tail` add up to
-    // `length` since `head` is 0. Others may access them meanwhile: all accesses are those of far memory (C1).
+    // SAFETY: both mappings are alive and long enough by the caller's promise, and `words` and `tail` add up
+    // to `length` since `head` is 0. Others may access them meanwhile: all accesses are those of far memory
+    // (C1).
     unsafe {
         #[cfg(target_arch = "x86_64")]
         string_copy(to, from, words);
@@ -160,7 +161,7 @@ mod word_around {
     /// # Safety
     /// `at` lies in a live mapping, which has whole words.
     pub(super) unsafe fn load(at: *mut u8) -> u8 {
-        // SAFETY: in a live mapping of whole words by the caller's promise; the word is used only in this call.
+        // SAFETY: in a live mapping of whole words by the caller's promise; used only in this call.
         let (word, place) = unsafe { around(at) };
         word.load(Ordering::Relaxed).to_ne_bytes()[place]
     }
@@ -168,7 +169,7 @@ mod word_around {
     /// # Safety
     /// `at` lies in a live writable mapping, which has whole words.
     pub(super) unsafe fn store(at: *mut u8, byte: u8) {
-        // SAFETY: in a live mapping of whole words by the caller's promise; the word is used only in this call.
+        // SAFETY: in a live mapping of whole words by the caller's promise; used only in this call.
         let (word, place) = unsafe { around(at) };
         let with_byte = |before: u64| {
             let mut bytes = before.to_ne_bytes();

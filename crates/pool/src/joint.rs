@@ -77,8 +77,8 @@ impl JointKeys {
         self.leases.iter().map(Lease::region_id).collect()
     }
 
-    /// Gives all regions back, for all holders: what lies there is overwritten. End the holders of this process
-    /// first, which renew the leases.
+    /// Gives all regions back, for all holders: what lies there is overwritten. End the holders of this
+    /// process first, which renew the leases.
     pub fn release(&self, tls: Option<&Tls>) {
         outside_of_runtimes(|| {
             // A lease that is not released expires.

@@ -457,8 +457,9 @@ impl SessionCore {
         }
     }
 
-    /// The queue to a node. A lost queue is reconnected here, which is after the pause that follows a failure:
-    /// a node that needs room closes connections without a key, so one made earlier might be closed unused.
+    /// The queue to a node. A lost queue is reconnected here, which is after the pause that follows a
+    /// failure: a node that needs room closes connections without a key, so one made earlier might be closed
+    /// unused.
     fn queue(&self, node: &Arc<NodeState>) -> Result<Rc<NodeQueue>, Next> {
         let id = node.peer.node;
         let known = self.queues.borrow().get(&id).filter(|known| Arc::ptr_eq(&known.node, node)).cloned();
