@@ -55,7 +55,7 @@ type OnRejected = Arc<dyn Fn() + Send + Sync>;
 pub struct Listener {
     socket: TcpListener,
     address: SocketAddr,
-    tls: Option<Tls>,
+    acceptor: Option<TlsAcceptor>,
     version: u32,
     on_rejected: OnRejected,
 }
@@ -66,10 +66,11 @@ impl Listener {
         if tls.is_none() && !is_loopback_ip(address.ip()) {
             return Err(ControlError::PlaintextOffLoopback { address: address.to_string() });
         }
+        let acceptor = tls.as_ref().map(Tls::acceptor).transpose()?;
         let listen = |source| ControlError::Listen { address, source };
         let socket = TcpListener::bind(address).await.map_err(listen)?;
         let address = socket.local_addr().map_err(listen)?;
-        Ok(Listener { socket, address, tls, version: CONTROL_VERSION, on_rejected: Arc::new(|| {}) })
+        Ok(Listener { socket, address, acceptor, version: CONTROL_VERSION, on_rejected: Arc::new(|| {}) })
     }
 
     /// Calls `count` for each connection that is refused because of what its peer sent, or because no place
@@ -104,14 +105,13 @@ impl Listener {
             .load_shed(true)
             .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
             .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT));
-        let acceptor = self.tls.as_ref().map(Tls::acceptor).transpose()?;
         let (greeted, incoming) = mpsc::channel(GREETED_AT_ONCE);
         let incoming = stream::unfold(incoming, async |mut incoming: mpsc::Receiver<Connection>| {
             let connection = incoming.recv().await?;
             Some((Ok::<_, Infallible>(connection), incoming))
         });
         let doorway = Doorway {
-            acceptor,
+            acceptor: self.acceptor,
             places: Places::default(),
             greeted,
             on_rejected: self.on_rejected,
@@ -137,7 +137,7 @@ impl fmt::Debug for Listener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Listener")
             .field("address", &self.address)
-            .field("tls", &self.tls)
+            .field("is_tls", &self.acceptor.is_some())
             .finish_non_exhaustive()
     }
 }

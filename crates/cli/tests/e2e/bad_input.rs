@@ -202,6 +202,8 @@ fn a_limit_on_file_sizes_is_an_error_that_says_how_to_raise_it() {
         "--region-size",
         "8MiB",
         "--no-lock",
+        "--wait", // the memory is reserved before the broker is there
+        "1",
     ]);
     assert_complaint(&run_command(command), 1, "ulimit -f");
 }

@@ -32,7 +32,7 @@ fn broker_that_was_named_and_does_not_answer_fails_with_the_fix() {
     let report = json(&output);
     assert_eq!(report["healthy"], false);
     assert_eq!(check(&report, "broker")["state"], "fail");
-    assert!(check(&report, "broker")["mend"].as_str().unwrap().contains("farpool up"));
+    assert!(check(&report, "broker")["fix"].as_str().unwrap().contains("farpool up"));
 }
 
 #[test]
