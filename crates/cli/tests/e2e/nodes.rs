@@ -50,7 +50,11 @@ fn node_that_is_interrupted_while_it_reserves_memory_ends_at_once_and_leaves_no_
     let dir = TempDir::new().unwrap();
     let socket = dir.path().join("node.sock");
     let mut command = farpool(NODE);
-    command.args(["--memory", "1GiB", "--shm-socket"]).arg(&socket).env("FARPOOL_LOG", "farpool_node=debug");
+    // With a wait, the node reserves its memory before it asks for the broker.
+    command
+        .args(["--wait", "60", "--memory", "1GiB", "--shm-socket"])
+        .arg(&socket)
+        .env("FARPOOL_LOG", "farpool_node=debug");
     let mut node = Process::start("the node", command);
     node.await_complaint("regions reserved");
     node.signal(Signal::TERM);
