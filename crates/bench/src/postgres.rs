@@ -1,8 +1,8 @@
 //! A PostgreSQL server of our own: a throwaway data directory, no TCP port, and it ends with us.
 //!
 //! It listens only on a Unix socket, inside a directory that only its user may enter. So it takes no port
-//! from another server, and `trust` authentication admits only users who could read the data anyway. A
-//! server that root starts runs as an unprivileged user, since PostgreSQL refuses to run as root.
+//! from another server, and `trust` authentication opens nothing that the directory does not open already.
+//! PostgreSQL refuses to run as root. For root, the server therefore runs as an unprivileged user.
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};

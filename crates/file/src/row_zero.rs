@@ -103,6 +103,7 @@ impl<R: Rules> FileCore<R> {
             remove_member(&mut self.map.write(), rows, piece.stripe);
         }
         drop(held);
+        self.forget_losses(piece);
         Ok(RowStored::Yes)
     }
 

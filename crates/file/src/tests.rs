@@ -14,6 +14,7 @@ use farpool_pool::{EXTENT_BYTES, Pool, PoolConfig};
 use farpool_wire::control::broker_client::BrokerClient;
 use farpool_wire::control::{RevokeRequest, RevokeResponse};
 use farpool_wire::{BLOCK_BYTES, Epoch, GrantMode, MAX_TRANSFER_BYTES, Refusal, RegionId};
+use futures_util::future::join;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use tokio::runtime::Runtime;
@@ -455,6 +456,29 @@ fn cutting_off_a_file_with_losses_leaves_nothing_to_come_back() {
         assert_eq!(bytes[..100], pattern(100, 9));
         assert_eq!(bytes[100..], [0; 100]);
     }
+}
+
+#[test]
+fn a_truncation_that_overtakes_another_leaves_no_loss_in_what_both_cleared() {
+    let rig = Rig::new(1, 2);
+    let (store, session) = rig.store(TransportChoice::Tcp);
+    let file = store.create();
+    file.write(&session, 0, &pattern(4 * BLOCK_BYTES, 3)).unwrap();
+    let extent = file.inner.map.read().extent(0).unwrap();
+    let second = store.core().words.place(&extent, 1);
+    store.core().words.store(second, store.core().words.load(second).lost());
+    let guard = session.lock();
+    // SAFETY: the buffers and futures end in `block_on`, before the guard.
+    let core = unsafe { guard.core() };
+    // The first one waits for the node in block 0, and clears block 1 as a whole only afterwards. The second
+    // one finds block 1 lost, and cannot clear a part of it.
+    let both = join(file.inner.set_size(core, 100), file.inner.set_size(core, BLOCK + 100));
+    let (first, second) = guard.block_on(both);
+    drop(guard);
+    first.unwrap();
+    second.unwrap();
+    assert_eq!(file.size(), BLOCK + 100);
+    assert_eq!(read(&file, &session, BLOCK, 100).unwrap(), [0; 100]);
 }
 
 #[test]

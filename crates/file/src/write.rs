@@ -127,10 +127,7 @@ impl<R: Rules> FileCore<R> {
                 return Ok(false);
             }
             locks.release(|_, _| BlockWord::EMPTY);
-            if self.map.read().has_lost() {
-                // Another task may have failed to zero part of the block since the caller forgot its losses.
-                self.map.write().unlose(within.file_offset(within.start), BLOCK_BYTES as u64);
-            }
+            self.forget_losses(within);
             return Ok(true);
         }
         if words.load(words.place(extent, block)).is_empty() {
@@ -141,6 +138,14 @@ impl<R: Rules> FileCore<R> {
             Stored::Elsewhere => Ok(false),
             // Only a lost block has to be moved first, and of that nothing can be kept.
             Stored::MoveFirst => Err(FileError::Lost { offset: within.file_offset(within.start) }),
+        }
+    }
+
+    /// Forgets losses in whole blocks that were cleared. Another task may have failed to clear part of one
+    /// since clearing began.
+    pub(crate) fn forget_losses(&self, cleared: Piece) {
+        if self.map.read().has_lost() {
+            self.map.write().unlose(cleared.file_offset(cleared.start), cleared.end - cleared.start);
         }
     }
 

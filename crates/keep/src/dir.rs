@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, Mode, flock};
 use rustix::io::Errno;
 
 use crate::error::KeepError;
@@ -23,8 +23,6 @@ const LOCK_POLL: Duration = Duration::from_millis(20);
 const LOCK: &str = "lock";
 const LOG: &str = "log";
 const WORDS: &str = "words-";
-/// The mode bit of directories in which only owners rename and remove files.
-const STICKY: u32 = 0o1000;
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// The directory. It belongs to this process until the value is dropped.
@@ -126,7 +124,7 @@ fn check_private(path: &Path) -> Result<(), KeepError> {
     let is_ours = metadata.uid() == rustix::process::geteuid().as_raw();
     // An empty directory may have been created for this daemon: its mode is corrected. One with the sticky
     // bit is shared by all users, such as `/dev/shm`.
-    let is_shared = metadata.mode() & STICKY != 0;
+    let is_shared = metadata.mode() & Mode::SVTX.bits() != 0;
     let is_empty = std::fs::read_dir(path).map_err(unusable)?.next().is_none();
     if is_ours && is_empty && !is_shared {
         return std::fs::set_permissions(path, Permissions::from_mode(0o700)).map_err(unusable);

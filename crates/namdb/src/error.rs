@@ -54,7 +54,10 @@ pub enum DatabaseError {
         reason: GrantError,
     },
     /// Name the file that `farpool db up` has written.
-    #[error("{} is not the file of a database, or was damaged: name the file that `farpool db up` wrote", .0.display())]
+    #[error(
+        "{} is not the file of a database, or was damaged: name the file that `farpool db up` wrote",
+        .0.display()
+    )]
     NotADatabase(PathBuf),
     /// Ask for other numbers, or lend larger regions.
     #[error(transparent)]

@@ -80,7 +80,8 @@ pub enum AccessError {
     /// Nothing happened and nothing is lost: close files, raise the limits (`ulimit -n`), use fewer clients,
     /// and try again.
     #[error(
-        "this process or node {node} is short of descriptors, memory or connections; nothing is lost: raise the limits (ulimit -n), or use fewer clients"
+        "this process or node {node} is short of descriptors, memory or connections; nothing is lost: raise the \
+         limits (ulimit -n), or use fewer clients"
     )]
     Short {
         /// The node.

@@ -19,7 +19,7 @@ use crate::stop::StopFlag;
 
 /// Longest time of a job: more than any takes on a busy machine at full scale, unless it hangs.
 const DEADLINE: Duration = Duration::from_secs(20 * 60);
-/// How often a wait polls. Short, since jobs are timed.
+/// How often a wait looks at the stop flag and at the output.
 const POLL: Duration = Duration::from_millis(1);
 /// Characters of standard error that an error message quotes.
 const QUOTED_CHARS: usize = 400;
@@ -55,19 +55,19 @@ impl Finished {
     pub fn check(self) -> Result<Self> {
         // SQLite's shell continues after an error, and its exit status tells only about the last statement.
         let is_silent = self.stderr.is_empty();
-        self.unless_failed(is_silent)
+        self.succeeded_if(is_silent)
     }
 
     /// Returns an error that quotes standard error if the job failed. Text on standard error alone is no
     /// failure.
     pub fn check_status(self) -> Result<Self> {
-        self.unless_failed(true)
+        self.succeeded_if(true)
     }
 
-    /// An error also if the job failed.
-    fn unless_failed(self, is_fine: bool) -> Result<Self> {
+    /// Returns an error that quotes standard error unless the job succeeded and the condition holds.
+    fn succeeded_if(self, condition: bool) -> Result<Self> {
         let said: String = self.stderr.chars().take(QUOTED_CHARS).collect();
-        ensure!(self.status.success() && is_fine, "a job ended with {}: {said}", self.status);
+        ensure!(self.status.success() && condition, "a job ended with {}: {said}", self.status);
         Ok(self)
     }
 

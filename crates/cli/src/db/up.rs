@@ -23,7 +23,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// Create a database, or join one
 ///
 /// If FILE does not exist, leases memory of the pool, creates an empty database in it, and writes FILE, which
-/// other processes need to open the database. Anyone who can read FILE has full access to the database.
+/// other processes need to open the database. A user that can read FILE has full access to the database.
 /// Then runs in the foreground as one of its compute servers, which are the processes that have opened it:
 /// prints `ready`, recovers compute servers that crash, and leaves on SIGTERM or Ctrl-C. The database is lost
 /// ten seconds after its last compute server exits.
@@ -105,10 +105,7 @@ pub fn run(args: UpArgs) -> Result<()> {
     match ended {
         Some(ended) => {
             let file = args.at.file.display();
-            bail!(
-                "{ended}; start it again with `farpool db up {file}`: if that fails as well, the database is lost; \
-                 remove {file} to create another one"
-            )
+            bail!("{ended}; start it again with `farpool db up {file}`")
         }
         None => Ok(()),
     }

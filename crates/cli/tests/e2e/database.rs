@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use farpool_fabric::Transports;
+use farpool_fabric::{TransportChoice, Transports};
 use farpool_namdb::{CreateOptions, Credentials, Database, Reach, Table, TableOptions};
 use farpool_pool::PoolConfig;
 use rustix::process::Signal;
@@ -484,6 +484,20 @@ fn any_number_of_processes_may_come_and_go_while_one_stays() {
         let database = Database::open(&ground.file(), &in_plain_text()).unwrap();
         assert_eq!(database.members().unwrap().len(), 2);
     }
+}
+
+#[test]
+fn a_database_that_cannot_be_reached_gives_its_leases_back_at_once() {
+    let ground = Ground::new();
+    let transport = TransportChoice::Verbs.into(); // this program has no transport for network cards
+    let pool = PoolConfig { broker: ground.pool.address.clone(), tls: None, transport, limit_bytes: None };
+    let options = CreateOptions { bytes: 8 << 20, ..CreateOptions::default() };
+    assert!(Database::create(&pool, &ground.file(), &options).is_err());
+    // A lease that is not given back lasts for nine seconds.
+    within(Duration::from_secs(3), "all regions are free again", || {
+        ground.pool.regions_free() == ground.pool.regions_total()
+    });
+    assert!(!ground.file().exists());
 }
 
 #[test]

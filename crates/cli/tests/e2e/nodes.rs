@@ -73,6 +73,15 @@ fn node_that_cannot_register_exits_with_the_reason() {
 }
 
 #[test]
+fn a_node_asks_for_its_broker_before_it_reserves_memory() {
+    let mut command = farpool(NODE);
+    command.args(["--memory", "16MiB"]).env("FARPOOL_LOG", "farpool_node=debug");
+    let output = run_command(command);
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    assert!(output.stderr.contains("refused") && !output.stderr.contains("regions reserved"), "{output:?}");
+}
+
+#[test]
 fn node_whose_broker_is_on_another_machine_must_be_reachable_from_there() {
     let far =
         ["node", "--no-lock", "--memory", "1MiB", "--region-size", "1MiB", "--broker", "192.0.2.1:7117"];

@@ -4,7 +4,7 @@
 use std::cell::{Cell, RefCell};
 use std::task::{Poll, Waker};
 
-/// Wakes everyone who waits for the next move of an extent.
+/// Wakes all tasks that wait for the next move of an extent.
 #[derive(Default)]
 pub(super) struct Bell {
     rings: Cell<u64>,

@@ -63,9 +63,7 @@ impl Mishap {
     fn new(kind: Kind, after: Duration, lasting: Duration) -> Self {
         Mishap { kind, after, lasting, in_a_move: None }
     }
-}
 
-impl Mishap {
     pub(super) fn is_of_the_owner(&self) -> bool {
         matches!(self.kind, Kind::OwnerDies)
     }

@@ -1,5 +1,5 @@
 //! Clients that another client of the same owner has let in. Each is told for how long it may use the region,
-//! counts that from when it asked (H5), and asks again before the time is over.
+//! counts that time from its question (H5), and asks again before the time has passed.
 
 use std::rc::Rc;
 use std::time::Duration;
