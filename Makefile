@@ -133,8 +133,8 @@ lint: setup cargo-deny ## clippy, rustfmt, licences and sources of dependencies,
 advisories: setup cargo-deny ## known vulnerabilities of dependencies; fetches a database, so not part of CI
 	cargo deny --locked check advisories
 
-.PHONY: doc
-doc: setup ## the documentation of all crates, in target/doc
+.PHONY: api-docs
+api-docs: setup ## the documentation of all crates, in target/doc
 	cargo doc --locked --workspace --no-deps
 
 .PHONY: docs

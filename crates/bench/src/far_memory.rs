@@ -60,7 +60,7 @@ pub struct PoolOptions<'a> {
 /// Whose programs a mount admits as direct clients, if they run with the interposer.
 #[derive(Clone, Debug, Default)]
 pub enum Guests {
-    /// Nobody's.
+    /// No user's.
     #[default]
     None,
     /// Our own user's.

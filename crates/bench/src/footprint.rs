@@ -75,6 +75,6 @@ impl Footprint {
 
     /// Whether all leases are still valid; measurements on a lost lease are meaningless.
     pub fn is_whole(&self) -> bool {
-        self.regions.iter().all(|region| !region.is_over())
+        self.regions.iter().all(|region| !region.has_ended())
     }
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use anyhow::{Context, Result, bail};
-use farpool_fabric::TransportChoice;
+use farpool_fabric::{MAX_SOCKET_PATH_BYTES, TransportChoice};
 
 use crate::child::Child;
 use crate::folder::Folder;
@@ -14,8 +14,6 @@ use crate::folder::Folder;
 const REGION_BYTES: u64 = 64 << 20;
 /// The smallest region that a node lends.
 const SMALLEST_REGION_BYTES: u64 = 1 << 20;
-/// Longest path of a Unix socket, without its final zero (unix(7)).
-const SOCKET_PATH_MAX: usize = 107;
 
 /// What the nodes lend.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -93,11 +91,11 @@ fn node_args(
 fn socket_in(dir: &Path, number: u32) -> Result<PathBuf> {
     let socket = dir.join(format!("node{number}.sock"));
     let bytes = socket.as_os_str().len();
-    if bytes > SOCKET_PATH_MAX {
+    if bytes > MAX_SOCKET_PATH_BYTES {
         let path = socket.display();
         bail!(
-            "{path} has {bytes} bytes, but a socket's path has at most {SOCKET_PATH_MAX}: set TMPDIR to a \
-             shorter path"
+            "{path} has {bytes} bytes, but a socket's path has at most {MAX_SOCKET_PATH_BYTES}: set TMPDIR \
+             to a shorter path"
         );
     }
     Ok(socket)

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use farpool_fabric::MAX_SOCKET_PATH_BYTES;
 use postgres::error::DbError;
 use postgres::{Client, Config, NoTls};
 use rustix::process::Signal;
@@ -33,8 +34,6 @@ const ROLE: &str = "postgres";
 const NO_USER: &str = "PostgreSQL refuses to run as root: create a user for it (useradd postgres)";
 /// Only part of the socket's name: nothing listens on this port.
 const PORT: u16 = 5432;
-/// `sun_path` of a Unix socket holds 108 bytes including the final zero (unix(7)).
-const SOCKET_PATH_MAX: usize = 107;
 
 /// Settings of every server here, and why.
 const SETTINGS: [(&str, &str); 9] = [
@@ -132,7 +131,7 @@ impl Server {
         let (data, sockets) = (options.dir.join("data"), options.dir.join("socket"));
         make_private(&data, user.as_ref())?;
         make_private(&sockets, user.as_ref())?;
-        if sockets.as_os_str().len() + "/.s.PGSQL.5432.lock".len() > SOCKET_PATH_MAX {
+        if sockets.as_os_str().len() + "/.s.PGSQL.5432.lock".len() > MAX_SOCKET_PATH_BYTES {
             bail!("the path {} is too long for a socket: choose a shorter --work-dir", sockets.display());
         }
         let fixed = ["--no-sync", "--auth=trust", "--encoding=UTF8", "--locale=C", "--username", ROLE, "-D"];

@@ -12,7 +12,7 @@ const SLICES_MIN: usize = 5;
 
 /// The division of a thread's time.
 #[derive(Clone, Copy, Debug)]
-pub struct Plan {
+pub struct SlicePlan {
     /// Time before the first slice, not counted.
     pub warm_up: Duration,
     /// Number of slices.
@@ -21,12 +21,12 @@ pub struct Plan {
     pub slice: Duration,
 }
 
-impl Plan {
+impl SlicePlan {
     /// Divides `duration` into slices.
-    pub fn of(duration: Duration, warm_up: Duration) -> Plan {
+    pub fn of(duration: Duration, warm_up: Duration) -> SlicePlan {
         let wanted = (duration.as_secs_f64() / SLICE.as_secs_f64()) as usize;
         let slices = wanted.max(SLICES_MIN);
-        Plan { warm_up, slices, slice: duration / slices as u32 }
+        SlicePlan { warm_up, slices, slice: duration / slices as u32 }
     }
 
     /// The number of the slice at `now`, if the first one began at `began`; `None` before that. After the
@@ -53,13 +53,13 @@ mod tests {
 
     #[test]
     fn slices_follow_the_warm_up_and_add_up_over_threads() {
-        let plan = Plan::of(Duration::from_secs(1), Duration::ZERO);
+        let plan = SlicePlan::of(Duration::from_secs(1), Duration::ZERO);
         assert_eq!((plan.slices, plan.slice), (10, SLICE));
-        assert_eq!(Plan::of(Duration::from_millis(10), Duration::ZERO).slices, SLICES_MIN);
+        assert_eq!(SlicePlan::of(Duration::from_millis(10), Duration::ZERO).slices, SLICES_MIN);
         let began = Instant::now() + SLICE;
         let at = |slices: u32| plan.slice_at(began, began - SLICE + SLICE * slices);
         assert_eq!((at(0), at(1), at(12)), (None, Some(0), Some(11)));
-        let plan = Plan { slices: 3, ..plan };
+        let plan = SlicePlan { slices: 3, ..plan };
         let rates = plan.rates([&[1, 2, 3][..], &[10, 20, 30]].into_iter()).unwrap();
         assert_eq!((rates.least, rates.middle, rates.most), (110.0, 220.0, 330.0));
     }

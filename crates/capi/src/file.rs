@@ -16,7 +16,7 @@ pub struct OpenFile {
     files: Arc<Files>,
     queue: Arc<Queue>,
     /// Number of asynchronous operations in progress.
-    under_way: Mutex<u64>,
+    in_progress: Mutex<u64>,
     ended: Condvar,
 }
 
@@ -47,7 +47,7 @@ impl Memory {
 
 impl OpenFile {
     pub(crate) fn new(file: FarFile, files: Arc<Files>, queue: Arc<Queue>) -> Self {
-        OpenFile { file, files, queue, under_way: Mutex::new(0), ended: Condvar::new() }
+        OpenFile { file, files, queue, in_progress: Mutex::new(0), ended: Condvar::new() }
     }
 
     pub(crate) fn size(&self) -> u64 {
@@ -105,24 +105,24 @@ impl OpenFile {
 
     /// Queues an asynchronous operation for a worker.
     pub(crate) fn start(self: Arc<Self>, job: impl FnOnce(Arc<Self>) -> Job) -> Result<(), Failure> {
-        *self.under_way.lock() += 1;
+        *self.in_progress.lock() += 1;
         let queue = self.queue.clone();
         queue.put(job(self.clone())).inspect_err(|_| self.operation_ended())
     }
 
     pub(crate) fn operation_ended(&self) {
-        let mut under_way = self.under_way.lock();
-        *under_way -= 1;
-        if *under_way == 0 {
+        let mut in_progress = self.in_progress.lock();
+        *in_progress -= 1;
+        if *in_progress == 0 {
             self.ended.notify_all();
         }
     }
 
     /// Waits until no asynchronous operation is in progress.
     pub(crate) fn wait_for_its_operations(&self) {
-        let mut under_way = self.under_way.lock();
-        while *under_way > 0 {
-            self.ended.wait(&mut under_way);
+        let mut in_progress = self.in_progress.lock();
+        while *in_progress > 0 {
+            self.ended.wait(&mut in_progress);
         }
     }
 }

@@ -98,13 +98,13 @@ impl ConnectionHandle {
         self.0 == 0
     }
 
-    /// What it stands for; a share, so that it stays while it is used.
+    /// The connection of the handle, as a reference that keeps it while it is used.
     pub(crate) fn get(self) -> Result<Arc<Connection>, Failure> {
         not_null(self.0, "connection")?;
         handles().read().connections.get(&self).cloned().ok_or_else(|| not_open("connection"))
     }
 
-    /// Takes it back, with those of all its files.
+    /// Invalidates the handle, and those of all its files.
     pub(crate) fn take_back(self) -> Result<(Arc<Connection>, Vec<Arc<OpenFile>>), Failure> {
         let mut handles = handles().write();
         let connection = handles.connections.remove(&self).ok_or_else(|| not_open("connection"))?;
@@ -114,7 +114,7 @@ impl ConnectionHandle {
 }
 
 impl FileHandle {
-    /// Gives out a handle, unless the connection has gone meanwhile.
+    /// Gives out a handle, unless the connection was closed meanwhile.
     pub(crate) fn of(connection: ConnectionHandle, file: OpenFile) -> Result<Self, Failure> {
         let mut handles = handles().write();
         if !handles.connections.contains_key(&connection) {
@@ -125,14 +125,14 @@ impl FileHandle {
         Ok(handle)
     }
 
-    /// What it stands for; a share, so that it stays while it is used.
+    /// The file of the handle, as a reference that keeps it while it is used.
     pub(crate) fn get(self) -> Result<Arc<OpenFile>, Failure> {
         not_null(self.0, "file")?;
         let file = handles().read().files.get(&self).map(|(_, file)| file.clone());
         file.ok_or_else(|| not_open("file"))
     }
 
-    /// Takes it back.
+    /// Invalidates the handle.
     pub(crate) fn take_back(self) -> Result<Arc<OpenFile>, Failure> {
         not_null(self.0, "file")?;
         let taken = handles().write().files.remove(&self);

@@ -2,7 +2,7 @@
 //!
 //! W1. An accepted operation is carried out and reported once, also when the connection ends.
 //! W2. At most [`MAX_QUEUED`] operations wait; further ones are refused.
-//! W3. These threads never wait for an operation, whatever the callbacks that they run ask for.
+//! W3. These threads never wait for an operation, even if their callbacks call functions that would.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -16,7 +16,7 @@ use parking_lot::{Condvar, Mutex};
 use crate::error::{Failure, answer};
 use crate::file::{Memory, OpenFile};
 
-/// Threads of a connection: so many operations are carried out at the same time.
+/// Threads of a connection: the number of operations that are carried out at the same time.
 const WORKERS: usize = 4;
 /// Most operations that wait: far more than are needed to keep the threads busy.
 const MAX_QUEUED: usize = 1024;

@@ -162,9 +162,9 @@ fn the_example_builds_against_the_installed_library_and_spills_to_a_pool() {
     let spill = installed.build(&crate_folder().join("example/spill.c"));
     let output = run(installed.command(&spill).args(["20", &pool.broker.to_string()]));
     assert_eq!(String::from_utf8(output.stdout).unwrap(), "80 blocks went to far memory and came back\n");
-    let nobody = installed.command(&spill).args(["1", "127.0.0.1:1"]).output().unwrap();
-    assert_eq!(nobody.status.code(), Some(1));
-    let complaint = String::from_utf8(nobody.stderr).unwrap();
+    let no_broker = installed.command(&spill).args(["1", "127.0.0.1:1"]).output().unwrap();
+    assert_eq!(no_broker.status.code(), Some(1));
+    let complaint = String::from_utf8(no_broker.stderr).unwrap();
     assert!(complaint.contains("127.0.0.1:1") && complaint.contains("farpool up"), "{complaint}");
 }
 

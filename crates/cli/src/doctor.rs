@@ -10,7 +10,7 @@ use crate::reach::{BrokerAt, runtime};
 
 /// Check what this machine lacks for lending and mounting far memory, and how to fix it
 ///
-/// Each line is ok, warn (it works, but not well or not for everybody) or fail (something does not work).
+/// Each line is ok, warn (it works, but not well or not for all users) or fail (something does not work).
 /// Exit status 0 when nothing fails, else 1.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
@@ -33,7 +33,7 @@ pub struct DoctorArgs {
 enum State {
     /// Nothing to do.
     Ok,
-    /// It works, but not well, or not for everybody.
+    /// It works, but not well, or not for all users.
     Warn,
     /// Something does not work.
     Fail,

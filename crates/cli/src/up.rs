@@ -19,6 +19,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use farpool_control::whereabouts::default_run_dir;
 use farpool_control::{Located, Tls};
+use farpool_fabric::MAX_SOCKET_PATH_BYTES;
 use futures_util::future::{join_all, select_all};
 use tokio::time::{Instant, sleep, timeout};
 
@@ -44,8 +45,6 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 const STEADY_AFTER: Duration = Duration::from_secs(60);
 /// Upper bound on --nodes. All nodes share one machine's memory, so many nodes only serve experiments.
 const NODES_MAX: u32 = 64;
-/// Longest path of a Unix socket without its final zero (unix(7)).
-const SOCKET_PATH_MAX: usize = 107;
 
 /// Start a pool on this machine: a broker and some nodes
 ///
@@ -155,7 +154,7 @@ fn check_memory(nodes: u32, memory: ByteSize, spare: ByteSize) -> Result<()> {
 
 fn check_socket_path(run_dir: &RunDir, nodes: u32) -> Result<()> {
     let longest = run_dir.node_socket(nodes);
-    if longest.as_os_str().len() > SOCKET_PATH_MAX {
+    if longest.as_os_str().len() > MAX_SOCKET_PATH_BYTES {
         let text = format!("{} is too long for a socket: choose a shorter --dir", longest.display());
         return Err(UsageError(text).into());
     }

@@ -81,7 +81,7 @@ struct Volume {
     lost_extents: u64,
     to_rebuild: bool,
     wrong_blocks: u64,
-    mended_blocks: u64,
+    repaired_blocks: u64,
     lost_blocks: u64,
     hedged_reads: u64,
     rebuild: Rebuild,
@@ -176,7 +176,7 @@ impl Volume {
             format!("scrub       {scrub}"),
             format!(
                 "blocks      {} wrong, {} repaired, {} lost",
-                self.wrong_blocks, self.mended_blocks, self.lost_blocks
+                self.wrong_blocks, self.repaired_blocks, self.lost_blocks
             ),
             format!("slow nodes  {} reads done without them", self.hedged_reads),
             format!(
@@ -212,7 +212,7 @@ fn within_deadline<T: Send + 'static>(
     let place = mountpoint.to_owned();
     std::thread::Builder::new()
         .name("ask-mount".into())
-        .spawn(move || drop(done.send(call(&place)))) // fails once nobody waits any more
+        .spawn(move || drop(done.send(call(&place)))) // fails once the receiver has given up
         .context("cannot start a thread: raise the limits (ulimit -u, ulimit -v)")?;
     match answer.recv_timeout(ANSWER_DEADLINE) {
         Ok(answer) => answer.map_err(|error| complaint(error, mountpoint)),
@@ -333,7 +333,7 @@ fn scrub(mountpoint: &Path) -> Result<()> {
         if volume.scrub.work.finished >= wanted {
             bar.finish_and_clear();
             let found = volume.wrong_blocks.saturating_sub(before.wrong_blocks);
-            let mended = volume.mended_blocks.saturating_sub(before.mended_blocks);
+            let repaired = volume.repaired_blocks.saturating_sub(before.repaired_blocks);
             let lost = volume.lost_blocks.saturating_sub(before.lost_blocks);
             let (done, unread) = (volume.scrub.work.blocks_done, volume.scrub.blocks_unread);
             let read = match unread {
@@ -342,7 +342,7 @@ fn scrub(mountpoint: &Path) -> Result<()> {
                     format!("{} of {done} blocks read, {unread} unreadable", done.saturating_sub(unread))
                 }
             };
-            return tell(format!("{read}: {found} wrong, {mended} repaired, {lost} lost"));
+            return tell(format!("{read}: {found} wrong, {repaired} repaired, {lost} lost"));
         }
         if !news.note(&volume.scrub.work) {
             bar.finish_and_clear();

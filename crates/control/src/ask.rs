@@ -25,7 +25,7 @@ where
         let answer = timeout_at(deadline, request()).await.map_err(|_| late())?;
         match answer {
             Ok(answer) => return Ok(answer.into_inner()),
-            Err(status) if tries == MOST_TRIES || !may_go_well(&status) => return Err(status),
+            Err(status) if tries == MOST_TRIES || !may_succeed_later(&status) => return Err(status),
             Err(status) if Instant::now() + pause >= deadline => return Err(status),
             Err(_) => {}
         }
@@ -36,7 +36,7 @@ where
 }
 
 /// Whether the same request may succeed a moment later.
-fn may_go_well(status: &Status) -> bool {
+fn may_succeed_later(status: &Status) -> bool {
     match fault_of(status) {
         Some(fault) => *fault == Fault::Closed,
         None => std::error::Error::source(status).is_some() || status.code() == Code::ResourceExhausted,

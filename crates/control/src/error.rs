@@ -49,7 +49,7 @@ pub enum ControlError {
         /// What the system said.
         source: io::Error,
     },
-    /// The server ended by itself.
+    /// The server ended without being asked to.
     #[error("the control plane's server stopped: {0}")]
     Serve(#[source] tonic::transport::Error),
 }

@@ -140,7 +140,7 @@ pub(crate) async fn part(mut stream: TcpStream) {
         stream.shutdown().await?;
         tokio::io::copy(&mut (&mut stream).take(MOST_READ_AFTER_ANSWER), &mut tokio::io::sink()).await
     };
-    // If the client is gone or stays silent, there is nothing more to do.
+    // If the client is gone or stays silent, the connection is closed anyway.
     let _ = tokio::time::timeout(TOLD_WITHIN, parted).await;
 }
 

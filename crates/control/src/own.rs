@@ -7,8 +7,8 @@
 //!     only owners rename and remove what lies there.
 //! O3. Directly in a folder with the sticky bit, such as `/tmp`, a file is ours as soon as it exists, since
 //!     no other user can open, rename or remove it. But another user may have made a file of that name first.
-//!     So what was opened there is checked by its descriptor: it must be a regular file and no link, belong
-//!     to us, have no other name (another user may link to a file that we have elsewhere), and be closed to
+//!     So a file opened there is checked by its descriptor: it must be a regular file and no link, belong to
+//!     us, have no other name (another user may link to a file that we have elsewhere), and be closed to
 //!     other users.
 //! O4. O3 is not enough for a socket. A socket ends with its process; another user may then bind one of the
 //!     same name, and the clients of the ended process connect to it. O3 is not enough, either, for a folder
@@ -202,7 +202,10 @@ mod tests {
         assert!(open_file(&open.join("file")).is_err());
         assert!(check_folder(&open.join("inner")).is_err(), "the folder above can be renamed");
         let error = check_folder(&sticky).unwrap_err().to_string();
-        assert!(error.contains(FIX) && !error.contains("chmod"), "nobody should chmod /tmp: {error}");
+        assert!(
+            error.contains(FIX) && !error.contains("chmod"),
+            "the fix must not be to chmod /tmp: {error}"
+        );
         make_folder(&sticky.join("inner")).unwrap();
         open_file(&sticky.join("inner/file")).unwrap();
     }

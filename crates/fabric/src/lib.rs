@@ -55,6 +55,6 @@ pub use seam::{Done, Link, LinkClosed, LocalSlice, Op, Outcome, Peer, Posted, Re
 pub use server::{
     Account, Complaint, Complaints, Listeners, Newcomers, Origin, Places, ServerHandle, Sessions, serve,
 };
-pub use shm::ShmTransport;
+pub use shm::{MAX_SOCKET_PATH_BYTES, ShmTransport};
 pub use spin::Spinner;
 pub use tcp::TcpTransport;

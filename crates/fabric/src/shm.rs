@@ -34,6 +34,9 @@ use crate::stamp::Moved;
 use attached::Attached;
 use calls::Calls;
 
+/// The longest path of a Unix socket: `sun_path` holds 108 bytes with the final zero (unix(7)).
+pub const MAX_SOCKET_PATH_BYTES: usize = 107;
+
 /// Most regions of one node that a link maps: 64 Ki regions of 64 MiB are 4 TiB.
 const MAX_REGIONS: u32 = 1 << 16;
 

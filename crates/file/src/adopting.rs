@@ -1,18 +1,19 @@
-//! Taking over the files of an earlier process that was killed, from what it recorded and the words that it
+//! Taking over the files of an earlier process that was killed, from its records and the block words that it
 //! left.
 //!
-//! D1. A late write of the earlier process lands on blocks whose words it left locked, or on extents in
-//!     doubt: a store is posted under the lock, or to an extent marked before. All of these are in doubt from
-//!     here on: nothing new is written there, and nobody else gets them.
-//! D2. A lock that it left is settled before any operation on the file: the block is what lies there now, in
-//!     units of eight bytes old, new, or both, and the next read finds the same. A block that was never
-//!     written stays empty.
+//! D1. A late write of the earlier process can land only on blocks whose words it left locked, or on extents
+//!     that it had marked as in doubt, because it posts no other stores. From here on all these extents are
+//!     in doubt: nothing new is written there, and no other file gets them.
+//! D2. A lock that the earlier process left is settled before any operation on the file. The block then has
+//!     the contents that lie there now: each unit of eight bytes is old or new. Later reads find the same. A
+//!     block that was never written stays empty.
 //! D3. A parity whose word was locked is right in two cases: it is the sum of its column as it is now; or a
 //!     member is missing, nothing else in the column was being written, and the parity is what its word says.
 //!     Otherwise it is lost, and is rebuilt.
 //! D4. A file that was being truncated is truncated.
 //! D5. Damage to kept memory costs contents, and never yields wrong bytes: words are believed only if their
-//!     witness agrees (`blocks/witness.rs`), and a file whose end is unknown is not read until it is emptied.
+//!     witness agrees (`blocks/witness.rs`), and a file whose end is unknown is not read before it is
+//!     emptied.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -33,14 +34,14 @@ use crate::rules::Rules;
 use crate::store::StoreCore;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
-/// Comes after every stripe that a file's list may name: a damaged list must not make numbers overflow.
+/// Upper bound of the stripes that a file's list may name: a damaged list must not make numbers overflow.
 const MAX_STRIPES: u64 = 1 << 42;
 
 /// Files that were taken over, by the numbers under which they are kept.
 pub type Adopted<R> = BTreeMap<u64, Arc<FileCore<R>>>;
 
 impl<R: Rules> StoreCore<R> {
-    /// Takes over the wanted files. Nobody may work on them until [`settle`](Self::settle) has ended.
+    /// Takes over the wanted files. They must not be used before [`settle`](Self::settle) has ended.
     pub fn adopt(
         self: &Arc<Self>,
         kept: &Kept,
@@ -57,13 +58,13 @@ impl<R: Rules> StoreCore<R> {
             (id, file)
         });
         let adopted: Adopted<R> = adopted.collect();
-        // Extents that were being filled, or written when a file gave them up (D1).
+        // Extents that were being filled, or that were being written when their file dropped them (D1).
         let rest: Vec<u64> = adoption.extents_held().filter(|extent| !adoption.is_taken(*extent)).collect();
         for extent in rest.into_iter().filter(|extent| self.is_left_in_doubt(*extent)) {
             self.stock.shun_extent(&adoption, extent);
         }
-        self.stock.adoption_is_over(adoption);
-        self.volume.ask_for_mending();
+        self.stock.finish_adoption(adoption);
+        self.volume.ask_for_repair();
         adopted
     }
 
@@ -89,7 +90,8 @@ impl<R: Rules> StoreCore<R> {
                     }
                     map.found_extent(stripe, extent);
                 }
-                // The lease has ended, or the state contradicts itself: the memory is, or will be, another's.
+                // The lease has ended, or the state is inconsistent: the memory belongs, or will belong, to
+                // another owner.
                 None => {
                     if !is_parity(stripe) {
                         map.lose(stripe * EXTENT_BYTES, EXTENT_BYTES, Loss::Gone);
@@ -108,7 +110,7 @@ impl<R: Rules> StoreCore<R> {
         }
     }
 
-    /// Completes what the earlier process had begun (D2 to D4).
+    /// Completes the operations that the earlier process had begun (D2 to D4).
     pub async fn settle(&self, core: &SessionCore, adopted: &Adopted<R>) {
         for file in adopted.values() {
             match file.rows() {
@@ -132,7 +134,7 @@ impl<R: Rules> StoreCore<R> {
 }
 
 impl<R: Rules> FileCore<R> {
-    /// Stripes in which the earlier process has left a lock; members of one row follow each other.
+    /// Stripes in which the earlier process has left a lock, with members of one row next to each other.
     fn locked_stripes(&self) -> Vec<u64> {
         if !R::settles_locks() {
             return Vec::new();
@@ -146,8 +148,8 @@ impl<R: Rules> FileCore<R> {
         stripes
     }
 
-    /// Settles the locks of an extent of a file without rows, and moves the extent: what is read once is what
-    /// is found from then on, whatever lands in the old place later.
+    /// Settles the locks of an extent of a file without rows, and moves the extent: a late write to the old
+    /// place then changes nothing that was read.
     async fn settle_extent(&self, core: &SessionCore, stripe: u64) {
         let Some(old) = self.extent_at(stripe * EXTENT_BYTES) else { return };
         let words = &self.store.words;
@@ -155,9 +157,9 @@ impl<R: Rules> FileCore<R> {
         for (block, word) in (0..).zip(&mut left) {
             *word = words.load(words.place(&old, block));
         }
-        tracing::info!(region = %old.region().id, stripe, "a write was under way when the mount was killed");
+        tracing::info!(region = %old.region().id, stripe, "a write was in progress when the mount was killed");
         let mut settled = left;
-        let data = if old.region().is_over() { None } else { self.extent_contents(core, &old).await };
+        let data = if old.region().has_ended() { None } else { self.extent_contents(core, &old).await };
         for (at, word) in settled.iter_mut().enumerate().filter(|(_, word)| word.is_locked()) {
             let contents = data.as_ref().map(|data| &data[at * BLOCK_BYTES..(at + 1) * BLOCK_BYTES]);
             *word = settled_word::<R>(*word, contents);
@@ -192,7 +194,7 @@ impl<R: Rules> FileCore<R> {
     ) -> Result<(), FileError> {
         let fresh = self.take_extent(stripe).await?;
         let words = &self.store.words;
-        words.doubt(&fresh); // until it is filled, a successor hands it to nobody
+        words.doubt(&fresh); // until it is filled, a successor does not reuse it
         let (_, written) = core.write(&fresh, 0, data).await;
         written.map_err(|error| FileError::from_access(error, stripe * EXTENT_BYTES))?;
         words.clear(&fresh);
@@ -209,7 +211,7 @@ impl<R: Rules> FileCore<R> {
         for block in 0..BLOCKS_PER_EXTENT {
             self.settle_left_column(core, &row, block).await;
         }
-        self.store.volume.ask_for_mending();
+        self.store.volume.ask_for_repair();
     }
 
     async fn settle_left_column(&self, core: &SessionCore, row: &Row, block: u64) {
@@ -221,8 +223,8 @@ impl<R: Rules> FileCore<R> {
             if !left.is_locked() {
                 continue;
             }
-            if extent.region().is_over() {
-                words.store(place, left.unlocked()); // the block is what the others yield
+            if extent.region().has_ended() {
+                words.store(place, left.unlocked()); // its contents are what the rest of the row gives
                 continue;
             }
             is_torn = true;
@@ -274,35 +276,35 @@ impl<R: Rules> FileCore<R> {
         read.is_ok().then_some(buffer)
     }
 
-    /// Completes a truncation that was under way.
+    /// Completes a truncation that was in progress.
     async fn end_cut(&self, core: &SessionCore) {
         let Some(size) = self.map.write().take_cut() else { return };
-        // What cannot be cleared becomes lost, and does not appear either.
+        // Blocks that cannot be cleared become lost, so they do not appear either.
         let _ = self.clear_behind(core, size).await;
         self.map.write().cut_ends();
     }
 
-    /// Bytes of the file that cannot be had: lost blocks, and blocks that lie nowhere any more and cannot be
-    /// reconstructed from the rest of their row.
+    /// Bytes of the file that cannot be read: lost blocks, and blocks whose region has ended and that cannot
+    /// be reconstructed from the rest of their row.
     pub fn lost_bytes(&self) -> u64 {
         let words = &self.store.words;
         let rows = self.rows();
         let map = self.map.read();
-        let is_over = |stripe: u64| map.extent(stripe).is_some_and(|extent| extent.region().is_over());
+        let has_ended = |stripe: u64| map.extent(stripe).is_some_and(|extent| extent.region().has_ended());
         if map.check_end().is_err() {
             return map.size();
         }
         let mut lost = map.lost_blocks();
         for stripe in map.stripes(0, crate::redundancy::END_OF_DATA) {
             let Some(extent) = map.extent(stripe) else { continue };
-            let is_made_again = rows.is_some_and(|rows| {
+            let is_reconstructible = rows.is_some_and(|rows| {
                 let row = rows.row_of(stripe);
                 let others = rows.data_of(row).chain([rows.parity_of(row)]).filter(|other| *other != stripe);
-                !others.into_iter().any(is_over)
+                !others.into_iter().any(has_ended)
             });
             for block in 0..BLOCKS_PER_EXTENT {
                 let word = words.load(words.place(&extent, block));
-                let is_gone = extent.region().is_over() && !word.is_empty() && !is_made_again;
+                let is_gone = extent.region().has_ended() && !word.is_empty() && !is_reconstructible;
                 lost += u64::from(word.is_lost() || is_gone);
             }
         }
@@ -310,10 +312,10 @@ impl<R: Rules> FileCore<R> {
     }
 }
 
-/// The word of a block whose writer died. `contents`: what lies there; `None`: it cannot be had.
+/// The word of a block whose writer died. `contents`: the bytes in its place; `None`: they cannot be read.
 fn settled_word<R: Rules>(left: BlockWord, contents: Option<&[u8]>) -> BlockWord {
     if left.was_empty() {
-        return BlockWord::EMPTY; // what lies there may partly be another file's
+        return BlockWord::EMPTY; // the bytes there may partly be another file's
     }
     match contents {
         Some(data) if !left.is_lost() => BlockWord::EMPTY.written(0).written(R::checksum(data)),

@@ -40,15 +40,17 @@ pub const KEPT_WORDS_BYTES: u64 = WITNESSES + MAX_EXTENTS * WITNESS_BYTES;
 const EXTENT_WORDS: u64 = MAX_EXTENTS * BLOCKS_PER_EXTENT * WORD_BYTES;
 /// In an extent's word: a late write may still land on the extent.
 const DOUBTED: u64 = 1;
-/// The owner's number as a holder of locks; the others are direct clients (called *guests* in the code).
+/// The owner's number as a holder of locks; other numbers are direct clients (called *guests* in the code).
 pub(crate) const OWNER: u16 = 0;
-/// How long a block may stay locked before others give up. A writer finishes within its node's deadline, or a
-/// little later if it first has to reconnect. The locks of a writer that died are taken over at once.
+/// How long an operation waits for a locked block before it gives up. A writer finishes within its node's
+/// deadline, or a little later if it first has to reconnect. The locks of a dead writer are taken over at
+/// once.
 const LOCK_PATIENCE: Duration = Duration::from_secs(12);
-/// As [`LOCK_PATIENCE`], for a direct client: it can ask the owner, which may be waiting for its operation
-/// meanwhile.
+/// As [`LOCK_PATIENCE`], for a direct client. It is short, since the client can ask the owner instead, and
+/// the owner may be waiting for the client's operation.
 const GUEST_PATIENCE: Duration = Duration::from_millis(50);
-/// Looks at a locked word before sleeping between looks: most writers finish within microseconds.
+/// How many times a locked word is read before the waiter sleeps between reads: most writers finish within
+/// microseconds.
 const EAGER_LOOKS: u32 = 100;
 const LOOK_INTERVAL: Duration = Duration::from_micros(100);
 
@@ -57,9 +59,9 @@ const LOOK_INTERVAL: Duration = Duration::from_micros(100);
 pub(crate) struct BlockWords {
     table: Arc<Mapping>,
     holder: u16,
-    /// Where memory is reserved for words that outlive the process, if they do.
+    /// The memory of words that outlive the process, if they do; space in it is reserved as needed.
     memory: Option<Arc<SharedMemory>>,
-    /// This process no longer changes the table: what it did last stays as it is.
+    /// This process no longer changes the table.
     abandoned: AtomicBool,
 }
 
@@ -93,8 +95,7 @@ impl BlockWords {
         BlockWords { table, holder, memory: None, abandoned: AtomicBool::new(false) }
     }
 
-    /// From now on this view changes no word: it is the copy of a forked process, or stands for one that
-    /// died.
+    /// From now on this view changes no word: it is the copy of a forked process, or simulates one that died.
     pub(crate) fn abandon(&self) {
         // Relaxed, pairs with nothing: a forked process has one thread, and a simulated one runs on one.
         self.abandoned.store(true, Ordering::Relaxed);
@@ -139,7 +140,7 @@ impl BlockWords {
         self.witness_doubt(extent);
     }
 
-    /// Whether a write may still land there.
+    /// Whether a write in doubt may still land on an extent.
     pub(crate) fn is_doubted(&self, extent: &Extent) -> bool {
         let word = self.table.load(EXTENT_WORDS + extent.number() * WORD_BYTES);
         word.expect("an extent of the table has a word") & DOUBTED != 0
@@ -193,12 +194,12 @@ impl BlockWords {
         (0..BLOCKS_PER_EXTENT).all(|block| self.load(self.place(extent, block)) == BlockWord::EMPTY)
     }
 
-    /// The word as it is now; acquires what was written before it was stored.
+    /// The word as it is now. Acquires the stores that were made before the word was stored.
     pub(crate) fn load(&self, place: BlockPlace) -> BlockWord {
         BlockWord(self.table.load(place.0).expect("a place lies within the table"))
     }
 
-    /// Stores a word and so releases its lock; the store is ordered after all that was done before.
+    /// Stores a word and so releases its lock. The store is ordered after all earlier accesses.
     pub(crate) fn store(&self, place: BlockPlace, word: BlockWord) {
         if !self.is_abandoned() {
             self.update_witness(place, word);
@@ -206,15 +207,15 @@ impl BlockWords {
         self.put(place, word);
     }
 
-    /// Stores a word alone: the caller sees to the witness.
+    /// Stores a word without its witness, which the caller updates.
     fn put(&self, place: BlockPlace, word: BlockWord) {
         if !self.is_abandoned() {
             self.table.store(place.0, word.0).expect("a place lies within the table");
         }
     }
 
-    /// Takes over the lock of a holder that died. Returns the word as it was left; `None`: the lock is not
-    /// that holder's.
+    /// Takes over the lock of a dead holder. Returns the word as the holder left it; `None`: that holder does
+    /// not have the lock.
     pub(crate) fn take_over(&self, place: BlockPlace, dead: u16) -> Option<BlockWord> {
         let word = self.load(place);
         if word.guest() != Some(dead) {
@@ -226,8 +227,8 @@ impl BlockWords {
         (found == word.0).then_some(word)
     }
 
-    /// Takes the lock, and returns the word as it was. The wait is limited as a whole: other writers that are
-    /// faster again and again count like one that keeps the lock.
+    /// Takes the lock, and returns the word as it was. One time limit holds for the whole wait, whether one
+    /// writer keeps the lock or other writers take it first again and again.
     pub(crate) async fn lock(
         &self,
         endpoint: &Endpoint,
@@ -249,7 +250,7 @@ impl BlockWords {
         }
     }
 
-    /// The word once nobody holds its lock.
+    /// The word once its lock is free.
     pub(crate) async fn unlocked(
         &self,
         endpoint: &Endpoint,
@@ -286,7 +287,7 @@ impl<'a> Wait<'a> {
         Wait { endpoint, patience, give_up_at: None, looks: 0 }
     }
 
-    /// Waits until the next look.
+    /// Waits before the word is read again.
     async fn a_moment(&mut self) -> Result<(), StillLocked> {
         let now = self.endpoint.now_ns();
         let give_up_at = *self.give_up_at.get_or_insert(now + self.patience.as_nanos() as u64);
@@ -313,7 +314,7 @@ mod tests {
 
     use super::*;
 
-    /// Advances by a second at each look.
+    /// Advances by a second at each reading.
     #[derive(Default)]
     struct Hasty(Cell<u64>);
 
@@ -345,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn looking_again_ends_whether_the_lock_was_kept_or_others_were_faster() {
+    fn waiting_for_a_lock_ends_whether_it_is_kept_or_others_are_faster() {
         let endpoint = endpoint();
         let mut wait = Wait::new(&endpoint, LOCK_PATIENCE);
         let looks = block_on(&endpoint, async {

@@ -1,5 +1,5 @@
-//! Counts what of a file is missing, and what of that cannot be had from anywhere else. For people: a look at
-//! words that may change meanwhile.
+//! Counts which parts of a file are missing, and which of them cannot be reconstructed. The counts are for
+//! people: words may change during the count.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -26,9 +26,9 @@ impl<R: Rules> FileCore<R> {
         status.extents += stripes.len() as u64;
         let numbers: BTreeSet<u64> = stripes.into_iter().map(|stripe| rows.row_of(stripe)).collect();
         for row in numbers.into_iter().filter_map(|number| self.row(rows, number)) {
-            let missing = row.members().filter(|(_, extent)| extent.region().is_over()).count();
+            let missing = row.members().filter(|(_, extent)| extent.region().has_ended()).count();
             status.missing_extents += missing as u64;
-            // A row survives one missing member, unless its parity was lost before.
+            // A row survives one missing member, unless its parity is lost, too.
             if missing > 0 {
                 status.lost_extents += self.members_lost(&row);
             }
@@ -38,14 +38,14 @@ impl<R: Rules> FileCore<R> {
     fn plain_extents_lost(&self) -> u64 {
         let map = self.map.read();
         let extents = map.stripes(0, u64::MAX).into_iter().filter_map(|stripe| map.extent(stripe));
-        let is_lost = |extent: &_| is_over(extent) && !self.store.words.are_empty(extent);
+        let is_lost = |extent: &_| has_ended(extent) && !self.store.words.are_empty(extent);
         extents.filter(|extent| is_lost(extent)).count() as u64
     }
 
-    /// Missing members with data of which some block cannot be had.
+    /// Missing members with data of which some block cannot be reconstructed.
     fn members_lost(&self, row: &Row) -> u64 {
         let lost = |stripe: u64| (0..BLOCKS_PER_EXTENT).any(|block| self.is_block_lost(row, stripe, block));
-        row.data.iter().filter(|(stripe, extent)| is_over(extent) && lost(*stripe)).count() as u64
+        row.data.iter().filter(|(stripe, extent)| has_ended(extent) && lost(*stripe)).count() as u64
     }
 
     /// Whether a missing member's block has contents that the rest of its column cannot reconstruct.
@@ -58,12 +58,12 @@ impl<R: Rules> FileCore<R> {
             return word(own).is_lost();
         }
         let cannot_help = |(member, extent): &(u64, Arc<Extent>)| {
-            is_over(extent) && holds(extent) || is_parity(*member) && word(extent).is_lost()
+            has_ended(extent) && holds(extent) || is_parity(*member) && word(extent).is_lost()
         };
         row.members().any(|other| other.0 != stripe && cannot_help(other))
     }
 }
 
-fn is_over(extent: &Extent) -> bool {
-    extent.region().is_over()
+fn has_ended(extent: &Extent) -> bool {
+    extent.region().has_ended()
 }

@@ -1,4 +1,4 @@
-//! What the words of a file say lies in far memory, for a checker that sees far memory itself.
+//! The contents of far memory according to a file's words, for a checker that sees far memory itself.
 
 use std::sync::Arc;
 

@@ -24,13 +24,14 @@ pub enum FileError {
     #[error("beyond the largest file size")]
     TooLarge,
     /// The contents are lost for good: write the range again, or give the file up.
-    #[error("what lay at offset {offset} is lost with its node or lease")]
+    #[error("the data at offset {offset} are lost with their node or lease")]
     Lost {
         /// Start of the block.
         offset: u64,
     },
-    /// Far memory does not hold what was written there. Handle it as [`FileError::Lost`], and check the node.
-    #[error("what lies at offset {offset} is not what was written there")]
+    /// Far memory does not hold the data that were written there. Handle it as [`FileError::Lost`], and check
+    /// the node.
+    #[error("far memory at offset {offset} does not hold the data that were written there")]
     Damaged {
         /// Start of the block.
         offset: u64,
@@ -52,13 +53,13 @@ pub enum FileError {
     /// Nothing happened: close files, raise the limits (`ulimit -n`), and try again.
     #[error("this process is short of descriptors or memory")]
     Short,
-    /// Nothing happened, or only what can be repeated. Try again once nodes have answered or were given up.
+    /// Nothing happened that cannot be repeated. Try again once nodes have answered or were given up.
     #[error(
         "the session's memory for transfers is taken by operations that their nodes have not answered yet"
     )]
     NoStaging,
     /// One call asked for more than a session has room for.
-    #[error("more than one transfer may hold")]
+    #[error("the request is larger than one transfer may be")]
     TooLong,
 }
 
@@ -83,7 +84,7 @@ impl FileError {
     }
 }
 
-/// Whether a failed store has certainly changed nothing. After any other failure, what lies there is
+/// Whether a failed store has certainly changed nothing. After any other failure, the contents are
 /// indeterminate.
 pub(crate) fn nothing_was_stored(error: &AccessError) -> bool {
     matches!(error, AccessError::Refused(_) | AccessError::ArenaFull | AccessError::Short { .. })

@@ -19,8 +19,8 @@ pub struct FarFile {
     _pool: Pool,
 }
 
-/// Bytes that were read. They lie in the session's arena: drop them before this thread uses the session
-/// again, or it waits for itself.
+/// Bytes that were read. They lie in the session's arena and keep the session locked: drop them before this
+/// thread uses the session again, or it waits for itself.
 pub struct FileBytes<'a> {
     // Dropped in this order: the buffer returns to the arena while the guard still holds the session.
     buffer: Option<ArenaBuf>,

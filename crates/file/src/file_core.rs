@@ -104,10 +104,10 @@ impl<R: Rules> FileCore<R> {
         let end = end_of(offset, data.len() as u64)?;
         self.map.read().check_end()?;
         if let Err(error) = self.write_blocks(core, offset, data).await {
-            // What was stored beyond the end must not appear when the file grows; if it cannot be cleared, it
-            // is lost. Others may be at work there as well, so only the range of this write is cleared. If a
-            // direct client does not finish its operation, nothing is cleared: the client may just have been
-            // told that what it wrote there is part of the file.
+            // Bytes stored beyond the end must not appear when the file grows. If they cannot be cleared,
+            // they are marked as lost. Other operations may write beyond the end as well, so only the range
+            // of this write is cleared. If a direct client does not finish its operation, nothing is cleared:
+            // its bytes there may have just become part of the file.
             if let Ok(_alone) = self.without_guests(core).await {
                 let from = R::failed_write_cleared_from(self.size(), offset);
                 if end > from {
@@ -152,7 +152,7 @@ impl<R: Rules> FileCore<R> {
         if from < end { self.punch_alone(core, from, end - from).await } else { Ok(()) }
     }
 
-    /// Takes extents for a range, so that a write there cannot fail for want of space. The size stays.
+    /// Takes extents for a range, so that a write there cannot fail for lack of space. The size stays.
     pub async fn reserve(&self, offset: u64, length: u64) -> Result<(), FileError> {
         end_of(offset, length)?;
         let mut fresh = Vec::new();
@@ -217,8 +217,7 @@ impl<R: Rules> FileCore<R> {
             }
             return Ok(());
         }
-        // Whole extents first: no far memory is needed to remove them, so they go whatever becomes of the
-        // ends.
+        // Whole extents first: removing them needs no far memory, so it succeeds even if the ends fail.
         let (whole, ends): (Vec<_>, Vec<_>) =
             stripes.into_iter().flat_map(of_range).partition(Piece::is_whole_extent);
         {
@@ -231,14 +230,14 @@ impl<R: Rules> FileCore<R> {
         Ok(())
     }
 
-    /// Notes that contents of a range could not be stored although their writer was told that they are
-    /// written, and why. Reading a block of the range fails until the whole block is written again. So does
-    /// writing part of such a block, with `NoSpace` if that was the cause. The file is made to reach at least
-    /// to the end of the range. For ranges of at most one transfer.
+    /// Records that contents of a range could not be stored although the write was acknowledged, and why.
+    /// Reading a block of the range fails until the whole block is written again. So does writing part of
+    /// such a block, with `NoSpace` if that was the cause. The file grows at least to the end of the range.
+    /// For ranges of at most one transfer.
     pub fn mark_lost(&self, offset: u64, length: u64, error: FileError) {
         let mut map = self.map.write();
         map.lose(offset, length, Loss::from_store(error));
-        // The caller has acknowledged the write, and has told others how far the file reaches.
+        // The caller has acknowledged the write, so the file already reaches that far for its readers.
         map.grow(offset.saturating_add(length).min(MAX_FILE_BYTES));
     }
 
@@ -250,8 +249,7 @@ impl<R: Rules> FileCore<R> {
         let extent = self.take_extent(stripe).await?;
         let mut map = self.map.write();
         if map.redundancy().rows().is_some() {
-            // The redundancy was chosen only now: the caller has begun by other rules, and nothing was
-            // written.
+            // The redundancy was chosen after the caller began under other rules. Nothing was written.
             return Err(FileError::Unavailable { offset: stripe * EXTENT_BYTES });
         }
         Ok(map.put(stripe, extent))

@@ -6,19 +6,18 @@
 //! protocol:
 //!
 //! G1. A direct client works on a file only while the owner has it open to direct clients, and within an
-//!     operation that the owner can wait for ([`table`]). It leaves alone what would need the owner's
-//!     judgement (a hole to fill, a lost block, any failure), and its caller asks the owner.
-//! G2. An extent that a file gives up is not used again before every operation that may have seen it has
-//!     finished.
-//! G3. Whatever makes a file shorter keeps direct clients out meanwhile: a write that has begun finishes
-//!     before, or begins again after.
-//! G4. The locks of a direct client that died are taken over: its block then holds what it held before, or
-//!     what was being written, or a mixture, as a disk's sectors would.
-//! G5. Direct clients write only where their stores end with their lives: to memory of this host. Elsewhere a
-//!     late write could still land after its lock was taken over.
+//!     operation that the owner can wait for ([`table`]). It does not handle what only the owner can decide
+//!     (a hole to fill, a lost block, any failure). Its caller asks the owner instead.
+//! G2. An extent that a file drops is not reused before every operation that may have seen it has finished.
+//! G3. An operation that makes a file shorter keeps direct clients out meanwhile: a write that has begun
+//!     finishes before it, or starts again after it.
+//! G4. The locks of a dead direct client are taken over: a block that it was writing then holds the old data,
+//!     the new data, or a mixture, as a disk's sectors would.
+//! G5. Direct clients write only to memory of this host, where the stores of a process end with its life.
+//!     Elsewhere a late write could still land after its lock was taken over.
 //! G6. They do not write to files with rows, because only the owner maintains parities.
-//! G7. Direct clients make a file longer only while the owner allows it. The owner takes that back at once,
-//!     without waiting for them; from then on it alone changes the size.
+//! G7. Direct clients make a file longer only while the owner allows it. The owner can revoke that at any
+//!     time, without waiting for them; from then on it alone changes the size.
 //!
 //! Direct clients are trusted with all files of their owner, not only with those to which they were admitted:
 //! neither the regions nor the words are divided by file. The owner decides which processes to admit.

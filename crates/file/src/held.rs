@@ -1,9 +1,9 @@
 //! Locks on blocks of a row's members.
 //!
-//! L1. Every operation takes them in one order: members with data ascending, then the parity; each member's
-//!     blocks ascending. So no two operations can wait for each other.
-//! L2. An operation that holds the lock of a parity block has its whole column: nothing is stored in any
-//!     member of the column without that lock.
+//! L1. Every operation takes the locks in one order: members with data ascending, then the parity; each
+//!     member's blocks ascending. So no two operations can wait for each other.
+//! L2. The lock of a parity block protects its whole column: an operation stores nothing in any member of the
+//!     column without that lock.
 
 use std::ops::Range;
 
@@ -23,7 +23,7 @@ pub(crate) struct Held<'a, R: Rules> {
     /// A write was posted and its outcome is not known yet.
     pub(crate) in_doubt: bool,
     /// As `in_doubt`, for a write of contents that the words describe already.
-    pub(crate) mending: bool,
+    pub(crate) repairing: bool,
     /// In the order of locking: by member, then by block.
     held: Vec<Hold>,
 }
@@ -44,7 +44,7 @@ impl<'a, R: Rules> Held<'a, R> {
         members: impl IntoIterator<Item = (u64, &Extent, Range<u64>)>,
         offset: u64,
     ) -> Result<Held<'a, R>, FileError> {
-        let mut held = Held { store, in_doubt: false, mending: false, held: Vec::new() };
+        let mut held = Held { store, in_doubt: false, repairing: false, held: Vec::new() };
         for (stripe, extent, blocks) in members {
             for block in blocks {
                 let place = store.words.place(extent, block);
@@ -53,7 +53,7 @@ impl<'a, R: Rules> Held<'a, R> {
                 held.held.push(Hold { at: (stripe, block), place, word, next: None });
             }
         }
-        debug_assert!(held.held.is_sorted_by_key(|hold| hold.at), "one order for all");
+        debug_assert!(held.held.is_sorted_by_key(|hold| hold.at), "all operations lock in one order");
         Ok(held)
     }
 
@@ -76,18 +76,18 @@ impl<'a, R: Rules> Held<'a, R> {
 
 impl<R: Rules> Drop for Held<'_, R> {
     fn drop(&mut self) {
-        let mut to_mend = self.mending;
+        let mut to_repair = self.repairing;
         for hold in self.held.drain(..) {
             let otherwise = if self.in_doubt { R::in_doubt(hold.word) } else { hold.word };
             let given_up = self.in_doubt && hold.next.is_none();
             let word = hold.next.unwrap_or(otherwise);
             let newly_lost = word.is_lost() && !hold.word.is_lost();
-            to_mend |= given_up || newly_lost && is_parity(hold.at.0);
+            to_repair |= given_up || newly_lost && is_parity(hold.at.0);
             self.store.words.store(hold.place, word);
         }
-        // Only now: a rebuilder that finds the note finds the words that it is about.
-        if to_mend {
-            self.store.volume.ask_for_mending();
+        // Noted last, so that a rebuilder that finds the note also finds the new words.
+        if to_repair {
+            self.store.volume.ask_for_repair();
         }
     }
 }

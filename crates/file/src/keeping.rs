@@ -1,5 +1,6 @@
-//! What a successor must find again of files: where they lie, what of them is lost, and their redundancy.
-//! Sizes and times change with every write, so they lie in kept memory, beside the words of blocks.
+//! The records by which a successor finds files again: their extents, their lost blocks, and their
+//! redundancy. Sizes and times change with every write, so they lie in kept memory, beside the words of
+//! blocks.
 //!
 //! ```text
 //! F file               KeptFile                 (file, stripe, block: 8 bytes, big-endian)
@@ -9,8 +10,8 @@
 //!
 //! K1. An extent is recorded before anything of it is acknowledged, and its removal before it can be used
 //!     again.
-//! K2. Once the words are abandoned, nothing is recorded: a successor finds what there was when the process
-//!     died.
+//! K2. Once the words are abandoned, nothing is recorded: a successor finds the files as they were when the
+//!     process died.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -64,9 +65,9 @@ pub(crate) struct KeptFile {
     id: u64,
     start: u64,
     slot: u64,
-    /// A simulation turns this off, to see what comes of it.
+    /// A simulation turns this off, to check that its checker notices.
     journals_frees: bool,
-    /// Truncations under way: what lies beyond the end is not all cleared.
+    /// Truncations in progress: some bytes beyond the end are not cleared yet.
     cuts: u32,
 }
 
@@ -118,7 +119,7 @@ impl Keeping {
                 }
                 continue;
             }
-            // Comes after the file itself, whose key is the shorter one.
+            // This entry comes after that of the file itself, whose key is shorter.
             let Some(found) = files.get_mut(&file) else { continue };
             let number = rest.get(1..).and_then(|number| number.try_into().ok()).map(u64::from_be_bytes);
             match (rest[0], number, value.try_into().map(u64::from_le_bytes)) {
@@ -130,8 +131,8 @@ impl Keeping {
                 _ => {}
             }
         }
-        // Limited, so that a damaged number cannot make later ones overflow. Relaxed, pairs with nothing:
-        // nobody else has it yet.
+        // Limited, so that a damaged number cannot make later ones overflow. Relaxed, pairs with nothing: no
+        // other thread has the counter yet.
         self.next_file.store(last.saturating_add(1).min(u64::MAX / 2), Ordering::Relaxed);
         let next = slots.last().map_or(0, |last| last + 1);
         *self.slots.lock() = Slots { free: (0..next).filter(|slot| !slots.contains(slot)).collect(), next };
@@ -154,7 +155,9 @@ impl Keeping {
                     slots.next - 1
                 }
                 None => {
-                    tracing::error!("no room to write a file's size down: it will not be found again");
+                    tracing::error!(
+                        "no room to record a file's size: a later daemon will not find the file again"
+                    );
                     return None;
                 }
             }
@@ -174,7 +177,7 @@ impl Keeping {
 
     fn append(&self, changes: &[Change]) {
         if !self.words.is_abandoned() {
-            // In parts: a file may lose, and find again, more blocks than one record has room for.
+            // In parts: the changes of one file may be too many for one record.
             self.journal.append_in_parts(changes);
         }
     }
@@ -236,13 +239,13 @@ impl KeptFile {
         self.keeping.words.file_size(self.slot).is_some_and(|size| size.is_being_cut)
     }
 
-    /// A truncation begins: what lies beyond the end is not cleared yet.
+    /// A truncation begins: the bytes beyond the end are not cleared yet.
     pub(crate) fn cut_begins(&mut self) {
         self.cuts += 1;
     }
 
-    /// A truncation ends: what lies beyond the end is cleared. One that is given up halfway stays for a
-    /// successor to complete.
+    /// A truncation ends: the bytes beyond the end are cleared. If a truncation is given up halfway, a
+    /// successor completes it.
     pub(crate) fn cut_ends(&mut self, size: u64) {
         self.cuts -= 1;
         self.ends_at(size);
@@ -311,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn after_the_words_are_abandoned_nothing_is_written_down() {
+    fn after_the_words_are_abandoned_nothing_is_recorded() {
         let journal = Arc::new(MemoryJournal::default());
         let keeping = keeping(&journal);
         let file = keeping.file(3, Redundancy::Stripe, true).unwrap();
@@ -324,7 +327,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_is_kept_reading_it_ends(
+        fn reading_arbitrary_kept_state_terminates(
             entries in vec((0..3u64, vec(any::<u8>(), 0..12), vec(any::<u8>(), 0..20)), 0..20),
         ) {
             let mut kept = Kept::default();

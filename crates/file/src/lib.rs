@@ -10,17 +10,17 @@
 //!     before.
 //! B3. A block's word changes from that of one write to that of the next under the block's lock, and only
 //!     after the data are in far memory.
-//! B4. Contents that could not be stored stay lost: reading them is an error until they are written again,
-//!     whole block by whole block; on a lost node or lease, by whole extents.
+//! B4. Contents that could not be stored stay lost. Reading a lost block is an error until the whole block is
+//!     written again; on a lost node or lease, until the whole extent is written again.
 //! B5. An extent is freed when nothing of the file refers to it and no operation uses it.
-//! B6. What lies in a region that is being taken back is moved elsewhere while there is room and time.
+//! B6. Data in a region that is being taken back are moved elsewhere while there is room and time.
 //! B7. A file with rows (parity, mirror) survives the loss of one member of each row: reads and writes
 //!     continue, and the lost member is rebuilt elsewhere. A second loss is an error at once, never a wrong
 //!     byte.
 //!
-//! B8. A successor finds everything that a kept store has acknowledged, as far as leases run. It finds an
-//!     operation that was in flight when the process was killed as a disk leaves it, block by block: old,
-//!     new, or both.
+//! B8. A successor finds everything that a kept store has acknowledged, in regions whose leases still run. An
+//!     operation that was in flight when the process was killed leaves each block as a disk would: old, new,
+//!     or a mixture.
 //!
 //! Other processes of the host may also work on files directly: direct clients, in [`guest`].
 //!

@@ -40,10 +40,10 @@ impl Loss {
     }
 }
 
-/// What is known of a file on its owner's host.
+/// The metadata of a file on its owner's host.
 #[derive(Default)]
 pub(crate) struct Map {
-    /// Where the file ends, unless it is shared with direct clients: then `shared` says so.
+    /// Where the file ends, unless it is shared with direct clients: then the size is in `shared`.
     size: u64,
     redundancy: Redundancy,
     extents: BTreeMap<u64, Arc<Extent>>,
@@ -51,9 +51,9 @@ pub(crate) struct Map {
     is_end_unknown: bool,
     /// Blocks whose last contents could not be stored.
     lost: BTreeMap<u64, Loss>,
-    /// Where all this is recorded for a successor, if it is.
+    /// The records of the file for a successor, if it is kept.
     kept: Option<KeptFile>,
-    /// What direct clients (called *guests* in the code) see of all this. The two change together, under the
+    /// The view of direct clients (called *guests* in the code). It changes together with this map, under the
     /// same lock.
     shared: Option<Arc<Shared>>,
 }
@@ -66,20 +66,21 @@ impl Map {
         map
     }
 
-    /// Where the file is recorded.
+    /// The records of the file.
     pub(crate) fn place(&self) -> Option<&KeptFile> {
         self.kept.as_ref()
     }
 
-    /// Takes over what an earlier process has left of the file, except its extents. A file whose end is
-    /// unknown gets at least one block, so that reading it gives the error.
+    /// Takes over the size and the losses that an earlier process has recorded. A file whose end is unknown
+    /// gets at least one block, so that reading it gives an error.
     pub(crate) fn found(&mut self, size: Option<u64>, lost: BTreeMap<u64, Loss>) {
         self.is_end_unknown = size.is_none();
         (self.size, self.lost) = (size.unwrap_or(BLOCK_BYTES as u64), lost);
     }
 
-    /// Checks that the file's end is known. If it is not, the file is neither read nor changed until it is
-    /// emptied: bytes beyond its end are not its contents, and an end too early would lose contents silently.
+    /// Checks that the file's end is known. If it is not, the file is neither read nor changed before it is
+    /// emptied: with an end too late, reads would return bytes that are not its contents; with an end too
+    /// early, contents would be lost silently.
     pub(crate) fn check_end(&self) -> Result<(), FileError> {
         if self.is_end_unknown { Err(FileError::Damaged { offset: 0 }) } else { Ok(()) }
     }
@@ -92,7 +93,7 @@ impl Map {
         }
     }
 
-    /// How many blocks are noted as lost, wherever they lie.
+    /// How many blocks are recorded as lost, wherever they lie.
     pub(crate) fn lost_blocks(&self) -> u64 {
         self.lost.len() as u64
     }
@@ -156,7 +157,7 @@ impl Map {
         }
     }
 
-    /// What direct clients see.
+    /// The view of direct clients.
     pub(crate) fn shared(&self) -> Option<&Arc<Shared>> {
         self.shared.as_ref()
     }
@@ -190,7 +191,7 @@ impl Map {
         }
     }
 
-    /// Tells successors and direct clients which extent a stripe has now, if any.
+    /// Records a stripe's present extent, if any, for successors and direct clients.
     fn publish(&self, stripe: u64) {
         if let Some(kept) = &self.kept {
             kept.lies(stripe, self.extents.get(&stripe).map(|extent| extent.number()));
@@ -206,7 +207,7 @@ impl Map {
         }
     }
 
-    /// Lets go of an extent that is no longer the file's. Direct clients may still be at work on it.
+    /// Drops an extent that is no longer the file's. Direct clients may still be using it.
     fn retire(&self, extent: Arc<Extent>) {
         if let Some(shared) = &self.shared {
             shared.guests.retire(extent);
@@ -322,7 +323,7 @@ impl Map {
         in_place
     }
 
-    /// Forgets losses in blocks that lie wholly within a range: they were written again or truncated away.
+    /// Forgets losses in blocks that lie wholly within a range, which were written again or truncated.
     pub(crate) fn unlose(&mut self, offset: u64, bytes: u64) {
         let block = BLOCK_BYTES as u64;
         let (first, end) = (offset.div_ceil(block), offset.saturating_add(bytes) / block);

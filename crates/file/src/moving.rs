@@ -1,15 +1,16 @@
-//! Moving out: what lies in regions that are being taken back is moved elsewhere before they are gone, and so
-//! is what lies where a late write may still land.
+//! Moving out: extents in regions that are being taken back are moved elsewhere before the regions end, and
+//! so are extents on which a late write may still land.
 //!
-//! M1. An extent moves under the locks of all its blocks, and its words go with it: nobody writes meanwhile.
-//!     A writer that has waited for such a lock checks that the extent is still the file's before it writes.
-//! M2. A reader that still has the old extent reads what was the file's when it began: nobody writes there
-//!     any more.
-//! M3. What cannot be moved stays where it is, and is tried again until the region is gone.
+//! M1. An extent moves under the locks of all its blocks, and its words move with it: no writer changes it
+//!     meanwhile. A writer that has waited for such a lock checks that the extent is still the file's before
+//!     it writes.
+//! M2. A reader that still has the old extent reads the file's contents as they were when it began, because
+//!     no writer uses the old extent any more.
+//! M3. An extent that cannot be moved stays where it is. The mover tries again until the region has ended.
 //! M4. An extent on which a write in doubt may still land is moved before one of its lost or empty blocks is
 //!     written again; in a file with rows, before anything is written there again.
-//! M5. Moving waits for no other work of the thread: rebuilding and scrubbing may take hours, a grace is tens
-//!     of seconds.
+//! M5. Moving does not wait for other work of the thread: rebuilding and scrubbing may take hours, but a
+//!     region that is being taken back lasts only tens of seconds.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::sync::{Arc, Weak};
@@ -28,8 +29,8 @@ use crate::staging::staging;
 use crate::store::StoreCore;
 use crate::write::Locks;
 
-/// How often the mover looks for something to move, and tries again what could not be moved: a grace is tens
-/// of seconds.
+/// How often the mover checks whether extents have to move, and tries failed moves again. A region that is
+/// being taken back lasts tens of seconds.
 pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 /// The thread that moves files out of regions that are being taken back. It ends when this is dropped.
@@ -42,7 +43,7 @@ impl Mover {
     /// Starts the thread for a store's files.
     pub(crate) fn start(store: Arc<StoreCore>, pool: Pool) -> std::io::Result<Self> {
         let (stop, stopped) = channel();
-        let run = move || look_after(&store, &pool, &stopped);
+        let run = move || maintain(&store, &pool, &stopped);
         let thread = std::thread::Builder::new().name("file-mover".into()).spawn(run)?;
         Ok(Mover { stop: Some(stop), thread: Some(thread) })
     }
@@ -59,11 +60,11 @@ impl Drop for Mover {
     }
 }
 
-fn look_after(store: &StoreCore, pool: &Pool, stopped: &Receiver<()>) {
+fn maintain(store: &StoreCore, pool: &Pool, stopped: &Receiver<()>) {
     let mut session = None;
     let mut complained = false;
     while stopped.recv_timeout(LOOK_EVERY) == Err(RecvTimeoutError::Timeout) {
-        store.look_after_guests();
+        store.maintain_guests();
         complained &= store.stock.is_to_leave() || store.is_to_rebuild();
         if !(store.stock.is_to_leave() || store.is_rebuild_due() || store.volume.is_scrub_wanted()) {
             session = None;
@@ -73,19 +74,19 @@ fn look_after(store: &StoreCore, pool: &Pool, stopped: &Receiver<()>) {
         // SAFETY: all buffers and futures end in `block_on`, before the guard.
         let core = unsafe { guard.core() };
         let is_stopped = || !matches!(stopped.try_recv(), Err(TryRecvError::Empty));
-        if let Err(error) = guard.block_on(store.look_after(core, is_stopped))
+        if let Err(error) = guard.block_on(store.maintain(core, is_stopped))
             && !complained
         {
-            tracing::warn!(%error, "not everything can be moved out of regions that are being taken back, or made anew; trying on");
+            tracing::warn!(%error, "not all extents can be moved out of regions that are being taken back, or rebuilt; trying again");
             complained = true;
         }
     }
 }
 
 impl<R: Rules> StoreCore<R> {
-    /// Moves what has to leave, rebuilds what was lost, and scrubs if a scrub was asked for, as far as each
-    /// can be done now. Returns the first failure.
-    pub async fn look_after(&self, core: &SessionCore, stopped: impl Fn() -> bool) -> Result<(), FileError> {
+    /// Moves extents that have to leave, rebuilds lost extents, and scrubs if a scrub was requested, as far
+    /// as possible now. Returns the first failure.
+    pub async fn maintain(&self, core: &SessionCore, stopped: impl Fn() -> bool) -> Result<(), FileError> {
         let moved = if self.stock.is_to_leave() { self.move_out(core, &stopped).await } else { Ok(()) };
         let rebuilt = if self.is_rebuild_due() { self.rebuild(core, &stopped).await } else { Ok(()) };
         let scrubbed =
@@ -93,9 +94,9 @@ impl<R: Rules> StoreCore<R> {
         moved.and(rebuilt).and(scrubbed)
     }
 
-    /// Does what cannot wait for the end of long work (M5): tells direct clients (called *guests* in the
-    /// code) until when regions may be used, and moves what has to leave. Called between the steps of the
-    /// work, it acts as often as the mover looks.
+    /// Does what cannot wait for the end of long work (M5): publishes until when regions may be used, for
+    /// direct clients (called *guests* in the code), and moves extents that have to leave. Long work calls
+    /// this between its steps; it acts at most once per [`LOOK_EVERY`].
     pub(crate) async fn in_between(
         &self,
         core: &SessionCore,
@@ -105,16 +106,16 @@ impl<R: Rules> StoreCore<R> {
         if core.endpoint().now_ns().saturating_sub(*last_ns) < LOOK_EVERY.as_nanos() as u64 {
             return;
         }
-        self.look_after_guests();
+        self.maintain_guests();
         if self.stock.is_to_leave() {
-            // What cannot be moved is tried again, here or when the work is done.
+            // Failed moves are tried again, here or when the work is done.
             let _ = self.move_out(core, stopped).await;
         }
         *last_ns = core.endpoint().now_ns();
     }
 
-    /// Moves what it can out of regions that are being taken back, and returns the last failure. Ends early
-    /// when `stopped` says so, or when there is no room to move to.
+    /// Moves extents out of regions that are being taken back, as far as possible, and returns the last
+    /// failure. Ends early when `stopped` says so, or when there is no room for more.
     pub async fn move_out(&self, core: &SessionCore, stopped: impl Fn() -> bool) -> Result<(), FileError> {
         let mut result = Ok(());
         for file in self.files().iter().filter_map(Weak::upgrade) {
@@ -164,7 +165,7 @@ impl<R: Rules> FileCore<R> {
         }
         // Unless the file was truncated meanwhile: then there is nothing to move.
         let _in_place = self.map.write().replace(stripe, &old, fresh);
-        drop(locks); // only now: a task that waits for one of them finds the new extent
+        drop(locks); // last, so that a task that waits for one of them finds the new extent
         Ok(())
     }
 
@@ -188,8 +189,8 @@ impl<R: Rules> FileCore<R> {
                 *word = word.lost();
             }
         }
-        // No other task knows the fresh extent yet. If this process is killed now, its successor hands it to
-        // nobody.
+        // No other task knows the fresh extent yet. If this process is killed now, its successor must not
+        // reuse it.
         self.store.words.doubt(fresh);
         let (_, written) = core.write(fresh, 0, buffer).await;
         written.map_err(|error| FileError::from_access(error, start))?;
@@ -200,5 +201,5 @@ impl<R: Rules> FileCore<R> {
 
 fn is_to_move(extent: &Arc<Extent>) -> bool {
     let region = extent.region();
-    (region.is_leaving() || extent.is_in_doubt()) && !region.is_over()
+    (region.is_leaving() || extent.is_in_doubt()) && !region.has_ended()
 }

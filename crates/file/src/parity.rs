@@ -2,7 +2,7 @@
 
 const WORD: usize = size_of::<u64>();
 
-/// Adds a block to a parity, or takes it out: exclusive or does both. The two have the same length.
+/// Adds a block to a parity, or removes it: exclusive or does both. The two have the same length.
 pub(crate) fn add(parity: &mut [u8], block: &[u8]) {
     debug_assert_eq!(parity.len(), block.len());
     let whole = parity.len() - parity.len() % WORD;

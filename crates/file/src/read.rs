@@ -96,7 +96,7 @@ impl<R: Rules> FileCore<R> {
         if extent.region().node.is_lost() {
             return FileError::Lost { offset };
         }
-        tracing::error!(region = %extent.region().id, offset, "a block is not what was written there");
+        tracing::error!(region = %extent.region().id, offset, "a block does not hold the data that were written there");
         FileError::Damaged { offset }
     }
 }
@@ -106,14 +106,14 @@ pub(crate) enum Unread {
     /// A block stayed locked, or is lost.
     Word(FileError),
     Access(AccessError),
-    /// This block of the extent is not what its word says.
+    /// This block of the extent does not match its word.
     Wrong(u64),
-    /// Writers were faster each time.
+    /// Writers changed the piece during each try.
     Overtaken,
 }
 
-/// Reads a piece's blocks from their extent until all of them are what their words say. Tries at most `times`
-/// times, because writers may be at work.
+/// Reads a piece's blocks from their extent until all of them match their words. Tries at most `times` times,
+/// because writers may change the blocks during a read.
 pub(crate) async fn read_verified<R: Rules>(
     words: &BlockWords,
     core: &SessionCore,
@@ -141,7 +141,7 @@ pub(crate) async fn read_verified<R: Rules>(
     Err(Unread::Overtaken)
 }
 
-/// The words of a piece's blocks, each at a moment when nobody held its lock.
+/// The words of a piece's blocks, each read while its lock was free.
 pub(crate) async fn words_of<'a>(
     words: &BlockWords,
     core: &SessionCore,
@@ -174,7 +174,7 @@ where
     let mut all = pieces(offset, bytes);
     let first = all.next().expect("at least one byte is read");
     if first.aligned_bytes() as usize == buffer.len() {
-        return read(first, buffer).await; // most reads: nothing to put together
+        return read(first, buffer).await; // most reads have one piece
     }
     let mut rest = Some(buffer);
     let mut reads = Vec::with_capacity(4);
@@ -186,7 +186,7 @@ where
         }
         reads.push(read(piece, own));
     }
-    // All run to their end, whatever becomes of one: an abandoned read would keep its buffer.
+    // All reads run to their end, even if one fails: an abandoned read would keep its buffer.
     let parts = join_all(reads).await.into_iter().collect::<Result<Vec<_>, _>>()?;
     let mut parts = parts.into_iter();
     let mut whole = parts.next().expect("at least one byte is read");
@@ -198,14 +198,14 @@ enum Verdict {
     Right,
     /// Which block of the extent it is.
     Wrong(u64),
-    /// A writer was at work while the blocks were read.
+    /// A writer changed the blocks while they were read.
     Overtaken,
 }
 
 /// Checks blocks just read against the words that they had before the read, and fills empty ones with zeros.
 ///
 /// Data that match the earlier word were the block's contents at a moment within the read. Data that do not
-/// are wrong if the word is still the same, because then nobody wrote meanwhile.
+/// match are wrong if the word is still the same, because then no write happened meanwhile.
 fn verify<R: Rules>(
     words: &BlockWords,
     extent: &Extent,

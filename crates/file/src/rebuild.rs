@@ -1,15 +1,15 @@
-//! Rebuilding: what lay on lost nodes and leases is reconstructed from the rest of its row and put elsewhere,
-//! while the file is in use. Extents that have to leave their place, or on which a late write may still land,
-//! are moved in the same way.
+//! Rebuilding: extents on lost nodes and leases are reconstructed from the rest of their rows and stored
+//! elsewhere, while the file is in use. Extents that have to leave their place, or on which a late write may
+//! still land, are moved in the same way.
 //!
-//! U1. An extent is rebuilt under the locks of all its blocks and of their parity: nobody writes meanwhile,
-//!     so no late write is missed. A writer that has waited for such a lock checks that the extent is still
-//!     the file's before it writes.
-//! U2. Each block is read or reconstructed, and checked against its word. A block that cannot be had becomes
-//!     lost, and so does its parity.
-//! U3. What cannot be put anywhere for now stays as it is and is tried again.
-//! U4. A block that is repaired in place keeps its word: whatever becomes of the store, the block is what the
-//!     others yield.
+//! U1. An extent is rebuilt under the locks of all its blocks and of their parity: no writer changes them
+//!     meanwhile, so no write is missed. A writer that has waited for such a lock checks that the extent is
+//!     still the file's before it writes.
+//! U2. Each block is read or reconstructed, and checked against its word. A block for which neither succeeds
+//!     becomes lost, and so does its parity.
+//! U3. An extent for which there is no place now stays as it is, and is tried again.
+//! U4. A block that is repaired in place keeps its word: even if the store fails, the rest of the row still
+//!     gives its contents.
 
 use std::sync::{Arc, Weak};
 
@@ -34,9 +34,9 @@ const BLOCK: u64 = BLOCK_BYTES as u64;
 /// that of another node or lease.
 const MAX_PLACES: u32 = 8;
 
-/// What became of putting a member elsewhere.
+/// The outcome of moving a member.
 enum Put {
-    /// It lies there, or no longer has to.
+    /// The member was moved, or no longer has to be.
     Done,
     /// The new place was lost before it was filled.
     PlaceLost,
@@ -45,31 +45,31 @@ enum Put {
 impl<R: Rules> StoreCore<R> {
     /// Whether [`rebuild`](Self::rebuild) may find something to do.
     pub fn is_to_rebuild(&self) -> bool {
-        self.volume.is_to_mend() || self.stock.losses() != self.volume.rebuilt_up_to()
+        self.volume.is_to_repair() || self.stock.losses() != self.volume.rebuilt_up_to()
     }
 
-    /// Whether every row is whole: no member lies on a lost node or lease or where a late write may land, and
-    /// no parity is lost. Looks at everything.
+    /// Whether every row is whole: no member lies on a lost node or lease, or where a late write may land,
+    /// and no parity is lost. Checks every row.
     pub fn is_whole(&self) -> bool {
         self.files().iter().filter_map(Weak::upgrade).all(|file| {
             let Some(rows) = file.rows() else { return true };
-            file.members_to_rebuild().is_empty() && file.parity_to_mend(rows).is_empty()
+            file.members_to_rebuild().is_empty() && file.parity_to_repair(rows).is_empty()
         })
     }
 
-    /// Whether there is something to rebuild and it is time for it: after failures, only now and then.
+    /// Whether there is something to rebuild now. After a failure, this waits for the end of a pause.
     pub(crate) fn is_rebuild_due(&self) -> bool {
         self.is_to_rebuild() && self.volume.may_rebuild(self.stock.now())
     }
 
-    /// Rebuilds what was lost, as far as the other members and the room allow, and returns a failure if there
-    /// was one. Ends early when `stopped` says so.
+    /// Rebuilds lost members, as far as the other members and the free memory allow, and returns a failure if
+    /// there was one. Ends early when `stopped` says so.
     pub async fn rebuild(&self, core: &SessionCore, stopped: impl Fn() -> bool) -> Result<(), FileError> {
         if !self.is_to_rebuild() {
             return Ok(());
         }
         let losses = self.stock.losses();
-        let _noted = self.volume.take_to_mend();
+        let _noted = self.volume.take_to_repair();
         let files: Vec<_> = self.files().iter().filter_map(Weak::upgrade).collect();
         let members = files.iter().map(|file| file.members_to_rebuild().len() as u64).sum::<u64>();
         self.volume.rebuild.begin(members * BLOCKS_PER_EXTENT);
@@ -78,9 +78,9 @@ impl<R: Rules> StoreCore<R> {
             result = result.and(self.rebuild_file(core, &file, &mut last_ns, &stopped).await);
         }
         match result {
-            Ok(()) if stopped() => self.volume.ask_for_mending(),
+            Ok(()) if stopped() => self.volume.ask_for_repair(),
             Ok(()) => self.volume.note_rebuilt_up_to(losses),
-            Err(_) => self.volume.ask_for_mending(),
+            Err(_) => self.volume.ask_for_repair(),
         }
         self.volume.rebuild_ended(self.stock.now(), result.err());
         result
@@ -111,16 +111,16 @@ impl<R: Rules> StoreCore<R> {
                 }
             }
         }
-        for (stripe, block) in file.parity_to_mend(rows) {
-            result = result.and(file.mend_block(core, rows, stripe, block).await.map(drop));
+        for (stripe, block) in file.parity_to_repair(rows) {
+            result = result.and(file.repair_block(core, rows, stripe, block).await.map(drop));
         }
         result
     }
 }
 
 impl<R: Rules> StoreCore<R> {
-    /// Leaves the network to others for a while. At a low rate that may be hours, so the pause ends early if
-    /// `stopped` says so.
+    /// Pauses, so that rebuilding does not exceed its rate. At a low rate the pause may take hours, so it
+    /// ends early when `stopped` says so.
     async fn pause(&self, core: &SessionCore, last_ns: &mut u64, stopped: &impl Fn() -> bool) {
         let mut left = self.volume.rebuild_pause();
         loop {
@@ -142,13 +142,13 @@ impl<R: Rules> FileCore<R> {
             return Vec::new();
         }
         let map = self.map.read();
-        let is_to_rebuild = |extent: Arc<Extent>| extent.region().is_over() || extent.is_in_doubt();
+        let is_to_rebuild = |extent: Arc<Extent>| extent.region().has_ended() || extent.is_in_doubt();
         let stripes = map.stripes(0, u64::MAX).into_iter();
         stripes.filter(|stripe| map.extent(*stripe).is_some_and(is_to_rebuild)).collect()
     }
 
     /// Parity blocks that are lost although their extent is there.
-    fn parity_to_mend(&self, rows: Rows) -> Vec<(u64, u64)> {
+    fn parity_to_repair(&self, rows: Rows) -> Vec<(u64, u64)> {
         let parities: Vec<(u64, Arc<Extent>)> = {
             let map = self.map.read();
             let parities = map.stripes(rows.parity_of(0), u64::MAX).into_iter();
@@ -163,8 +163,8 @@ impl<R: Rules> FileCore<R> {
         blocks.collect()
     }
 
-    /// Puts a member elsewhere, with what it held. If the new place is lost before it is filled, another one
-    /// is found: the member itself may still be readable.
+    /// Moves a member with its contents. If the new place is lost before it is filled, another place is
+    /// tried: the member itself may still be readable.
     pub(crate) async fn rebuild_extent(
         &self,
         core: &SessionCore,
@@ -195,7 +195,7 @@ impl<R: Rules> FileCore<R> {
             self.hold_member(core, rows, stripe, 0..BLOCKS_PER_EXTENT, offset).await?
         else {
             // A member was replaced meanwhile: this one may still have to move.
-            self.store.volume.ask_for_mending();
+            self.store.volume.ask_for_repair();
             return Ok(Put::Done);
         };
         if !row.member(stripe).is_some_and(|now| Arc::ptr_eq(now, old)) {
@@ -211,9 +211,9 @@ impl<R: Rules> FileCore<R> {
             held = Held::take(&self.store, core, [], offset).await?;
         }
         if kept.iter().any(|word| !word.is_empty() && !word.is_lost()) {
-            self.store.words.doubt(&fresh); // until it is filled, a successor hands it to nobody
+            self.store.words.doubt(&fresh); // until it is filled, a successor does not reuse it
             let (_, written) = core.write(&fresh, 0, buffer).await;
-            if written.is_err() && fresh.region().is_over() {
+            if written.is_err() && fresh.region().has_ended() {
                 return Ok(Put::PlaceLost);
             }
             written.map_err(|error| FileError::from_access(error, offset))?;
@@ -223,16 +223,16 @@ impl<R: Rules> FileCore<R> {
             self.store.words.store(self.store.words.place(&fresh, block), word);
         }
         let in_place = replace_member(&mut self.map.write(), rows, stripe, old, fresh);
-        drop(held); // only now: a task that waits for one of them finds the new extent
+        drop(held); // last, so that a task that waits for a lock finds the new extent
         if in_place {
-            self.store.volume.beyond_mending(lost);
+            self.store.volume.beyond_repair(lost);
         } else {
-            self.store.volume.ask_for_mending(); // truncated meanwhile, or another member took the node
+            self.store.volume.ask_for_repair(); // truncated meanwhile, or another member is on that node
         }
         Ok(Put::Done)
     }
 
-    /// The contents and words of a rebuilt member: read from its old place if that is there, else
+    /// The contents and words of a rebuilt member: read from its old place if that is still there, else
     /// reconstructed.
     async fn renewed_extent(
         &self,
@@ -244,7 +244,7 @@ impl<R: Rules> FileCore<R> {
         let old = row.member(stripe).expect("its locks were taken");
         let mut buffer = staging(core, EXTENT_BYTES as usize)?;
         let mut is_read = false;
-        if !old.region().is_over() {
+        if !old.region().has_ended() {
             let (returned, read) = core.read(old, 0, buffer).await;
             buffer = returned;
             is_read = read.is_ok();
@@ -257,7 +257,7 @@ impl<R: Rules> FileCore<R> {
     }
 
     /// One block of a member that is rebuilt: puts its contents into `data` and returns its word. `is_read`:
-    /// `data` holds what lay in its old place.
+    /// `data` holds the bytes of its old place.
     async fn renewed(
         &self,
         core: &SessionCore,
@@ -282,7 +282,7 @@ impl<R: Rules> FileCore<R> {
             }
             Err(Unfit::Later(error)) => Err(error),
             Err(Unfit::Gone) => {
-                // With the parity: from now on the lost block counts as zeros in it.
+                // The parity is lost, too: from now on the lost block counts as zeros.
                 held.set(row.parity.0, block, parity.lost());
                 Ok(word.lost())
             }
@@ -314,9 +314,9 @@ impl<R: Rules> FileCore<R> {
         Ok((same(stripe) && same(*parity)).then_some((held, row)))
     }
 
-    /// Repairs one block in place, if it is not what its word says and can be reconstructed. Returns whether
-    /// it is right now.
-    pub(crate) async fn mend_block(
+    /// Repairs one block in place, if it does not match its word and can be reconstructed. Returns whether it
+    /// now matches.
+    pub(crate) async fn repair_block(
         &self,
         core: &SessionCore,
         rows: Rows,
@@ -327,14 +327,15 @@ impl<R: Rules> FileCore<R> {
         let held = self.hold_member(core, rows, stripe, block..block + 1, offset).await?;
         let Some((mut held, row)) = held else {
             // A member was replaced meanwhile: this one may still need repair.
-            self.store.volume.ask_for_mending();
+            self.store.volume.ask_for_repair();
             return Ok(true);
         };
         let (word, parity, extent) = self.words_held(&row, &held, stripe, block);
         if word.is_empty() {
             return Ok(true);
         }
-        if extent.region().is_over() || R::may_still_change(extent) || word.is_lost() && !is_parity(stripe) {
+        if extent.region().has_ended() || R::may_still_change(extent) || word.is_lost() && !is_parity(stripe)
+        {
             return Ok(false); // to be rebuilt elsewhere, or lost
         }
         if !word.is_lost() && !is_parity(stripe) {
@@ -349,20 +350,20 @@ impl<R: Rules> FileCore<R> {
             Err(Unfit::Later(error)) => return Err(error),
             Err(Unfit::Gone) => {
                 // A parity that cannot be computed is no loss of its own.
-                self.store.volume.beyond_mending(u64::from(!is_parity(stripe)));
+                self.store.volume.beyond_repair(u64::from(!is_parity(stripe)));
                 return Ok(false);
             }
         };
         let mut buffer = staging(core, BLOCK_BYTES)?;
         buffer.copy_from_slice(&right);
-        held.mending = true;
+        held.repairing = true;
         let (buffer, written) = core.write(extent, block * BLOCK, buffer).await;
         written.map_err(|error| FileError::from_access(error, offset))?;
-        held.mending = false;
+        held.repairing = false;
         if word.is_lost() || !word.matches(R::checksum(&buffer)) {
             held.set(stripe, block, word.written(R::checksum(&buffer)));
         }
-        self.store.volume.mended();
+        self.store.volume.repaired();
         Ok(true)
     }
 }

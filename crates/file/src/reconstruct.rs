@@ -1,8 +1,10 @@
-//! Reconstructing what a member of a row held from the others.
+//! Reconstructing the contents of a member of a row from the other members.
 //!
-//! P1. If a parity block's word is not *lost*, the block with that word's checksum is the exclusive or of
-//!     what the data blocks of its column must hold by their words. Empty and lost ones count as zeros.
-//! P2. What is reconstructed is checked against its word like what is read: a wrong byte does not pass.
+//! P1. If a parity block's word is not *lost*, the block with that word's checksum is the exclusive or of the
+//!     data blocks of its column, each with the contents that match its word. Empty and lost blocks count as
+//!     zeros.
+//! P2. Reconstructed data are checked against their words like data that were read: a wrong byte does not
+//!     pass.
 
 use std::sync::Arc;
 
@@ -21,12 +23,12 @@ use crate::staging::staging;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 
-/// Why a block cannot be had.
+/// Why a block's contents are not available.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Unfit {
-    /// It is not there, or does not match its word.
+    /// Its place is lost, or the bytes there do not match its word.
     Gone,
-    /// It cannot be had for now: nothing is known to be wrong with it.
+    /// It cannot be read for now; nothing is known to be wrong with it.
     Later(FileError),
 }
 
@@ -39,10 +41,10 @@ impl Unfit {
     }
 }
 
-/// What came of reconstructing a block.
+/// The outcome of reconstructing a block.
 pub(crate) enum Remade {
     Right(Vec<u8>),
-    /// The word that it was to match is no longer the block's.
+    /// The block has a new word, so that the old one cannot be matched any more.
     Overtaken,
 }
 
@@ -55,7 +57,7 @@ impl<R: Rules> FileCore<R> {
         block: u64,
         word: BlockWord,
     ) -> Result<Vec<u8>, Unfit> {
-        if extent.region().is_over() {
+        if extent.region().has_ended() {
             return Err(Unfit::Gone);
         }
         let buffer = staging(core, BLOCK_BYTES).map_err(Unfit::Later)?;
@@ -75,7 +77,7 @@ impl<R: Rules> FileCore<R> {
         let with_data = members.iter().filter(|(_, word)| !word.is_empty() && !word.is_lost());
         let reads = with_data.map(|(extent, word)| self.stored_block(core, extent, block, *word));
         let mut sum = vec![0; BLOCK_BYTES];
-        // All run to their end: an abandoned read would keep its buffer.
+        // All reads run to their end: an abandoned read would keep its buffer.
         for block in join_all(reads).await {
             parity::add(&mut sum, &block?);
         }
@@ -83,7 +85,7 @@ impl<R: Rules> FileCore<R> {
     }
 
     /// The words of a column's members other than `stripe`. The caller holds the column, so a lock on one of
-    /// them belongs to a writer that waits for it.
+    /// them belongs to a writer that waits for the column.
     pub(crate) fn words_beside(
         &self,
         row: &Row,
@@ -100,8 +102,8 @@ impl<R: Rules> FileCore<R> {
         with_word.collect()
     }
 
-    /// Reconstructs a member's block from the others of its column, which the caller holds. Data must match
-    /// `word`; the parity is whatever the data make it.
+    /// Reconstructs a member's block from the other blocks of its column, which the caller holds. Data must
+    /// match `word`. A parity is computed from the data, and need not match.
     pub(crate) async fn remake(
         &self,
         core: &SessionCore,
@@ -119,7 +121,7 @@ impl<R: Rules> FileCore<R> {
     }
 
     /// As [`remake`](Self::remake) for a reader, which holds no locks: takes the column while it works.
-    /// `word` is what the reader wants the block to match.
+    /// `word` is the word that the reader has found.
     pub(crate) async fn remake_for_reader(
         &self,
         core: &SessionCore,
@@ -135,7 +137,7 @@ impl<R: Rules> FileCore<R> {
         let words = &self.store.words;
         let members = [(parity, &*parity_extent, block..block + 1)];
         let held = Held::<R>::take(&self.store, core, members, offset).await.map_err(Unfit::Later)?;
-        // Only now: under the lock, the column stays as it is.
+        // Read under the lock, so that the column stays as it is.
         let Some(row) = self.row(rows, number) else { return Ok(Remade::Overtaken) };
         let in_place = row.member(stripe).is_some_and(|now| Arc::ptr_eq(now, extent))
             && Arc::ptr_eq(&row.parity.1, &parity_extent);

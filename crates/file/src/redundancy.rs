@@ -13,8 +13,8 @@ use crate::file_core::MAX_FILE_BYTES;
 
 /// Data extents of a row by default: five nodes, and a fifth of the memory for the parity.
 pub const DEFAULT_PARITY_DATA: u8 = 4;
-/// Most data extents of a row: of all its nodes one may be lost at a time, and reconstruction reads all
-/// others.
+/// Most data extents of a row: a row survives the loss of only one of its nodes at a time, and reconstruction
+/// reads all other members.
 pub const MAX_PARITY_DATA: u8 = 16;
 /// Parity extents come after all extents with data in a file's list, by the number of their row.
 const FIRST_PARITY: u64 = 1 << 40;
@@ -22,10 +22,10 @@ const FIRST_PARITY: u64 = 1 << 40;
 /// How a file survives the loss of a node.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Redundancy {
-    /// Not at all; but the whole file lies on one node as long as that has room, so the loss of others does
-    /// not affect it.
+    /// It does not survive the loss. But the whole file lies on one node as long as that node has room, so
+    /// the loss of other nodes does not affect it.
     None,
-    /// Not at all: extents lie on one node after the other.
+    /// It does not survive the loss: its extents lie on one node after the other.
     #[default]
     Stripe,
     /// It survives the loss of one node of a row: `data` extents and their parity, each on a node of its own.
@@ -64,7 +64,7 @@ impl fmt::Display for Redundancy {
     }
 }
 
-/// Not the name of a redundancy.
+/// The text is not the name of a redundancy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
     "not a redundancy: use none, stripe, mirror, parity, or parity:K with K from 2 to {MAX_PARITY_DATA} extents of data in a row"
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_redundancy_is_written_as_it_is_read() {
+    fn a_redundancy_is_displayed_as_it_is_parsed() {
         for text in ["none", "stripe", "mirror", "parity:2", "parity:16"] {
             assert_eq!(text.parse::<Redundancy>().unwrap().to_string(), text);
         }

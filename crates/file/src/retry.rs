@@ -7,7 +7,7 @@ use crate::error::FileError;
 /// After the first failure, and after a failure that followed some progress: as often as the mover looks for
 /// work.
 const FIRST_PAUSE: Millis = Millis(250);
-/// Longest pause: a node that joins is used within seconds, and a vain look at every missing extent costs
+/// Longest pause: a node that joins is used within seconds, and a futile check of every missing extent costs
 /// little.
 const LONGEST_PAUSE: Millis = Millis(4_000);
 
@@ -25,7 +25,7 @@ impl Retry {
         now >= self.not_before
     }
 
-    /// Makes the work due at once, because it was asked for.
+    /// Makes the work due at once, because an operator or program has requested it.
     pub(crate) fn now(&mut self) {
         (self.pause, self.not_before) = (Millis(0), Millis(0));
     }
@@ -35,7 +35,7 @@ impl Retry {
         self.failure
     }
 
-    /// Notes a failure of the attempt under way.
+    /// Records a failure of the attempt in progress.
     pub(crate) fn waits_for(&mut self, failure: FileError) {
         self.failure = Some(failure);
     }
@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn pauses_double_up_to_a_bound_while_nothing_comes_of_it() {
+    fn pauses_double_up_to_a_bound_while_attempts_fail() {
         let mut retry = Retry::default();
         let pauses: Vec<u64> = (0..7).map(|_| pause_after(&mut retry, false)).collect();
         assert_eq!(pauses, [250, 500, 1_000, 2_000, 4_000, 4_000, 4_000]);
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn progress_success_and_whoever_asks_end_the_pauses() {
+    fn progress_success_and_a_request_end_the_pauses() {
         let mut retry = Retry::default();
         assert!((0..4).map(|_| pause_after(&mut retry, false)).is_sorted());
         assert_eq!(pause_after(&mut retry, true), 250);

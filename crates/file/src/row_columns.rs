@@ -1,4 +1,4 @@
-//! Which columns of a row a set of pieces touches: the parity's blocks in these change with them. Pure.
+//! Which columns of a row a set of pieces touches. The parity blocks of these columns change with them. Pure.
 
 use std::ops::Range;
 

@@ -1,9 +1,9 @@
-//! Reading files with rows: what one member does not yield is reconstructed from the others.
+//! Reading files with rows: blocks that one member does not give are reconstructed from the other members.
 //!
-//! A read changes no block, except that it repairs in place a block that is not what was written.
+//! A read changes no block, except that it repairs in place a block that does not match its word.
 //!
-//! A read does not wait for a slow node while the others can yield what it holds: these blocks are
-//! reconstructed, and for a while the node is not even asked (hedged reads).
+//! A read does not wait for a slow node if the other members are enough: it reconstructs the blocks, and for
+//! a while reads do not ask the slow node (hedged reads).
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -27,11 +27,11 @@ use crate::staging::staging_in_time;
 const BLOCK: u64 = BLOCK_BYTES as u64;
 /// A node is slow if a read takes longer: a hundred times what it takes over the slowest transport.
 const SLOW_AFTER: Duration = Duration::from_millis(20);
-/// How long a slow node is not asked. Abandoned reads keep their buffers until the node answers, so there
-/// must not be many of them before its deadline passes.
+/// For how long reads do not ask a slow node. An abandoned read keeps its buffer until the node answers or
+/// its deadline passes, so there must not be many abandoned reads.
 const SLOW_FOR_MS: u64 = 1_000;
 
-/// What came of one attempt to read part of an extent.
+/// The outcome of one attempt to read part of an extent.
 enum Attempt {
     Done(ArenaBuf),
     Overtaken(ArenaBuf),
@@ -46,7 +46,7 @@ struct Taken {
 
 /// Why a part was not read.
 enum Failed {
-    /// Its node is slow, and keeps the buffer. Now that this is known, the next try avoids the node.
+    /// Its node is slow, and keeps the buffer. The next try avoids the node.
     Slow,
     For(FileError),
 }
@@ -76,7 +76,7 @@ impl<R: Rules> FileCore<R> {
                 Err(Failed::For(error)) => return Err(error),
                 Err(Failed::Slow) => {
                     self.store.volume.hedged();
-                    // A second slow node has to be waited for: rows survive only one.
+                    // Wait for a second slow node: a row can do without only one member.
                     patient = true;
                 }
             }
@@ -131,7 +131,7 @@ impl<R: Rules> FileCore<R> {
         if is_slow && self.make_piece(core, rows, piece, extent, before, &mut buffer).await {
             return Ok(Attempt::Done(buffer));
         }
-        let taken = if extent.region().is_over() {
+        let taken = if extent.region().has_ended() {
             Taken { buffer, failure: Some(Unfit::Gone) }
         } else {
             self.take_from(core, piece, extent, buffer, patient).await?
@@ -164,7 +164,8 @@ impl<R: Rules> FileCore<R> {
         Ok(Taken { buffer, failure: result.err().map(later) })
     }
 
-    /// Checks what was read against its words, and reconstructs what is not right from the others.
+    /// Checks the blocks that were read against their words, and reconstructs wrong ones from the other
+    /// members.
     async fn put_right(
         &self,
         core: &SessionCore,
@@ -193,19 +194,19 @@ impl<R: Rules> FileCore<R> {
             match self.remake_for_reader(core, rows, (piece.stripe, block), extent, *word).await {
                 Ok(Remade::Right(right)) => data.copy_from_slice(&right),
                 Ok(Remade::Overtaken) => return Ok(Attempt::Overtaken(buffer)),
-                Err(unfit) => return Err(not_to_be_had(extent, piece, block, failure, unfit).into()),
+                Err(unfit) => return Err(unavailable(extent, piece, block, failure, unfit).into()),
             }
             if is_read {
                 self.store.volume.found_wrong();
-                // The repair is for the next reader; this one has what it wanted.
-                let _tried = self.mend_block(core, rows, piece.stripe, block).await;
+                // The repair is for later readers; this one has its data.
+                let _tried = self.repair_block(core, rows, piece.stripe, block).await;
             }
         }
         Ok(Attempt::Done(buffer))
     }
 
-    /// Reconstructs the blocks of a piece from the others of their columns. Returns whether all of them could
-    /// be.
+    /// Reconstructs the blocks of a piece from the other blocks of their columns. Returns whether it could
+    /// reconstruct all of them.
     async fn make_piece(
         &self,
         core: &SessionCore,
@@ -231,22 +232,16 @@ impl<R: Rules> FileCore<R> {
     }
 }
 
-/// The error if neither the member nor the others have a block. A block that does not match its word is not
-/// told apart from one that is lost: its store may have failed, and the others that made up for it may be
-/// gone since (W2 of `row_write`).
-fn not_to_be_had(
-    extent: &Extent,
-    piece: Piece,
-    block: u64,
-    failure: Option<Unfit>,
-    unfit: Unfit,
-) -> FileError {
+/// The error if neither the member nor the rest of the row has a block. A block that does not match its word
+/// gives the same error as a lost one: its store may have failed, and the rest of the row, which then had its
+/// contents, may be lost since (W2 of `row_write`).
+fn unavailable(extent: &Extent, piece: Piece, block: u64, failure: Option<Unfit>, unfit: Unfit) -> FileError {
     let offset = piece.stripe * EXTENT_BYTES + block * BLOCK;
     match (failure, unfit) {
         (Some(Unfit::Later(error)), _) | (_, Unfit::Later(error)) => error,
         (None, Unfit::Gone) if !extent.is_in_doubt() => {
             let region = extent.region().id;
-            tracing::warn!(%region, offset, "a block is not what was written last, and the rest of its row does not have it");
+            tracing::warn!(%region, offset, "a block does not hold the data that were written last, and the rest of its row does not have them");
             FileError::Lost { offset }
         }
         (_, Unfit::Gone) => FileError::Lost { offset },

@@ -1,13 +1,13 @@
-//! Writing files with rows: data and parity change together, or their words say that they do not belong
+//! Writing files with rows: data and parity change together, or their words show that they do not belong
 //! together.
 //!
-//! W1. The new parity is known before anything is stored, so a write that must fail for what it cannot read
+//! W1. The new parity is computed before anything is stored, so a write that fails because it cannot read
 //!     changes nothing.
-//! W2. A column takes the new words if all its new data are stored, or if the row survives what is missing:
-//!     then the missing block is what the others yield. If another member is missing already, the parity is
-//!     stored only after the data: it is that member's only copy.
-//! W3. A column keeps the old words if at most one of its blocks may have changed: then that block is what
-//!     the others yield.
+//! W2. A column takes the new words if all its new data are stored, or if the row can reconstruct the one
+//!     block that was not stored. If another member is missing already, the parity is stored only after the
+//!     data: it is that member's only copy.
+//! W3. A column keeps the old words if at most one of its blocks may have changed: then the rest of the
+//!     column gives that block's old contents.
 //! W4. Otherwise its parity is lost until it is computed from data again, and data whose outcome is
 //!     indeterminate are lost, too.
 //! W5. A write that is dropped halfway ends as W4 with all outcomes indeterminate.
@@ -33,12 +33,12 @@ use crate::staging::staging;
 use crate::write::MAX_MOVES;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
-/// How often a write is tried again that found more members lost than the row survives. A restart of a node
-/// is noticed only by its connections or renewals; until then each try may meet one more of its regions that
-/// is gone.
+/// How many times a write is tried again after it found more members lost than the row survives. A node's
+/// restart is noticed only by its connections or renewals. Until then each try may find one more of the
+/// node's regions lost.
 const MAX_RETRIES: u32 = 8;
-/// Rows of one write that are stored at a time: their data, parity and what is read for it fit in a session's
-/// arena.
+/// Rows of one write that are stored at a time: their data, their parity, and the blocks read for the parity
+/// fit in a session's arena.
 const ROWS_AT_ONCE: usize = 2;
 /// Columns whose old blocks are read at a time, for the same reason.
 const COLUMNS_AT_ONCE: usize = 4;
@@ -50,7 +50,7 @@ pub(crate) struct Part<'a> {
     pub(crate) data: &'a [u8],
 }
 
-/// What came of trying to store parts of a row.
+/// The outcome of storing parts of a row.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum RowStored {
     Yes,
@@ -60,7 +60,7 @@ pub(crate) enum RowStored {
     MoveFirst(u64),
 }
 
-/// What is known of one member after its store.
+/// What is known about one member after its store.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Fate {
     New,
@@ -121,7 +121,7 @@ impl<R: Rules> FileCore<R> {
             .collect();
         let mut result = Ok(());
         for some in by_row.chunks(ROWS_AT_ONCE) {
-            // All run to their end, whatever becomes of one: a write dropped halfway would be in doubt.
+            // All writes run to their end, even if one fails: a write dropped halfway would be in doubt.
             let written = join_all(some.iter().map(|parts| self.write_row(core, rows, parts))).await;
             result = result.and(written.into_iter().collect());
         }
@@ -136,8 +136,8 @@ impl<R: Rules> FileCore<R> {
                 self.ensure_member(rows, part.piece.stripe).await?;
             }
             let stored = match self.store_row(core, rows, parts, without_parity).await {
-                // Two members of a row may be lost together if one of them lay where another was lost before.
-                // The next try finds them another place.
+                // Two members of a row may be lost together if one of them lay on a node where another member
+                // was lost before. The next try finds another place for them.
                 Err(FileError::Lost { .. }) if retries < MAX_RETRIES && self.is_overdrawn(rows, parts) => {
                     retries += 1;
                     continue;
@@ -157,7 +157,8 @@ impl<R: Rules> FileCore<R> {
         Err(FileError::Unavailable { offset: parts[0].piece.file_offset(parts[0].piece.start) })
     }
 
-    /// Whether more members of a row are lost than it survives, one of these parts' or the parity among them.
+    /// Whether a member has to move before these parts can be stored: more members of the row are lost than
+    /// it survives, or a late write may land on one of the members.
     fn is_overdrawn(&self, rows: Rows, parts: &[Part<'_>]) -> bool {
         let pieces: Vec<Piece> = parts.iter().map(|part| part.piece).collect();
         let row = self.row(rows, rows.row_of(pieces[0].stripe));
@@ -185,7 +186,7 @@ impl<R: Rules> FileCore<R> {
         }
         let buffers = self.new_blocks(core, &row, &held, parts).await?;
         let columns = columns(&pieces);
-        let skip = parity_extent.region().is_over() || R::may_still_change(parity_extent);
+        let skip = parity_extent.region().has_ended() || R::may_still_change(parity_extent);
         let plans = if skip || !R::updates_parity() {
             columns.iter().map(|_| Plan::None).collect()
         } else {
@@ -194,11 +195,11 @@ impl<R: Rules> FileCore<R> {
         let of_parity = self.parity_buffers(core, *parity, &columns, &plans)?;
         held.in_doubt = true;
         let is_degraded = row.data.iter().any(|(stripe, extent)| {
-            extent.region().is_over() && !pieces.iter().any(|piece| piece.stripe == *stripe)
+            extent.region().has_ended() && !pieces.iter().any(|piece| piece.stripe == *stripe)
         });
         let stores = store_members(core, &row, buffers, of_parity, is_degraded).await;
         if stores.iter().any(|store| store.result.is_err()) {
-            self.store.volume.ask_for_mending();
+            self.store.volume.ask_for_repair();
         }
         let mut result = Ok(());
         for &block in &columns {
@@ -227,7 +228,7 @@ impl<R: Rules> FileCore<R> {
         let (parity, parity_extent) = &before.parity;
         members.extend(runs(&columns(pieces)).map(|run| (*parity, &**parity_extent, run)));
         let held = Held::take(&self.store, core, members, offset).await?;
-        // Only now: under the locks, these members stay as they are.
+        // Read under the locks, so that these members stay as they are.
         let Some(row) = self.row(rows, number) else { return Ok(None) };
         let same = |stripe: u64| match (before.member(stripe), row.member(stripe)) {
             (Some(before), Some(now)) => Arc::ptr_eq(before, now),
@@ -242,16 +243,16 @@ impl<R: Rules> FileCore<R> {
         let data = pieces.iter().filter_map(|piece| Some((piece.stripe, row.member(piece.stripe)?)));
         let parity = (!without_parity).then_some((row.parity.0, &row.parity.1));
         let mut concerned = data.chain(parity);
-        let mut over = Vec::new();
+        let mut ended = Vec::new();
         let in_doubt = concerned.find(|(stripe, extent)| {
-            if extent.region().is_over() {
-                over.push(*stripe);
+            if extent.region().has_ended() {
+                ended.push(*stripe);
             }
             R::may_still_change(extent)
         });
         // A row survives one lost member; of two, at least one has to be rebuilt first.
-        let all_over = row.members().filter(|(_, extent)| extent.region().is_over()).count();
-        in_doubt.map(|(stripe, _)| stripe).or_else(|| over.first().copied().filter(|_| all_over > 1))
+        let all_ended = row.members().filter(|(_, extent)| extent.region().has_ended()).count();
+        in_doubt.map(|(stripe, _)| stripe).or_else(|| ended.first().copied().filter(|_| all_ended > 1))
     }
 
     /// The new contents of the blocks that the parts touch: stripe, first block, and whole blocks.
@@ -359,8 +360,8 @@ impl<R: Rules> FileCore<R> {
     /// The parity of a column in which the members `written` get new contents with this `sum`, or become
     /// empty if there is none.
     ///
-    /// What the others contribute is read from them, or computed from the old parity and the old contents,
-    /// whichever takes fewer reads. If that fails, the other way is tried.
+    /// The other members' part of the sum is either read from them, or computed from the old parity and the
+    /// old contents, whichever takes fewer reads. If that fails, the other way is tried.
     pub(crate) async fn plan(
         &self,
         core: &SessionCore,
@@ -450,12 +451,12 @@ impl<R: Rules> FileCore<R> {
         Err(failure.unwrap_or(FileError::Lost { offset: row.data[0].0 * EXTENT_BYTES + block * BLOCK }))
     }
 
-    /// How many members with data were lost before, got nothing by this write, and hold something in this
-    /// column.
+    /// How many other members with data were lost before and hold contents in this column. Other members are
+    /// those to which this write stores nothing.
     fn others_gone(&self, row: &Row, column: &Column<'_>, block: u64) -> usize {
         let gone = row.data.iter().filter(|(stripe, extent)| {
             let word = || self.store.words.load(self.store.words.place(extent, block)).unlocked();
-            extent.region().is_over()
+            extent.region().has_ended()
                 && !column.data.iter().any(|store| store.stripe == *stripe)
                 && !word().is_empty()
                 && !word().is_lost()
@@ -510,7 +511,8 @@ fn settle_new<R: Rules>(row: &Row, held: &mut Held<'_, R>, column: &Column<'_>, 
 fn settle_failed<R: Rules>(row: &Row, held: &mut Held<'_, R>, column: &Column<'_>, block: u64) {
     let parity = row.parity.0;
     let old_parity = held.word(parity, block).expect("its lock was taken");
-    // Without a parity to reconstruct it from, a block whose outcome is indeterminate cannot keep its word.
+    // Without a parity, a block whose outcome is indeterminate cannot be reconstructed, so it cannot keep its
+    // word.
     let keep = column.not_old() <= 1 && !old_parity.is_lost();
     for store in &column.data {
         let word = held.word(store.stripe, block).expect("its lock was taken");

@@ -20,8 +20,8 @@ const BLOCK: u64 = BLOCK_BYTES as u64;
 const ZEROS: [u8; BLOCK_BYTES] = [0; BLOCK_BYTES];
 
 impl<R: Rules> FileCore<R> {
-    /// Makes part of an extent read as zeros, and frees the extent if that is all of it. What cannot be
-    /// zeroed is marked lost: it must not come back with other contents.
+    /// Makes part of an extent read as zeros, and frees the extent if the part is all of it. Blocks that
+    /// cannot be zeroed are marked lost: their old contents must not appear again.
     pub(crate) async fn zero_in_row(&self, core: &SessionCore, rows: Rows, piece: Piece) {
         for part in head_whole_tail(piece) {
             self.zero_part(core, rows, part).await;
@@ -37,8 +37,8 @@ impl<R: Rules> FileCore<R> {
                 Ok(RowStored::MoveFirst(stripe)) => self.rebuild_extent(core, rows, stripe).await,
                 Err(error) => Err(error),
             };
-            // Unless the extent was moved or truncated away meanwhile: then what failed is no longer the
-            // file's.
+            // `lose_in` returns false if the extent was moved or truncated meanwhile: then the blocks that
+            // failed are no longer the file's.
             if tried.is_err() && self.map.write().lose_in(&piece, &extent) {
                 return;
             }
@@ -59,14 +59,14 @@ impl<R: Rules> FileCore<R> {
         let words = &self.store.words;
         let word = words.load(words.place(extent, piece.first_block()));
         if word.is_empty() || word.is_lost() {
-            return Ok(RowStored::Yes); // nothing there, or nothing that could appear again
+            return Ok(RowStored::Yes); // an empty or lost block has no contents that could appear again
         }
         let data = &ZEROS[..(piece.end - piece.start) as usize];
         self.store_row(core, rows, &[Part { piece, data }], false).await
     }
 
-    /// Makes whole blocks empty, whatever becomes of their parity: if the parity cannot be changed, it is
-    /// lost until it is rebuilt.
+    /// Makes whole blocks empty, even if their parity cannot be changed: then the parity is lost until it is
+    /// rebuilt.
     async fn empty_blocks(
         &self,
         core: &SessionCore,
@@ -99,7 +99,8 @@ impl<R: Rules> FileCore<R> {
             settle_parity(&row, &mut held, &stores, block, plan);
         }
         if piece.is_whole_extent() {
-            // Before the locks go: a task that waits for one finds that the extent is no longer the file's.
+            // Before the locks are released: a task that waits for one finds that the extent is no longer the
+            // file's.
             remove_member(&mut self.map.write(), rows, piece.stripe);
         }
         drop(held);
@@ -107,8 +108,8 @@ impl<R: Rules> FileCore<R> {
         Ok(RowStored::Yes)
     }
 
-    /// The columns whose parity changes when a piece of whole blocks becomes empty, and what each is to be.
-    /// Blocks that counted as zeros before change none.
+    /// The columns whose parity changes when a piece of whole blocks becomes empty, and the new parity of
+    /// each. Blocks that counted as zeros before change no parity.
     async fn parities_without(
         &self,
         core: &SessionCore,
@@ -116,7 +117,7 @@ impl<R: Rules> FileCore<R> {
         held: &Held<'_, R>,
         piece: Piece,
     ) -> Result<Vec<(u64, Plan)>, FileError> {
-        let skip = row.parity.1.region().is_over() || R::may_still_change(&row.parity.1);
+        let skip = row.parity.1.region().has_ended() || R::may_still_change(&row.parity.1);
         let mut changed = Vec::new();
         for block in columns(&[piece]) {
             let word = held.word(piece.stripe, block).expect("its lock was taken");
@@ -146,7 +147,7 @@ fn settle_parity<R: Rules>(row: &Row, held: &mut Held<'_, R>, stores: &[Store], 
     held.set(parity, block, next);
 }
 
-/// The whole blocks of a piece as one part, and what it touches of other blocks as one part each.
+/// Cuts a piece into parts: its whole blocks together, and each partly covered block.
 fn head_whole_tail(piece: Piece) -> impl Iterator<Item = Piece> {
     let Piece { stripe, start, end } = piece;
     let first_whole = start.next_multiple_of(BLOCK).min(end);

@@ -3,7 +3,7 @@
 //! R1. No two members of a row whose regions are still held lie on one node.
 //! R2. A row with data has its parity extent. A row without data has none, except while its first member is
 //!     being taken and after that has failed.
-//! R3. Both are maintained under the lock of the file's list.
+//! R3. The lock of the file's list protects R1 and R2.
 
 use std::sync::Arc;
 
@@ -41,7 +41,7 @@ impl Row {
 fn others_of(map: &Map, rows: Rows, stripe: u64) -> Vec<Arc<Extent>> {
     let row = rows.row_of(stripe);
     let members = rows.data_of(row).chain([rows.parity_of(row)]).filter(|member| *member != stripe);
-    members.filter_map(|member| map.extent(member)).filter(|extent| !extent.region().is_over()).collect()
+    members.filter_map(|member| map.extent(member)).filter(|extent| !extent.region().has_ended()).collect()
 }
 
 fn node_of(extent: &Extent) -> NodeId {
@@ -122,8 +122,7 @@ impl<R: Rules> FileCore<R> {
             (all, present.iter().map(|other| node_of(other)).collect::<Vec<_>>())
         };
         let place = self.start.wrapping_add(rows.place(stripe));
-        // Not on the node of a lost member as long as there is a choice: what else is held of that node may
-        // be lost, too.
+        // Avoid the node of a lost member while there is a choice: its other regions may be lost, too.
         let is_wider = present.len() < all.len();
         match self.store.take_extent(place, &Where::NotOn(all)).await {
             Err(FileError::NoSpace) if is_wider => {}

@@ -1,13 +1,13 @@
 //! The rules on which a file's promises rest, apart from the code that applies them.
 //!
 //! They are a type parameter of [`FileCore`](crate::FileCore) and [`StoreCore`](crate::StoreCore), so that a
-//! simulation can replace a right rule by a wrong one and see that its checker notices. Production is
+//! simulation can replace a correct rule by a wrong one and test that its checker notices. Production is
 //! compiled with [`Shipped`] alone.
 
 use farpool_pool::Extent;
 use farpool_wire::BlockWord;
 
-/// Decides when a block is right, how far a file reaches, and what becomes of a write in doubt.
+/// Decides when a block is correct, how far a file reaches, and how writes in doubt are treated.
 pub trait Rules: Send + Sync + 'static {
     /// The checksum in a block's word.
     fn checksum(block: &[u8]) -> u64 {
@@ -32,7 +32,7 @@ pub trait Rules: Send + Sync + 'static {
 
     /// Whether a write in doubt may still land on an extent; if so, nothing new is written there.
     fn may_still_change(extent: &Extent) -> bool {
-        extent.is_in_doubt() && !extent.region().is_over()
+        extent.is_in_doubt() && !extent.region().has_ended()
     }
 
     /// Whether a direct client (called *guest* in the code) may work on a file, given whether the file is
@@ -61,8 +61,8 @@ pub trait Rules: Send + Sync + 'static {
         true
     }
 
-    /// Whether extents to which a dead owner may have been writing are in doubt, and nobody gets them,
-    /// because such a write may still land.
+    /// Whether extents to which a dead owner may have been writing are in doubt, and not reused, because such
+    /// a write may still land.
     fn doubts_what_was_left() -> bool {
         true
     }

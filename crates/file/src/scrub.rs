@@ -1,5 +1,5 @@
-//! Scrubbing: every block is read and compared with its word, and every parity with its data. What is wrong
-//! is reconstructed from the rest of its row.
+//! Scrubbing: every block is read and compared with its word, and every parity with its data. Wrong blocks
+//! are reconstructed from the rest of their rows.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};
@@ -22,8 +22,8 @@ use crate::store::StoreCore;
 const BLOCK: u64 = BLOCK_BYTES as u64;
 
 impl<R: Rules> StoreCore<R> {
-    /// Reads every block of every file, and repairs what is wrong. Returns the first failure that says
-    /// nothing about a block. Ends early when `stopped` says so.
+    /// Reads every block of every file, and repairs wrong ones. Returns the first failure that is not the
+    /// fault of a block. Ends early when `stopped` says so.
     pub async fn scrub(&self, core: &SessionCore, stopped: impl Fn() -> bool) -> Result<(), FileError> {
         let files: Vec<_> = self.files().iter().filter_map(Weak::upgrade).collect();
         let extents: u64 = files.iter().map(|file| file.map.read().allocated_bytes() / EXTENT_BYTES).sum();
@@ -44,15 +44,15 @@ impl<R: Rules> StoreCore<R> {
     }
 }
 
-/// What a look at a column found.
+/// The result of checking a column.
 #[derive(Default)]
 struct Column {
-    /// Members whose block is there but does not match its word, and the parity if it is not that of the
+    /// Members whose block can be read but does not match its word, and the parity if it is not that of the
     /// data.
     wrong: Vec<u64>,
-    /// Blocks that lie nowhere, or whose word is *lost*.
+    /// Blocks whose region has ended, or whose word is *lost*.
     unread: u64,
-    /// Those of them with data that the others cannot yield either.
+    /// Those of them with data that cannot be reconstructed either.
     lost: u64,
 }
 
@@ -76,10 +76,10 @@ impl<R: Rules> FileCore<R> {
                     Ok(()) => {}
                     Err(FileError::Damaged { .. }) => {
                         self.store.volume.found_wrong();
-                        self.store.volume.beyond_mending(1);
+                        self.store.volume.beyond_repair(1);
                     }
                     Err(FileError::Lost { .. }) => {
-                        self.store.volume.beyond_mending(1);
+                        self.store.volume.beyond_repair(1);
                         self.store.volume.unread(1);
                     }
                     Err(error) => {
@@ -131,15 +131,15 @@ impl<R: Rules> FileCore<R> {
     ) -> Result<(), FileError> {
         let found = self.look_at_column(core, rows, number, block).await?;
         self.store.volume.unread(found.unread);
-        self.store.volume.beyond_mending(found.lost);
+        self.store.volume.beyond_repair(found.lost);
         for stripe in found.wrong {
             self.store.volume.found_wrong();
-            self.mend_block(core, rows, stripe, block).await?;
+            self.repair_block(core, rows, stripe, block).await?;
         }
         Ok(())
     }
 
-    /// Compares what is there of a column with its words.
+    /// Compares the readable blocks of a column with their words.
     async fn look_at_column(
         &self,
         core: &SessionCore,
@@ -172,7 +172,7 @@ impl<R: Rules> FileCore<R> {
                 Ok(data) => parity::add(&mut sum, &data),
                 Err(Unfit::Later(error)) => return Err(error),
                 // Its node may have been lost only just now.
-                Err(Unfit::Gone) if extent.region().is_over() => missing.push(*stripe),
+                Err(Unfit::Gone) if extent.region().has_ended() => missing.push(*stripe),
                 Err(Unfit::Gone) => found.wrong.push(*stripe),
             }
         }
@@ -181,7 +181,7 @@ impl<R: Rules> FileCore<R> {
         found.lost += missing.iter().filter(is_lost).count() as u64;
         let is_whole = !parity_word.is_lost() && missing.is_empty() && found.wrong.is_empty();
         if is_whole && sum.iter().any(|byte| *byte != 0) {
-            tracing::error!(offset, "a parity is not that of its data");
+            tracing::error!(offset, "a parity does not match its data");
             held.set(*parity, block, parity_word.lost());
             found.wrong.push(*parity);
         }

@@ -1,8 +1,8 @@
-//! Where a file has data, and where a hole: `lseek` with `SEEK_DATA` and `SEEK_HOLE`.
+//! Where a file has data, and where it has holes: `lseek` with `SEEK_DATA` and `SEEK_HOLE`.
 //!
-//! S1. A block with contents counts as data, and so does one that is being written or is lost. A hole is only
-//!     what reads as zeros and takes no far memory, or was reserved and never written, or was zeroed whole.
-//! S2. Neither far memory nor a block's lock is touched: the words and the list of extents tell everything.
+//! S1. A block with contents counts as data, and so does a block that is being written or is lost. A block
+//!     counts as a hole if it has no extent, or was reserved and never written, or was zeroed whole.
+//! S2. A search touches neither far memory nor locks: the words and the list of extents are enough.
 
 use std::sync::Arc;
 
@@ -82,7 +82,7 @@ impl<R: Rules> FileCore<R> {
         stripe * EXTENT_BYTES + end * BLOCK
     }
 
-    /// A locked word that is otherwise empty is data, too: its first write is under way.
+    /// A locked word that is otherwise empty is data, too: its first write is in progress.
     fn is_data(&self, extent: &Arc<Extent>, block: u64) -> bool {
         let words = &self.store.words;
         words.load(words.place(extent, block)) != BlockWord::EMPTY

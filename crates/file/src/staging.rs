@@ -1,4 +1,4 @@
-//! Buffers from a session's memory for transfers, and what it means if there is none.
+//! Buffers from a session's memory for transfers, and the error if there is none.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use farpool_wire::MAX_TRANSFER_BYTES;
 
 use crate::error::FileError;
 
-/// More than any operation asks for at a time: the largest transfer, with the blocks at both ends completed.
+/// More than any operation takes at a time: the largest transfer, extended to whole blocks at both ends.
 const MAX_STAGED_BYTES: usize = 2 * MAX_TRANSFER_BYTES;
 /// How long a read waits for buffers of abandoned reads: longer than the deadline of an operation.
 const ROOM_PATIENCE: Duration = Duration::from_secs(6);

@@ -1,4 +1,4 @@
-//! What all files of a process share: what it holds of the pool, and the table of block words.
+//! The state that all files of a process share: its part of the pool, and the table of block words.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -24,7 +24,7 @@ use crate::redundancy::Redundancy;
 use crate::rules::{Rules, Shipped};
 use crate::volume::{Volume, VolumeStatus};
 
-/// Makes files of far memory. Clones are the same store.
+/// Creates files in far memory. Clones are the same store.
 #[derive(Clone)]
 pub struct FileStore {
     // Dropped first: it refers to the rest.
@@ -33,13 +33,13 @@ pub struct FileStore {
     pub(crate) pool: Pool,
 }
 
-/// Makes files of what a process holds of the pool, for `async` code.
+/// Creates files in the process's part of the pool, for `async` code.
 pub struct StoreCore<R: Rules = Shipped> {
     pub(crate) stock: Arc<Stock>,
     pub(crate) words: Arc<BlockWords>,
     /// The words' memory, for direct clients (called *guests* in the code).
     pub(crate) words_memory: Arc<SharedMemory>,
-    /// Where files are recorded for a successor, if they are.
+    /// The records of files for a successor, if files are kept.
     pub(crate) keeping: Option<Arc<Keeping>>,
     /// Numbers of the regions for whose words memory is reserved.
     has_words: Mutex<BTreeSet<u64>>,
@@ -62,12 +62,12 @@ impl FileStore {
         Ok(FileStore { _mover: mover, core, pool })
     }
 
-    /// A store whose files a successor finds again. It takes over those files of a predecessor that are
-    /// wanted, by the numbers under which they are kept. The pool was connected with a journal; `words` has
+    /// A store whose files a successor finds again. It takes over the wanted files of a predecessor, by the
+    /// numbers under which they are kept. The pool was connected with a journal; `words` has
     /// [`KEPT_WORDS_BYTES`](crate::KEPT_WORDS_BYTES).
     ///
     /// # Errors
-    /// When memory cannot be had, or the thread cannot be made.
+    /// When there is not enough memory, or the thread cannot be started.
     pub fn keeping(
         pool: Pool,
         words: OwnedFd,
@@ -102,12 +102,12 @@ impl FileStore {
         &self.core
     }
 
-    /// As [`StoreCore::bury_guest`].
-    pub fn bury_guest(&self, session: &Session, guest: GuestId) {
+    /// As [`StoreCore::recover_guest`].
+    pub fn recover_guest(&self, session: &Session, guest: GuestId) {
         let guard = session.lock();
         // SAFETY: all buffers and futures end in `block_on`, before the guard.
         let core = unsafe { guard.core() };
-        guard.block_on(self.core.bury_guest(core, guest));
+        guard.block_on(self.core.recover_guest(core, guest));
     }
 
     /// Connects to a node of this host, for a direct client that may not reach the node's socket itself.
@@ -125,19 +125,19 @@ impl FileStore {
         FarFile::new(self.core.create_as(redundancy), self.pool.clone())
     }
 
-    /// What is known of the redundancy of all files.
+    /// The state of the redundancy of all files.
     pub fn volume_status(&self) -> VolumeStatus {
         self.core.volume_status()
     }
 
-    /// Reads every block and repairs what is wrong, in the background. If a scrub is under way, another one
+    /// Reads every block and repairs wrong ones, in the background. If a scrub is in progress, another one
     /// follows it.
     pub fn start_scrub(&self) {
         self.core.volume.want_scrub();
     }
 
-    /// Looks for losses everywhere and rebuilds what was lost, in the background and at once. What is known
-    /// to be lost is rebuilt without this call, but after a failure only after a pause.
+    /// Checks all files for losses and rebuilds what was lost, in the background and at once. Known losses
+    /// are rebuilt without this call, but after a failed attempt only after a pause.
     pub fn start_rebuild(&self) {
         self.core.volume.ask_rebuild();
     }
@@ -160,8 +160,8 @@ impl FileStore {
 }
 
 impl<R: Rules> StoreCore<R> {
-    /// A store on what is held of the pool. The caller maintains the leases, and moves files out of regions
-    /// that are being taken back ([`StoreCore::move_out`]).
+    /// A store on the process's part of the pool. The caller maintains the leases, and moves files out of
+    /// regions that are being taken back ([`StoreCore::move_out`]).
     ///
     /// # Errors
     /// When the table of block words cannot be made.
@@ -174,7 +174,7 @@ impl<R: Rules> StoreCore<R> {
     /// outlives this process. If the stock has a journal, a successor finds the files again.
     ///
     /// # Errors
-    /// When memory cannot be had.
+    /// When there is not enough memory.
     pub fn keeping(stock: Arc<Stock>, memory: SharedMemory) -> io::Result<Self> {
         let memory = Arc::new(memory);
         let words = Arc::new(BlockWords::kept(&memory));
@@ -182,7 +182,7 @@ impl<R: Rules> StoreCore<R> {
         Self::of(stock, words, memory, keeping)
     }
 
-    /// From now on this store changes nothing that a successor finds: the store ends, or it stands for a
+    /// From now on this store changes nothing that a successor finds: the store ends, or it simulates a
     /// process that was killed.
     pub fn abandon(&self) {
         self.words.abandon();
@@ -232,7 +232,7 @@ impl<R: Rules> StoreCore<R> {
         file
     }
 
-    /// What is known of the redundancy of all files. Looks at every extent.
+    /// The state of the redundancy of all files. Checks every extent.
     pub fn volume_status(&self) -> VolumeStatus {
         let mut status = VolumeStatus {
             to_rebuild: self.is_to_rebuild(),
@@ -298,9 +298,9 @@ impl<R: Rules> StoreCore<R> {
         self.make_room_for_words(&extent)?;
         self.words.clear(&extent);
         if self.words.is_abandoned() {
-            return Err(FileError::NoSpace); // its words are as an earlier file left them
+            return Err(FileError::NoSpace); // its words are still those of an earlier file
         }
-        // Direct clients know the region before they see the extent.
+        // Publish the region before direct clients can see the extent.
         self.guests.publish_region(extent.number() / self.extents_per_region(), extent.region());
         Ok(extent)
     }

@@ -91,7 +91,7 @@ impl Rig {
             .unwrap()
     }
 
-    /// Has the broker take back leases of a store.
+    /// Makes the broker take back leases of a store.
     fn take_back(&self, store: &FileStore, count: u32, grace: Duration) -> RevokeResponse {
         let owner = store.pool.owner().0;
         let request = RevokeRequest { owner, count, grace_ms: grace.as_millis() as u64 };
@@ -123,7 +123,7 @@ fn read(file: &FarFile, session: &Session, offset: u64, length: usize) -> Result
 fn wait_until(mut condition: impl FnMut() -> bool) {
     let started = Instant::now();
     while !condition() {
-        assert!(started.elapsed() < Duration::from_secs(30), "waited too long");
+        assert!(started.elapsed() < Duration::from_secs(30), "the condition did not hold in time");
         std::thread::yield_now();
     }
 }
@@ -258,7 +258,7 @@ fn swapped_and_replayed_blocks_do_not_pass() {
 }
 
 #[test]
-fn a_session_whose_memory_is_taken_says_so_and_not_that_too_much_was_asked_for() {
+fn a_session_without_free_memory_reports_that_and_not_a_request_that_is_too_long() {
     let rig = Rig::new(1, 4);
     let (store, session) = rig.store(TransportChoice::Shm);
     let file = store.create();
@@ -443,7 +443,7 @@ fn failing_reads_leave_a_session_as_good_as_before() {
 }
 
 #[test]
-fn cutting_off_a_file_with_losses_leaves_nothing_to_come_back() {
+fn truncating_a_file_with_losses_leaves_no_old_contents() {
     let (_rig, _store, session, file) = half_lost(TransportChoice::Shm);
     file.set_size(&session, 100).unwrap();
     assert_eq!(file.allocated_bytes(), EXTENT_BYTES);
@@ -553,7 +553,7 @@ fn impossible_ranges_are_refused() {
 }
 
 #[test]
-fn files_go_on_when_a_client_is_let_into_their_region_and_shut_out_again() {
+fn files_continue_when_a_client_is_admitted_to_their_region_and_fenced() {
     for transport in [TransportChoice::Shm, TransportChoice::Tcp] {
         let rig = Rig::new(1, 2);
         let (store, session) = rig.store(transport);
@@ -595,7 +595,7 @@ fn files_move_out_of_regions_that_are_taken_back_while_they_are_written() {
         busy.write(&session, 0, &[0; 2 * BLOCK_BYTES]).unwrap();
         let before = regions_of(&quiet);
         let old = quiet.inner.map.read().extent(0).unwrap();
-        // Regions may still be on their way to the store; what was lent last is taken back first.
+        // The store may still be getting regions; the last ones are taken back first.
         let mut taken = 0;
         wait_until(|| match rig.take_back(&store, 16, Duration::from_secs(600)).revoked {
             0 => true,
@@ -630,7 +630,7 @@ fn files_move_out_of_regions_that_are_taken_back_while_they_are_written() {
 }
 
 #[test]
-fn what_cannot_be_moved_serves_to_the_end_of_its_lease_and_is_an_error_then() {
+fn an_extent_that_cannot_be_moved_serves_until_its_lease_ends_and_is_an_error_then() {
     let rig = Rig::new(1, 1);
     let (store, session) = rig.store(TransportChoice::Shm);
     let file = store.create();

@@ -1,4 +1,4 @@
-//! What is known of all redundant data of a store: what was lost, what is being rebuilt, what a scrub found.
+//! The state of a store's redundant data: losses, rebuilds, and the results of scrubs.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::error::FileError;
 use crate::guest::DirectBytes;
 use crate::retry::Retry;
 
-/// Default limit of rebuilding, on a network that others use as well.
+/// Default limit of rebuilding: other traffic uses the network as well.
 pub const DEFAULT_REBUILD_BYTES_PER_S: u64 = 200 << 20;
 
 // The counters are for people: they guard nothing, hence `Relaxed`.
@@ -19,15 +19,15 @@ pub const DEFAULT_REBUILD_BYTES_PER_S: u64 = 200 << 20;
 /// Progress of a piece of work, in blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Progress {
-    /// Whether it is under way.
+    /// Whether the work is in progress.
     pub running: bool,
-    /// Blocks there were to do when it began.
+    /// Blocks to do when the work began.
     pub total: u64,
     /// Blocks done.
     pub done: u64,
-    /// How often such work finished with everything done, since the store began.
+    /// How many times such work ended with all blocks done, since the store began.
     pub finished: u64,
-    /// How often such work has ended, with everything done or not, since the store began.
+    /// How many times such work ended, with all blocks done or not, since the store began.
     pub attempts: u64,
 }
 
@@ -40,26 +40,26 @@ pub struct VolumeStatus {
     pub redundant_files: u64,
     /// Extents of redundant files.
     pub extents: u64,
-    /// Extents of redundant files that are missing, since their node or lease is gone: what they held is
-    /// reconstructed from the others, unless it is lost.
+    /// Extents of redundant files that are missing, since their node or lease is lost. Their contents are
+    /// reconstructed from the other members, unless these are lost, too.
     pub missing_extents: u64,
-    /// Extents of all files, with or without redundancy, that are missing and held something that nothing
-    /// else has: reading it is an error.
+    /// Extents of all files, with or without redundancy, that are missing and had contents that cannot be
+    /// reconstructed. Reading these is an error.
     pub lost_extents: u64,
-    /// Whether something is known that has to be rebuilt, or may have to.
+    /// Whether some extents have to be rebuilt, or may have to be.
     pub to_rebuild: bool,
-    /// The rebuild under way, or the last one.
+    /// The rebuild in progress, or the last one.
     pub rebuild: Progress,
     /// Why the last rebuild did not finish; it is tried again. `None`: it finished.
     pub rebuild_waits_for: Option<FileError>,
-    /// The scrub under way, or the last one.
+    /// The scrub in progress, or the last one.
     pub scrub: Progress,
-    /// Blocks of those done that this scrub could not read: they are missing, or could not be had for now.
+    /// Blocks that this scrub has passed without reading them: they are missing, or cannot be read for now.
     pub unread_blocks: u64,
-    /// Blocks that were not what was written there, since the store began.
+    /// Blocks that did not hold the data that were written there, since the store began.
     pub wrong_blocks: u64,
     /// Blocks that were repaired in place, since the store began.
-    pub mended_blocks: u64,
+    pub repaired_blocks: u64,
     /// Blocks that could not be repaired: there is no redundancy, or more is lost than it survives. Each
     /// scrub counts those that it finds again.
     pub lost_blocks: u64,
@@ -107,21 +107,21 @@ impl Counter {
     }
 }
 
-/// What a store notes about its redundant data.
+/// What a store records about its redundant data.
 #[derive(Debug)]
 pub(crate) struct Volume {
     pub(crate) rebuild: Counter,
     pub(crate) scrub: Counter,
     wrong: AtomicU64,
-    mended: AtomicU64,
+    repaired: AtomicU64,
     lost: AtomicU64,
     hedged: AtomicU64,
-    /// Of the scrub under way, or the last.
+    /// Blocks that the scrub in progress, or the last one, could not read.
     unread: AtomicU64,
-    /// When a failed rebuild is tried again.
+    /// Says when a failed rebuild is tried again.
     retry: Mutex<Retry>,
     /// Some parity is lost, or some extent in doubt.
-    to_mend: AtomicBool,
+    to_repair: AtomicBool,
     /// A scrub was asked for.
     scrub_wanted: AtomicBool,
     /// How many of the stock's losses had occurred when everything was last rebuilt.
@@ -135,12 +135,12 @@ impl Default for Volume {
             rebuild: Counter::default(),
             scrub: Counter::default(),
             wrong: AtomicU64::default(),
-            mended: AtomicU64::default(),
+            repaired: AtomicU64::default(),
             lost: AtomicU64::default(),
             hedged: AtomicU64::default(),
             unread: AtomicU64::default(),
             retry: Mutex::default(),
-            to_mend: AtomicBool::default(),
+            to_repair: AtomicBool::default(),
             scrub_wanted: AtomicBool::default(),
             rebuilt_up_to: AtomicU64::default(),
             rebuild_bytes_per_s: AtomicU64::new(DEFAULT_REBUILD_BYTES_PER_S),
@@ -153,11 +153,11 @@ impl Volume {
         self.wrong.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(crate) fn mended(&self) {
-        self.mended.fetch_add(1, Ordering::Relaxed);
+    pub(crate) fn repaired(&self) {
+        self.repaired.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(crate) fn beyond_mending(&self, blocks: u64) {
+    pub(crate) fn beyond_repair(&self, blocks: u64) {
         self.lost.fetch_add(blocks, Ordering::Relaxed);
     }
 
@@ -175,10 +175,10 @@ impl Volume {
         self.unread.fetch_add(blocks, Ordering::Relaxed);
     }
 
-    /// Makes the next rebuild due at once, because it was asked for.
+    /// Makes the next rebuild due at once, because an operator or program has requested it.
     pub(crate) fn ask_rebuild(&self) {
         self.retry.lock().now();
-        self.ask_for_mending();
+        self.ask_for_repair();
     }
 
     /// Whether a rebuild that failed before may be tried again at `now`.
@@ -191,37 +191,37 @@ impl Volume {
         self.retry.lock().waits_for(failure);
     }
 
-    /// A rebuild has ended: everything was done, or something, or nothing.
+    /// A rebuild has ended, with all, some or none of the work done.
     pub(crate) fn rebuild_ended(&self, now: Millis, failure: Option<FileError>) {
         self.retry.lock().ended(now, failure, self.rebuild.done.load(Ordering::Relaxed) > 0);
-        self.rebuild.end(failure.is_none() && !self.is_to_mend());
+        self.rebuild.end(failure.is_none() && !self.is_to_repair());
     }
 
-    /// Reports what was counted and noted since the store began.
+    /// Writes the counts and records since the store began into `status`.
     pub(crate) fn tell(&self, status: &mut VolumeStatus) {
         status.rebuild = self.rebuild.progress();
         status.scrub = self.scrub.progress();
         status.rebuild_waits_for = self.retry.lock().failure();
         status.unread_blocks = self.unread.load(Ordering::Relaxed);
         status.wrong_blocks = self.wrong.load(Ordering::Relaxed);
-        status.mended_blocks = self.mended.load(Ordering::Relaxed);
+        status.repaired_blocks = self.repaired.load(Ordering::Relaxed);
         status.lost_blocks = self.lost.load(Ordering::Relaxed);
         status.hedged_reads = self.hedged.load(Ordering::Relaxed);
     }
 
-    /// Something is not as redundant as it should be.
-    pub(crate) fn ask_for_mending(&self) {
-        // Release: pairs with the acquiring swap and load below. A rebuilder that takes the note finds the
-        // words that it is about.
-        self.to_mend.store(true, Ordering::Release);
+    /// Requests a rebuild: some data have less redundancy than they should.
+    pub(crate) fn ask_for_repair(&self) {
+        // Release: pairs with the acquiring swap and load below. A rebuilder that takes the request finds the
+        // words that caused it.
+        self.to_repair.store(true, Ordering::Release);
     }
 
-    pub(crate) fn take_to_mend(&self) -> bool {
-        self.to_mend.swap(false, Ordering::Acquire)
+    pub(crate) fn take_to_repair(&self) -> bool {
+        self.to_repair.swap(false, Ordering::Acquire)
     }
 
-    pub(crate) fn is_to_mend(&self) -> bool {
-        self.to_mend.load(Ordering::Acquire)
+    pub(crate) fn is_to_repair(&self) -> bool {
+        self.to_repair.load(Ordering::Acquire)
     }
 
     pub(crate) fn rebuilt_up_to(&self) -> u64 {

@@ -1,4 +1,4 @@
-//! Writing: blocks are locked, stored in far memory, and only then described by new words (B3).
+//! Writing: blocks are locked, and stored in far memory, and only then get new words (B3).
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -16,11 +16,11 @@ use crate::rules::Rules;
 use crate::split::{Piece, pieces_of};
 use crate::staging::staging;
 
-/// How often a write follows an extent that was moved or truncated away while the write waited. A move takes
-/// one; more are needed only if others truncate the file at the same time, again and again.
+/// How many times a write starts again because its extent was moved or truncated while the write waited. A
+/// move causes one new start; more happen only if other operations truncate the file again and again.
 pub(crate) const MAX_MOVES: u32 = 16;
 
-/// What became of a piece.
+/// The outcome of storing a piece.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Stored {
     Yes,
@@ -44,7 +44,7 @@ impl<R: Rules> FileCore<R> {
             return Ok(());
         }
         let writes = pieces_of(offset, data).map(|(piece, own)| self.write_piece(core, piece, own));
-        // All run to their end, whatever becomes of one: a write dropped halfway would be in doubt.
+        // All writes run to their end, even if one fails: a write dropped halfway would be in doubt.
         join_all(writes).await.into_iter().collect::<Result<(), _>>()?;
         self.written_anew(offset, data);
         Ok(())
@@ -72,10 +72,10 @@ impl<R: Rules> FileCore<R> {
         Err(FileError::Unavailable { offset: piece.file_offset(piece.start) })
     }
 
-    /// Replaces a lost extent that is about to be written as a whole. Until the new contents are there,
-    /// reading still fails, whether or not they ever come: a hole would read as zeros.
+    /// Replaces a lost extent that is about to be written as a whole. Until the new contents are stored,
+    /// reading still fails, even if they never are: a hole would read as zeros.
     async fn replace_lost(&self, stripe: u64) -> Result<(), FileError> {
-        let lost = self.map.read().extent(stripe).filter(|extent| extent.region().is_over());
+        let lost = self.map.read().extent(stripe).filter(|extent| extent.region().has_ended());
         let Some(lost) = lost else { return Ok(()) };
         let fresh = self.take_extent(stripe).await?;
         self.store.words.lose(&fresh);
@@ -84,7 +84,7 @@ impl<R: Rules> FileCore<R> {
     }
 
     /// Makes part of an extent read as zeros: whole blocks by their words alone. A block that cannot be
-    /// zeroed is marked lost: it must not come back with other contents.
+    /// zeroed is marked lost: its old contents must not appear again.
     pub(crate) async fn zero(&self, core: &SessionCore, piece: Piece) {
         for block in piece.first_block()..piece.end_block() {
             let start = block * BLOCK_BYTES as u64;
@@ -103,8 +103,8 @@ impl<R: Rules> FileCore<R> {
             match self.zero_in(core, within, &extent).await {
                 Ok(true) => return,
                 Ok(false) => {}
-                // Unless the extent was moved or truncated away meanwhile: then what failed is no longer the
-                // file's.
+                // `lose_in` returns false if the extent was moved or truncated meanwhile: then the block that
+                // failed is no longer the file's.
                 Err(_) if self.map.write().lose_in(&within, &extent) => return,
                 Err(_) => {}
             }
@@ -136,7 +136,8 @@ impl<R: Rules> FileCore<R> {
         match self.store_piece(core, within, extent, |target| target.fill(0)).await? {
             Stored::Yes => Ok(true),
             Stored::Elsewhere => Ok(false),
-            // Only a lost block has to be moved first, and of that nothing can be kept.
+            // Only an extent with lost blocks has to be moved first, and a lost block has no contents to
+            // keep.
             Stored::MoveFirst => Err(FileError::Lost { offset: within.file_offset(within.start) }),
         }
     }
@@ -169,10 +170,10 @@ impl<R: Rules> FileCore<R> {
         if !self.is_in_place(piece.stripe, extent) {
             return Ok(Stored::Elsewhere);
         }
-        // A block that a late write may hit is lost, or was lost and has been cleared since. Blocks that can
-        // be read are not among these.
+        // Blocks that a late write may hit are lost, or were lost and have been cleared since. Readable
+        // blocks are not among them.
         if self.store.words.is_doubted(extent) {
-            extent.doubt(); // a direct client may have found out
+            extent.doubt(); // a direct client may have recorded it
         }
         if R::may_still_change(extent) && locks.any(|word| word.is_lost() || word.is_empty()) {
             return Ok(Stored::MoveFirst);
@@ -298,7 +299,7 @@ impl<'a, R: Rules> Locks<'a, R> {
         self.held.iter().any(|&(_, word)| is_such(word))
     }
 
-    /// From here on, until the blocks are released, what lies in them is indeterminate.
+    /// From here on, until the blocks are released, their contents are indeterminate.
     pub(crate) fn begin_store(&mut self) {
         self.in_doubt = true;
     }

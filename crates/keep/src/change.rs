@@ -160,7 +160,7 @@ pub(crate) mod tests {
 
     proptest! {
         #[test]
-        fn a_record_is_read_as_it_was_written_and_tells_where_it_ends(
+        fn a_record_is_decoded_with_its_changes_and_its_length(
             changes in vec(any_change(), 0..10), behind in vec(any::<u8>(), 0..20),
         ) {
             let mut record = encode(&changes).unwrap();

@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn state_and_memory_are_there_again_and_only_the_owner_may_look() {
+    fn state_and_memory_are_found_again_and_only_the_owner_has_access() {
         let parent = tempfile::tempdir().unwrap();
         let path = parent.path().join("keep");
         let (dir, found) = KeepDir::open(&path, WORDS_BYTES).unwrap();

@@ -1,9 +1,9 @@
-//! Question: does a directory return what was written there, wherever its files lie?
+//! Question: does a directory return the bytes that were written there, on whatever storage its files lie?
 //! Method: the same work from the same seed: large and small writes, reads after the kernel has forgotten
 //! all its pages, and what databases do with names and sizes. `testbed/test-rdma paper2` runs it on a mount
 //! and, for comparison, on paper 2's own stack.
 //! Check: all bytes, against a model in memory; the first wrong one ends the program with a panic. The
-//! files `large` and `cut` stay, and are the same wherever the work was done.
+//! files `large` and `cut` stay, and are the same on every directory.
 //!
 //!     file_work DIRECTORY
 //!
@@ -16,8 +16,8 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// Some hundred extents, and more unwritten data than the kernel holds back in a virtual machine with 1 GiB
-/// of memory.
+/// Some hundred extents, and more than the unwritten data that the kernel holds back in a virtual machine
+/// with 1 GiB of memory.
 const LARGE_BYTES: usize = 96 << 20;
 /// The size in which database systems write temporary files and sort runs.
 const SEQUENTIAL_BYTES: usize = 512 << 10;
@@ -165,7 +165,7 @@ fn names(directory: &Path) -> io::Result<Vec<String>> {
     Ok(names)
 }
 
-/// Has the kernel forget the contents of all files, including those below a loop device.
+/// Makes the kernel forget the contents of all files, including those below a loop device.
 fn forget_cached() -> io::Result<()> {
     rustix::fs::sync(); // the kernel keeps pages that are not written yet
     fs::write("/proc/sys/vm/drop_caches", "3")

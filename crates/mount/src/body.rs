@@ -32,9 +32,9 @@ pub(crate) struct Body {
     pub(crate) growth: Growth,
     /// Some direct client has asked for its layout since it was first opened.
     pub(crate) wanted_by_guests: AtomicBool,
-    /// Pages that the kernel may still hold from before direct clients worked on the file.
+    /// Whether the kernel may hold pages that are older than writes of direct clients.
     pub(crate) pages: Pages,
-    /// Held while the kernel is told the size.
+    /// The flusher holds this lock while it tells the kernel the size.
     pub(crate) telling: Mutex<()>,
 }
 
@@ -66,8 +66,8 @@ impl Pages {
         let closed = self.closed.load(Ordering::Relaxed);
         if self.forgotten.load(Ordering::Relaxed) != closed {
             forget();
-            // Release: by then the kernel has forgotten its pages. Pages from after a later close are not
-            // covered.
+            // Release: the kernel has forgotten its pages before this store. Pages that it may hold since a
+            // later close are not covered.
             self.forgotten.store(closed, Ordering::Release);
         }
     }
@@ -178,11 +178,11 @@ mod tests {
         assert!(pages.are_doubtful());
         let forgotten = Cell::new(0);
         pages.forget(|| {
-            assert!(pages.are_doubtful(), "another opening has to wait for this, too");
+            assert!(pages.are_doubtful(), "another `open` has to wait for this, too");
             pages.doubt();
             forgotten.set(forgotten.get() + 1);
         });
-        assert!(pages.are_doubtful(), "guests were at work while the kernel forgot");
+        assert!(pages.are_doubtful(), "guests wrote while the kernel forgot its pages");
         pages.forget(|| forgotten.set(forgotten.get() + 1));
         assert_eq!((pages.are_doubtful(), forgotten.get()), (false, 2));
     }

@@ -1,21 +1,21 @@
-//! The flusher: it has the kernel write back the data that it has collected for a file, and tells it the size
-//! of a file.
+//! The flusher: it makes the kernel write back the data that the kernel has collected for a file, and tells
+//! the kernel the size of a file.
 //!
 //! The kernel asks for data and holes without writing back first, so the daemon may not know the newest data.
-//! The daemon can have them written by declaring the kernel's pages of the file invalid. That call returns
-//! when worker threads have written the pages. So no worker may make it: if all did, none would be left to
-//! write.
+//! The daemon can make the kernel write them by declaring the kernel's pages of the file invalid. That call
+//! returns when worker threads have written the pages. So no worker may make it: if all did, none would be
+//! left to write.
 //!
 //! F1. One thread makes these calls, another answers the requests that need them, and no worker waits for
 //!     either.
-//! F2. The first thread cannot be killed while it waits for pages. So that the daemon's end is noticed
-//!     nevertheless, this thread shares no descriptor with the others but the device's; the watcher ends the
-//!     connection, and with it the wait. The second thread has all descriptors: a request is answered on the
-//!     descriptor from which it was read.
+//! F2. The first thread cannot be killed while it waits for pages. The watcher must notice the daemon's end
+//!     all the same, so this thread shares only the device's descriptor with the other threads. The watcher
+//!     ends the connection, and with it the wait. The second thread has all descriptors: a request is
+//!     answered on the descriptor from which it was read.
 //! F3. Where the watcher could not end the connection, there is no flusher: a killed daemon must not leave
 //!     any process hanging.
 //!
-//! F4. To tell the kernel a size, the flusher stores the file's last byte in the kernel's pages and has the
+//! F4. To tell the kernel a size, the flusher stores the file's last byte in the kernel's pages and makes the
 //!     kernel forget that page. The store raises the kernel's size at once, and makes the kernel drop older
 //!     answers.
 //! F5. Both this and forgetting all pages take locks of pages, but not the lock of the inode. A process may
@@ -96,7 +96,7 @@ impl Flusher {
         Ok(Flusher { jobs })
     }
 
-    /// Has the kernel write back all that it holds of a file from a byte on, and then calls `then`.
+    /// Makes the kernel write back all that it holds of a file from a byte on, and then calls `then`.
     pub(crate) fn flush(
         &self,
         node: INodeNo,
@@ -106,7 +106,7 @@ impl Flusher {
         self.jobs.try_send(Job { node, work: Work::Flush(from), then: Box::new(then) }).map_err(|_| Crowded)
     }
 
-    /// Has the kernel forget the pages of a file on which direct clients (called *guests* in the code) have
+    /// Makes the kernel forget the pages of a file on which direct clients (called *guests* in the code) have
     /// worked, tells it the size of the file, and then calls `then`. Growth by direct clients must have ended
     /// before.
     pub(crate) fn tell(

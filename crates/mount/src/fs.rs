@@ -1,7 +1,7 @@
 //! The file system's handlers of kernel requests: each turns a request into a reply, and does nothing else.
 //!
-//! M1. Every request gets exactly one reply. A handler that panics answers EIO, and poisons what it may have
-//!     left half done: one file, or the names of the mount.
+//! M1. Every request gets exactly one reply. A handler that panics answers EIO, and poisons the state that it
+//!     may have left half changed: one file, or the names of the mount.
 //! M2. Reads and writes of open files never take the namespace's lock.
 //! M3. The namespace's lock is never held during an operation on far memory, nor while far memory is freed.
 //! M4. The kernel collects writes (its write-back cache) and sends them to the daemon soon after. If storing
@@ -13,9 +13,9 @@
 //! M6. The kernel may cache names, attributes and pages for as long as it likes, since only its own requests
 //!     change them. The exception is a mount with direct clients: processes that work on files without the
 //!     kernel (called *guests* in the code, module `guests`). They change contents and times, and never a
-//!     size that the kernel goes by, so the kernel collects no writes there. The kernel serialises changes of
-//!     a file's size by its inode lock. But it writes pages back at any moment, so crate `file` must allow a
-//!     write beside any other operation on the file.
+//!     size that the kernel relies on, so the kernel collects no writes there. The kernel serialises changes
+//!     of a file's size by its inode lock. But it writes pages back at any moment, so crate `file` must allow
+//!     a write beside any other operation on the file.
 //! M7. The daemon, not the kernel, clears set-user-id bits of files that are written to. Otherwise the kernel
 //!     would ask before every write whether the file has an extended attribute that gives privileges.
 //! Not here: the rules of names (`namespace`), of far memory (crate `file`), mounting (`attach`).
@@ -97,7 +97,7 @@ pub(crate) type Outcome<T> = Result<T, Failure>;
 pub(crate) struct FarFs {
     pub(crate) store: FileStore,
     namespace: RwLock<Namespace<Arc<Body>>>,
-    /// Where the names are written for a later process, if they are.
+    /// The journal to which names are written for a later process, if there is one.
     journal: Option<Arc<dyn Journal>>,
     /// A handler panicked in the namespace and may have left it half changed.
     names_poisoned: AtomicBool,
@@ -121,9 +121,9 @@ pub(crate) enum Repeating {
     /// Written data could not be stored, with this error number. A pool that stays full does not hide the
     /// loss of a node.
     NotStored(i32),
-    /// Too many processes seek data and holes at a time.
+    /// Too many processes search for data and holes at the same time.
     Seeks,
-    /// The kernel has to be told the sizes of too many files at a time.
+    /// The kernel has to be told the sizes of too many files at the same time.
     Sizes,
 }
 
@@ -203,7 +203,7 @@ impl FarFs {
     fn drop_privileges(&self, node: INodeNo) {
         let dropped = self.names_mut().and_then(|mut names| Ok(names.drop_privileges(ino(node))?));
         if let Err(Failure(errno)) = dropped {
-            tracing::warn!(?errno, "a file keeps its privileges though it was written to");
+            tracing::warn!(?errno, "the privileges of a file that was written to cannot be cleared");
         }
         self.ask_before_writing(node); // the kernel's copy of the mode is out of date
     }
@@ -261,13 +261,16 @@ impl Filesystem for FarFs {
             asked.filter(|asked| self.registry.is_none() || *asked != InitFlags::FUSE_WRITEBACK_CACHE)
         {
             if let Err(missing) = config.add_capabilities(capability) {
-                tracing::debug!(?missing, "the kernel is too old for this, and does without");
+                tracing::debug!(
+                    ?missing,
+                    "the kernel is too old for these capabilities, and runs without them"
+                );
             }
         }
         self.keeps_xattrs = config.add_capabilities(InitFlags::FUSE_HANDLE_KILLPRIV_V2).is_ok();
         // For a value out of range, each setter returns the nearest one that it accepts.
         if let Err(most) = config.set_max_write(MAX_REQUEST_BYTES) {
-            tracing::debug!(most, "smaller writes than wished for");
+            tracing::debug!(most, "the kernel limits the size of writes");
         }
         if let Err(most) = config.set_max_readahead(MAX_REQUEST_BYTES) {
             let _ = config.set_max_readahead(most);

@@ -68,11 +68,11 @@ impl Openings {
 /// Whether a file is to be opened to direct clients: one has asked for its layout, and all handles are
 /// registered.
 fn wants_opening(body: &Body, doors: &Openings) -> bool {
-    // Relaxed: a client that asks after this look has the opener look at the doors once more.
+    // Relaxed: if a client asks after this load, the opener checks the doors once more.
     doors.all_registered() && !doors.is_open && body.wanted_by_guests.load(Ordering::Relaxed)
 }
 
-/// The open handles of a file, as its body keeps them.
+/// The open handles of a file, under a lock, in its body.
 pub(crate) type Doors = Mutex<Openings>;
 
 impl FarFs {
@@ -81,8 +81,8 @@ impl FarFs {
         if self.registry.is_none() {
             return Ok(());
         }
-        // The lock is held while direct clients finish their operations: others that open the file have to
-        // wait for that as well.
+        // The lock is held while direct clients finish their operations: other calls that open the file have
+        // to wait for that as well.
         let mut doors = body.doors.lock();
         doors.made += 1;
         body.growth.end(&body.far, Until::Allowed);
@@ -101,8 +101,8 @@ impl FarFs {
         }
         if doors.all == 0 {
             body.growth.end(&body.far, Until::Allowed);
-            // An error is ignored: no request depends here on direct clients having finished. What they may
-            // still work on is kept for them.
+            // An error is ignored: no request depends on direct clients having finished here. Extents that
+            // they may still use are kept for them.
             let _ = self.close_to_guests(body, &mut doors);
             body.wanted_by_guests.store(false, Ordering::Relaxed);
         } else if wants_opening(body, &doors) {
@@ -123,7 +123,10 @@ impl FarFs {
             Some(flusher) if !body.growth.is_known() || body.pages.are_doubtful() => {
                 flusher.tell(node, body.clone(), answer).map_err(|_| {
                     if let Some(left_out) = self.warnings.occurs(Repeating::Sizes, Instant::now()) {
-                        tracing::warn!(left_out, "too many files wait for the kernel to be told their sizes");
+                        tracing::warn!(
+                            left_out,
+                            "too many files wait until the kernel has learnt their sizes"
+                        );
                     }
                     Errno::EIO.into()
                 })

@@ -46,7 +46,7 @@ pub struct MountConfig {
     /// Most far memory, in bytes. Names and attributes may take an eighth as much of this process's memory,
     /// in addition.
     pub limit_bytes: Option<u64>,
-    /// Which users may run direct clients; `None`: nobody.
+    /// Which users may run direct clients; `None`: no user.
     pub acceleration: Option<Acceleration>,
 }
 
@@ -71,9 +71,9 @@ impl MountConfig {
 
 /// Why serving ended.
 enum End {
-    /// The session ended by itself: the file system was unmounted.
+    /// The session has ended: the file system was unmounted.
     Unmounted(io::Result<()>),
-    /// The owner of the mount asked for its end.
+    /// The owner of the mount has asked it to stop.
     Stopped,
     /// A worker thread has died.
     Crippled,
@@ -104,8 +104,10 @@ pub fn run(
     let flusher = attached.can_be_ended().then(|| Flusher::start(device.as_fd()));
     let flusher = flusher.transpose().map_err(MountError::Broken)?;
     let growing = if flusher.is_some() && kept.is_none() { Growing::ByGuests } else { Growing::ByKernel };
-    let registry =
-        config.acceleration.as_ref().map(|acceleration| open_hall(acceleration, &kernel, &store, growing));
+    let registry = config
+        .acceleration
+        .as_ref()
+        .map(|acceleration| start_registry(acceleration, &kernel, &store, growing));
     let registry = registry.transpose().map_err(MountError::Broken)?;
     let (registry, guests) = registry.unzip();
     let budget = Budget::of(config.limit_bytes, rustix::process::geteuid().as_raw());
@@ -116,7 +118,7 @@ pub fn run(
     let mut options = Config::default();
     options.n_threads = Some(config.threads.clamp(1, MAX_THREADS));
     options.clone_fd = true;
-    // The kernel has already checked who may use the mount (`allow_other`, `default_permissions`).
+    // The kernel has already checked which users may use the mount (`allow_other`, `default_permissions`).
     let session =
         Session::from_fd(file_system, device, SessionACL::All, options).map_err(MountError::Broken)?;
     if let Err(error) = attached.widen_readahead() {
@@ -136,10 +138,10 @@ pub fn run(
             attached.forget();
             result.map_err(MountError::Broken)
         }
-        End::Stopped => take_away(&mut attached, &end),
+        End::Stopped => unmount(&mut attached, &end),
         End::Crippled => {
             tracing::error!("a worker thread died; the mount ends");
-            take_away(&mut attached, &end).and(Err(MountError::Broken(io::ErrorKind::Other.into())))
+            unmount(&mut attached, &end).and(Err(MountError::Broken(io::ErrorKind::Other.into())))
         }
     };
     // The order matters: the mount first, then its watcher, then the leases.
@@ -151,7 +153,7 @@ pub fn run(
 }
 
 /// Starts the registry of direct clients, and the threads that serve them.
-fn open_hall(
+fn start_registry(
     acceleration: &Acceleration,
     kernel: &Kernel,
     store: &FileStore,
@@ -183,7 +185,7 @@ fn serve_until(end: &Receiver<io::Result<()>>, stop: &Receiver<()>, bell: &Bell)
 }
 
 /// Unmounts and waits for the workers. A connection that broke meanwhile is not an error.
-fn take_away(attached: &mut Attached, end: &Receiver<io::Result<()>>) -> Result<(), MountError> {
+fn unmount(attached: &mut Attached, end: &Receiver<io::Result<()>>) -> Result<(), MountError> {
     attached.detach().map_err(MountError::Broken)?;
     if end.recv_timeout(STOP_POLL).is_ok() {
         return Ok(());
@@ -193,7 +195,9 @@ fn take_away(attached: &mut Attached, end: &Receiver<io::Result<()>>) -> Result<
         tracing::debug!(%error, "the connection ends with this process");
     }
     if end.recv_timeout(END_LIMIT).is_err() {
-        tracing::warn!("files are still open, or far memory is awaited; both end with this process");
+        tracing::warn!(
+            "files are still open, or operations on far memory are in progress; they end with this process"
+        );
     }
     Ok(())
 }

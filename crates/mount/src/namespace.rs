@@ -2,8 +2,8 @@
 //!
 //! N1. The link count of an inode is the number of entries that name it (for a directory: its own entry, its
 //!     `.`, and the `..` of each directory in it). Every entry names an inode that exists.
-//! N2. An inode without a name lives exactly as long as the kernel remembers it or holds it open. The call
-//!     that ends it returns its body, so that the caller frees far memory without holding a lock.
+//! N2. An inode without a name exists exactly as long as the kernel remembers it or holds it open. The call
+//!     that removes it returns its body, so that the caller frees far memory without holding a lock.
 //! N3. Exactly one path leads from the root to a directory; no directory lies inside itself.
 //! N4. Inode numbers and directory cookies are never reused: a stale number finds nothing, and `readdir`
 //!     continues where it stopped, whatever happened in between.
@@ -140,7 +140,7 @@ pub struct Ownership {
 /// When an inode was read, written and changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Times {
-    /// Set by `utimens` only; reads do not move it (the mount is `noatime`).
+    /// Set by `utimens` only; reads do not change it (the mount is `noatime`).
     pub accessed: SystemTime,
     /// When the contents were last written.
     pub modified: SystemTime,

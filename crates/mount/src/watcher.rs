@@ -101,7 +101,7 @@ impl Drop for Watcher {
 /// All that the child needs, prepared before the fork.
 struct Plan {
     mountpoint: CString,
-    /// `fusermount3` and its arguments, for users that may not unmount by themselves.
+    /// `fusermount3` and its arguments, for users that may not unmount directly.
     helper: Option<(CString, [CString; 6])>,
 }
 
@@ -127,7 +127,7 @@ fn watch(pipe: RawFd, null: RawFd, plan: &Plan) -> ! {
     unsafe {
         leave_the_daemon(pipe, null);
         if let End::Killed { mount } = end_of_daemon() {
-            take_away(plan, mount);
+            remove_mount(plan, mount);
         }
         libc::_exit(0)
     }
@@ -137,7 +137,7 @@ fn watch(pipe: RawFd, null: RawFd, plan: &Plan) -> ! {
 ///
 /// # Safety
 /// [`leave_the_daemon`] must have run.
-unsafe fn take_away(plan: &Plan, told: Option<Device>) {
+unsafe fn remove_mount(plan: &Plan, told: Option<Device>) {
     // SAFETY: system calls on numbers and on the C strings of `plan`. Only this process has that copy of
     // `plan`, and it never frees it.
     unsafe {
@@ -220,8 +220,8 @@ unsafe fn device_at(path: &CStr) -> Option<Device> {
     }
 }
 
-/// Has the kernel answer every process that waits for a mount with an error. Not possible everywhere.
-/// Unmounting by force, which not every user may do, has the same effect.
+/// Makes the kernel answer every process that waits for a mount with an error. This is not possible
+/// everywhere. Unmounting by force, which not every user may do, has the same effect.
 ///
 /// # Safety
 /// Between fork and exit only.
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn end_of_the_daemon_without_goodbye_takes_a_dead_mount_away() {
+    fn end_of_the_daemon_without_goodbye_removes_a_dead_mount() {
         let dir = tempfile::tempdir().unwrap();
         let mut watcher = start_watcher(dir.path()).unwrap();
         if dead_mount(dir.path()).is_none() {
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn goodbye_leaves_whatever_is_there() {
+    fn after_a_goodbye_the_watcher_removes_nothing() {
         let dir = tempfile::tempdir().unwrap();
         let watcher = start_watcher(dir.path()).unwrap();
         if dead_mount(dir.path()).is_none() {

@@ -17,8 +17,8 @@ struct Worker {
     bell: Option<Rope>,
 }
 
-/// Rings once any worker thread has ended. While the mount is in use, that is a bug in the FUSE crate: the
-/// request that the thread had read would never be answered.
+/// Rings as soon as any worker thread has ended. While the mount is in use, that is a bug in the FUSE crate:
+/// the request that the thread had read would never be answered.
 #[derive(Clone, Default)]
 pub(crate) struct Bell(Arc<AtomicBool>);
 

@@ -1,7 +1,8 @@
 //! Errors when there is no room: only `ENOSPC` from `write`, `fsync` and `close` on a full pool; `EFBIG`
 //! beyond the end of the largest file.
-//! `FARPOOL_TEST_FILLS=100 cargo test -p farpool-mount --test full` fills it a hundred times with writes of
-//! each size.
+//!
+//! `FARPOOL_TEST_FILLS=100 cargo test -p farpool-mount --test full` fills a pool a hundred times with writes
+//! of each size.
 
 mod support;
 
@@ -74,7 +75,7 @@ fn errors_of_filling(
 }
 
 #[test]
-fn a_full_pool_is_enospc_and_nothing_else_whatever_the_size_of_writes() {
+fn a_full_pool_is_enospc_and_nothing_else_for_every_size_of_writes() {
     let mount = TestMount::start(MEMORY_BYTES);
     let path = mount.path().join("file");
     for fill in 0..fills() {

@@ -1,5 +1,5 @@
 //! Direct clients (called *guests* in the code): processes that work on files of a mount without the kernel,
-//! beside others that ask the kernel.
+//! beside processes that use the kernel.
 
 mod support;
 
@@ -81,7 +81,7 @@ fn what_is_written_directly_and_through_the_kernel_is_one_file() {
     let path = mount.path().join("shared");
     let direct = Direct::open(&path);
     direct.until_open();
-    assert_eq!(direct.write(0, &[1; BLOCK]), None, "only the daemon takes extents");
+    assert_eq!(direct.write(0, &[1; BLOCK]), None, "only the daemon can take extents");
     direct.file.write_all_at(&[1; BLOCK], 0).unwrap();
     assert_eq!(direct.write(100, &[2; 3 * BLOCK]), Some(3 * BLOCK), "the file grows");
     assert_eq!(direct.file.metadata().unwrap().len(), 100 + 3 * BLOCK as u64);
@@ -145,7 +145,11 @@ fn a_file_that_one_process_makes_longer_has_that_size_for_every_caller() {
         direct.file.write_all_at(&[1; START as usize], 0).unwrap();
         direct.until_open();
         for (at, bytes) in [(START, BLOCK), (START + BLOCK as u64, BLOCK + 100)] {
-            assert_eq!(direct.write(at, &vec![7; bytes]), Some(bytes), "{name}: it grows without the kernel");
+            assert_eq!(
+                direct.write(at, &vec![7; bytes]),
+                Some(bytes),
+                "{name}: the file grows without the kernel"
+            );
         }
         assert_eq!(ask(&direct, &path), END, "{name}");
         assert_eq!(path.metadata().unwrap().len() / 1000, END / 1000, "{name}");
@@ -163,7 +167,7 @@ fn after_the_kernel_has_used_its_size_the_file_grows_by_the_kernel() {
     assert_eq!(
         direct.write(BLOCK as u64, &[2; BLOCK]),
         Some(BLOCK),
-        "a look at its attributes changes nothing"
+        "reading its attributes changes nothing"
     );
     assert_eq!((&direct.file).seek(SeekFrom::End(0)).unwrap(), 2 * BLOCK as u64);
     assert_eq!(direct.write(2 * BLOCK as u64, &[3; BLOCK]), None);
@@ -171,7 +175,11 @@ fn after_the_kernel_has_used_its_size_the_file_grows_by_the_kernel() {
     drop(direct);
     let direct = Direct::open(&path);
     direct.until_open();
-    assert_eq!(direct.write(2 * BLOCK as u64, &[4; BLOCK]), None, "nor when it is opened again");
+    assert_eq!(
+        direct.write(2 * BLOCK as u64, &[4; BLOCK]),
+        None,
+        "the file does not grow directly when it is opened again, either"
+    );
 }
 
 #[test]
@@ -186,7 +194,7 @@ fn files_with_several_openings_grow_by_the_kernel() {
     assert_eq!(
         (&other.file).seek(SeekFrom::End(0)).unwrap(),
         BLOCK as u64 + 100,
-        "it was told before it was open"
+        "the kernel has learnt the size before `open` returns"
     );
     other.until_open();
     for direct in [&one, &other] {
@@ -251,7 +259,7 @@ fn an_opening_that_is_not_registered_ends_the_work_on_a_file_until_it_is_closed(
 /// An `open` waits for the operation of a direct client, which needs regions and connections from the thread
 /// that redeems tickets.
 #[test]
-fn tickets_redeemed_during_an_open_delay_nobody() {
+fn tickets_redeemed_during_an_open_cause_no_delay() {
     let mount = TestMount::with_guests(64 * MIB);
     let path = mount.path().join("redeemed");
     let kept = Direct::open(&path);
@@ -265,7 +273,7 @@ fn tickets_redeemed_during_an_open_delay_nobody() {
     for _ in 0..100 {
         kept.until_open();
         let tickets: [_; 32] = std::array::from_fn(|_| register(&kept.file).unwrap().ticket);
-        // It knows no region and has no connection yet.
+        // This host knows no region and has no connection yet.
         let host = Host::join(&register(&kept.file).unwrap().socket).unwrap();
         let guest = host.open(&register(&kept.file).unwrap().ticket).unwrap();
         let start = Barrier::new(3);
@@ -321,13 +329,13 @@ fn times_change_with_direct_writes() {
 }
 
 #[test]
-fn mounts_without_acceleration_let_nobody_in() {
+fn mounts_without_acceleration_admit_no_process() {
     let mount = TestMount::start(64 * MIB);
     let file = open(&mount.path().join("plain"));
     assert_eq!(register(&file).unwrap_err().raw_os_error(), Some(libc::ENOTTY));
 }
 
-/// Not a test by itself: writes the same blocks over and over, directly, until it is killed.
+/// Not a test of its own: writes the same blocks directly, again and again, until the process is killed.
 #[test]
 fn write_when_another_test_asks() {
     let Some(path) = std::env::var_os(WRITE_AT) else { return };
@@ -362,7 +370,7 @@ fn writers_that_are_killed_leave_whole_files_that_others_read_and_write() {
         let plain = open(&path);
         let mut bytes = vec![0; 32 * BLOCK];
         plain.read_exact_at(&mut bytes, 0).unwrap();
-        assert!(bytes.iter().all(|&byte| byte != 0), "round {round}: what was never written");
+        assert!(bytes.iter().all(|&byte| byte != 0), "round {round}: a block that was never written");
         plain.write_all_at(&bytes, 0).unwrap();
     }
 }

@@ -112,7 +112,7 @@ fn names(directory: &Path) -> Outcome {
     }
 }
 
-/// One of several processes has the lock, and keeps the others waiting until the mount no longer works.
+/// One of several processes gets the lock. The others wait for it until the mount fails.
 fn lock(directory: &Path) -> Outcome {
     let file = file(directory, "lock", libc::O_DIRECT);
     ready();
@@ -120,7 +120,7 @@ fn lock(directory: &Path) -> Outcome {
     read_on(&file)
 }
 
-/// Does nothing, unless another test has started it to use a mount until that no longer works.
+/// Does nothing, unless another test has started this process to use a mount until the mount fails.
 #[test]
 fn use_a_mount_when_another_test_asks() {
     let (Ok(wish), Some(directory)) = (std::env::var(USE), std::env::var_os(USE_AT)) else { return };
@@ -133,7 +133,7 @@ fn use_a_mount_when_another_test_asks() {
         "seek" => seek_data(directory),
         "names" => names(directory),
         "lock" => lock(directory),
-        _ => panic!("{wish}: no such use"),
+        _ => panic!("{wish}: unknown use"),
     };
     let error = ended.expect_err("only the end of the mount ends this");
     assert!([Errno::NOTCONN, Errno::CONNABORTED, Errno::IO].contains(&error), "{wish}: {error}");
@@ -163,7 +163,7 @@ fn processes_on_a_mount_whose_daemon_is_killed_get_errors_and_the_next_mount_ser
             assert!(told, "{wish}: {status}");
         }
         mount.wait();
-        eventually("the watcher has taken the mount away", || !is_mounted(mount.path()));
+        eventually("the watcher has removed the mount", || !is_mounted(mount.path()));
         mount = mount.again(MEMORY_BYTES);
         assert_eq!(fs::read_dir(mount.path()).unwrap().count(), 0);
         fs::write(mount.path().join("file"), "anew").unwrap();

@@ -27,7 +27,7 @@ fn stopped_mount_is_gone_even_while_files_are_open() {
 }
 
 #[test]
-fn mount_that_somebody_else_unmounts_ends_without_an_error() {
+fn mount_that_another_process_unmounts_ends_without_an_error() {
     let mut mount = TestMount::start(MEMORY_BYTES);
     unmount(mount.path(), UnmountFlags::empty()).unwrap();
     assert!(mount.wait().success());
@@ -41,7 +41,7 @@ fn killed_daemon_leaves_no_mount_behind_and_open_files_give_errors() {
     let open = File::options().write(true).open(&path).unwrap();
     mount.kill();
     mount.wait();
-    eventually("the watcher has taken the mount away", || !is_mounted(mount.path()));
+    eventually("the watcher has removed the mount", || !is_mounted(mount.path()));
     eventually("writing gives an error", || {
         open.write_at(b"y", 0).is_err_and(|error| error.raw_os_error() == Some(libc::ENOTCONN))
     });
@@ -57,7 +57,7 @@ fn second_mount_on_the_same_directory_is_refused() {
 }
 
 #[test]
-fn full_pool_gives_enospc_from_fsync_and_from_every_write_after_and_deleting_mends_it() {
+fn full_pool_gives_enospc_from_fsync_and_later_writes_until_space_is_freed() {
     let mount = TestMount::start(MEMORY_BYTES);
     let path = mount.path().join("file");
     let mut file = File::create(&path).unwrap();

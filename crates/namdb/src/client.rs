@@ -6,6 +6,7 @@ use std::cell::{RefCell, RefMut};
 use std::sync::Arc;
 
 use farpool_fabric::block_on;
+use farpool_txn::SessionState;
 use farpool_txn::recovery::Fate;
 use farpool_wire::Version;
 
@@ -39,7 +40,7 @@ pub use core::{BusyGuard, ClientCore};
 /// ```
 pub struct Client {
     core: ClientCore<Process>,
-    own: RefCell<farpool_txn::Session>,
+    own: RefCell<SessionState>,
 }
 
 /// One user of a client. It always sees its own commits. Several sessions may be active on a thread at a
@@ -61,7 +62,7 @@ pub struct Client {
 /// ```
 pub struct Session<'a> {
     client: &'a Client,
-    session: farpool_txn::Session,
+    session: SessionState,
 }
 
 impl Client {
@@ -86,7 +87,7 @@ impl Client {
 
     /// A new session of this client, for `async` code.
     pub fn session(&self) -> Session<'_> {
-        Session { client: self, session: farpool_txn::Session::new() }
+        Session { client: self, session: SessionState::new() }
     }
 
     /// Runs a transaction: `body` reads and writes. When it returns, either all of its writes take effect or
@@ -103,7 +104,7 @@ impl Client {
         self.block_on(self.core.transact(&mut session, &body))
     }
 
-    fn own_session(&self) -> RefMut<'_, farpool_txn::Session> {
+    fn own_session(&self) -> RefMut<'_, SessionState> {
         self.own.try_borrow_mut().expect("a transaction within another")
     }
 

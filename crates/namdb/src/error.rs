@@ -71,7 +71,7 @@ pub enum DatabaseError {
     /// No member publishes cuts.
     #[error(transparent)]
     Begin(#[from] BeginError),
-    /// What the slot's earlier client left cannot be rolled back.
+    /// The commits of the slot's earlier client cannot be rolled back.
     #[error(transparent)]
     Recovery(#[from] RecoveryError),
     /// Far memory does not answer.

@@ -2,7 +2,7 @@
 //! member share.
 //!
 //! D1. A member works under grants of its own. Once it has a seat, other members fence these before they roll
-//!     back what it left.
+//!     back its commits.
 //! D2. It sends heartbeats from a task that does nothing else for long. Once it is evicted, nothing that it
 //!     does takes effect, and its clients are told so.
 //! D3. It gives its seat back only when nothing of it is in flight. Otherwise the others recover the seat, as
@@ -64,7 +64,7 @@ pub struct MemberCore<E> {
     /// A client changes the catalog.
     pub(crate) changes_catalog: AtomicBool,
     ended: Mutex<Option<Ended>>,
-    is_over: AtomicBool,
+    has_ended: AtomicBool,
     /// The seat was given back.
     has_left: AtomicBool,
 }
@@ -165,12 +165,12 @@ impl<E: Environment> MemberCore<E> {
         let done = async {
             let memory = self.memory(endpoint).await?;
             match kind {
-                DutyKind::Publisher => self.publish_if_nobody_does(&memory, &duty).await?,
-                DutyKind::Collector => self.collect_if_nobody_does(memory, &duty).await?,
+                DutyKind::Publisher => self.publish_if_role_is_free(&memory, &duty).await?,
+                DutyKind::Collector => self.collect_if_role_is_free(memory, &duty).await?,
                 DutyKind::Recoverer => self.recover_others(&memory, &duty).await?,
                 DutyKind::Fetcher => self.fetch_for_all(&memory, &duty).await?,
             }
-            duty.ends();
+            duty.end();
             Ok(())
         };
         let _ = self.or_end(done).await; // the member has ended, and knows why
@@ -216,7 +216,7 @@ impl<E: Environment> MemberCore<E> {
     /// # Errors
     /// Why not.
     pub fn check(&self) -> Result<(), Ended> {
-        if self.is_over() { Err(self.end_reason()) } else { Ok(()) }
+        if self.has_ended() { Err(self.end_reason()) } else { Ok(()) }
     }
 
     /// Why the member has ended; [`Ended::Closed`] if it has not.
@@ -225,14 +225,14 @@ impl<E: Environment> MemberCore<E> {
     }
 
     /// Whether the member has ended, or is to end.
-    pub fn is_over(&self) -> bool {
-        self.is_over.load(Ordering::Acquire) // pairs with the release in `end`
+    pub fn has_ended(&self) -> bool {
+        self.has_ended.load(Ordering::Acquire) // pairs with the release in `end`
     }
 
     /// Ends the member, for this reason. If the member has ended already, the first reason stays.
     pub fn end(&self, why: Ended) {
         self.ended.lock().get_or_insert(why);
-        self.is_over.store(true, Ordering::Release);
+        self.has_ended.store(true, Ordering::Release);
     }
 
     /// Whether the seat was given back: nothing is done under the grants any more.
@@ -253,7 +253,7 @@ impl<E: Environment> MemberCore<E> {
     /// Sleeps. Returns early once the member has ended.
     pub(crate) async fn pause(&self, endpoint: &Endpoint, long: Duration) {
         let until = endpoint.now_ns() + long.as_nanos() as u64;
-        while endpoint.now_ns() < until && !self.is_over() {
+        while endpoint.now_ns() < until && !self.has_ended() {
             endpoint.sleep(long.min(self.timing().role_pause)).await;
         }
     }

@@ -14,7 +14,7 @@ use std::rc::Rc;
 use farpool_fabric::block_on;
 pub use farpool_txn::Step;
 use farpool_txn::judge::{Outcome, Read, Transaction as Judged, Violation, Write, judge};
-use farpool_txn::{CommitError, Cut, KeyError, KeyedTable, Row, Rules, Session, Transaction, Worker};
+use farpool_txn::{CommitError, Cut, KeyError, KeyedTable, Row, Rules, SessionState, Transaction, Worker};
 use farpool_wire::{Slot, Version};
 pub use rustix::process::Signal;
 use rustix::process::{getpid, kill_process};
@@ -24,7 +24,7 @@ use crate::client::Client;
 use crate::error::{DatabaseError, Stop, TxError, of_key};
 use crate::key::KeyBytes;
 use crate::table::{Table, TableOptions};
-use crate::workers::Place;
+use crate::workers::ClientPlace;
 
 /// The name of the table that transactions work on.
 const TABLE: &str = "farpool-work";
@@ -63,12 +63,12 @@ struct Line {
 pub struct Work<'a> {
     client: &'a Client,
     worker: Rc<Worker<Striking>>,
-    place: Option<Place>,
+    place: Option<ClientPlace>,
     keyed: &'a KeyedTable,
     /// Bytes of the longest row, if rows have any length.
     longest: Option<usize>,
     rows: u64,
-    session: Session,
+    session: SessionState,
     /// Identifies the session among those of all processes.
     name: u32,
     number: u64,
@@ -195,7 +195,7 @@ impl<'a> Work<'a> {
             Err(error) => return Err(member.end_after(error.into())),
         };
         STRIKE.set(strike);
-        let (keyed, longest, session) = (table.keyed(), table.longest(), Session::new());
+        let (keyed, longest, session) = (table.keyed(), table.longest(), SessionState::new());
         let place = Some(place);
         Ok(Work { client, worker, place, keyed, longest, rows, session, name, number: 0, random, log })
     }
@@ -233,7 +233,7 @@ impl<'a> Work<'a> {
 
     async fn transact_as(
         &mut self,
-        session: &mut Session,
+        session: &mut SessionState,
         is_only_reading: bool,
         plan: &[(u64, u64, u64)],
     ) -> Result<bool, WorkError> {

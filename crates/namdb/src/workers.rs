@@ -23,7 +23,7 @@ pub(crate) struct Places {
 /// A client's place. Once it is [freed](Self::free), another client may get it as soon as no write to its
 /// word is in flight. If it is dropped without being freed, no other client gets it: its word may still be
 /// set, or a write to it may still land.
-pub(crate) struct Place {
+pub(crate) struct ClientPlace {
     places: Arc<Places>,
     number: u16,
     /// The client has left, and another one may have the place already.
@@ -45,9 +45,9 @@ impl Places {
     }
 
     /// A place for another client, which counts as busy; `None`: no place is free.
-    pub(crate) fn take(self: &Arc<Self>) -> Option<Place> {
+    pub(crate) fn take(self: &Arc<Self>) -> Option<ClientPlace> {
         let taken = self.words.iter().position(|place| place.happens(Event::Taken).1.is_some());
-        taken.map(|number| Place { places: self.clone(), number: number as u16, is_free: false })
+        taken.map(|number| ClientPlace { places: self.clone(), number: number as u16, is_free: false })
     }
 
     /// Whether there is no client, and nothing in flight for one that has left. Call it when the member has
@@ -67,7 +67,7 @@ impl Places {
 impl<E: Environment> MemberCore<E> {
     /// A place for another client, which counts as busy. The seat is not given back before the place is free
     /// again.
-    pub(crate) fn take_place(&self) -> Result<Place, DatabaseError> {
+    pub(crate) fn take_place(&self) -> Result<ClientPlace, DatabaseError> {
         self.check()?;
         let most = self.layout().limits.clients;
         let place = self.places.take().ok_or(DatabaseError::TooManyClients(most))?;
@@ -94,7 +94,7 @@ impl<E: Environment> MemberCore<E> {
 
     /// Called when a client has left, or has failed to. If its word may still be set, versions are kept for
     /// its snapshots until the others have recovered the seat. So the member ends, and the others recover it.
-    pub(crate) fn return_place(&self, place: Place, left: Result<(), LeaveError>) {
+    pub(crate) fn return_place(&self, place: ClientPlace, left: Result<(), LeaveError>) {
         match left {
             Ok(()) => place.free(),
             Err(LeaveError::Memory(error)) => drop(self.end_after(error.into())),
@@ -115,7 +115,7 @@ impl Idle<'_> {
     }
 }
 
-impl Place {
+impl ClientPlace {
     /// Which of the member's places it is.
     pub(crate) fn number(&self) -> u16 {
         self.number
@@ -163,7 +163,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for ClientPlace {
     fn drop(&mut self) {
         if !self.is_free {
             self.word().happens(Event::Abandoned);
@@ -219,13 +219,13 @@ mod tests {
     #[test]
     fn places_are_reused_unless_they_are_kept() {
         let places = Arc::new(Places::new(MOST));
-        let taken: Vec<Place> = (0..MOST).map(|_| places.take().unwrap()).collect();
+        let taken: Vec<ClientPlace> = (0..MOST).map(|_| places.take().unwrap()).collect();
         assert!(places.take().is_none());
         let mut taken = taken.into_iter();
         taken.next().unwrap().free();
         drop(taken.next());
         assert_eq!(places.take().map(|place| (place.number(), place.free())), Some((0, ())));
-        taken.for_each(Place::free);
+        taken.for_each(ClientPlace::free);
         assert!(!places.is_empty(), "one was kept");
     }
 

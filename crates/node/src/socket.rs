@@ -17,9 +17,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use farpool_control::own;
-
-/// Longest path of a Unix socket without its final zero (unix(7)).
-const SOCKET_PATH_MAX: usize = 107;
+use farpool_fabric::MAX_SOCKET_PATH_BYTES;
 
 /// Read and write for all users, which is what `connect` asks for.
 const SOCKET_MODE: u32 = 0o666;
@@ -39,8 +37,8 @@ pub(crate) fn bind_unix(path: &Path) -> io::Result<UnixListener> {
     }
     let hidden = Hidden::make(folder)?;
     let bytes = path.as_os_str().len().max(hidden.socket().as_os_str().len());
-    if bytes > SOCKET_PATH_MAX {
-        let text = format!("the socket's path has {bytes} bytes; the limit is {SOCKET_PATH_MAX}");
+    if bytes > MAX_SOCKET_PATH_BYTES {
+        let text = format!("the socket's path has {bytes} bytes; the limit is {MAX_SOCKET_PATH_BYTES}");
         return Err(io::Error::new(ErrorKind::InvalidFilename, text));
     }
     let listener = UnixListener::bind(hidden.socket())?;

@@ -1,11 +1,10 @@
 //! Takes over what a killed process held: its owner's id, and those of its leases that still run.
 //!
-//! A1. The nodes say which leases still run; until a node has answered, nothing there is used.
-//! A2. What the earlier process had recorded as lost stays lost.
-//! A3. Places where a write of the earlier process may still land are handed to nobody except the holder that
-//!     had them.
-//! A4. Numbers of regions stay what they were: tables kept beside use them. A number to which files refer is
-//!     not given to another region.
+//! A1. The nodes say which leases still run. Regions of a node are not used until the node has answered.
+//! A2. A region that the earlier process recorded as lost stays lost.
+//! A3. A place where a write of the earlier process may still land is given only to the holder that had it.
+//! A4. Regions keep their numbers, because tables kept beside the extents use them. A number to which files
+//!     refer is not given to another region.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -96,7 +95,7 @@ impl Stock {
             let Some(number) = adoption.open.remove(&region) else { continue };
             let kept = &adoption.regions[&number];
             let Some((usable_until, is_revoked)) = renewed else {
-                tracing::warn!(%region, "the lease has ended; what lay there is lost");
+                tracing::warn!(%region, "the lease has ended; the region's data are lost");
                 continue;
             };
             let (epoch, key, lease) = (kept.epoch, kept.key, kept.lease.clone());
@@ -109,7 +108,7 @@ impl Stock {
         }
     }
 
-    /// Stops waiting for answers: what is not held by now is lost.
+    /// Stops waiting for answers: regions whose nodes have not answered are lost.
     pub fn adoption_ends(&self, adoption: &mut Adoption) {
         adoption.open.clear();
         let held: BTreeSet<u64> = self.numbered_regions().iter().map(|held| held.number).collect();
@@ -122,8 +121,8 @@ impl Stock {
         }
     }
 
-    /// Hands the extent of this number to the caller, which had it. `None`: there is no such extent, or it
-    /// was taken already.
+    /// Gives the extent of this number to the caller, which had it before. `None`: there is no such extent,
+    /// or it was taken already.
     pub fn adopt_extent(&self, adoption: &mut Adoption, number: u64) -> Option<Extent> {
         let (region, place) = (number / adoption.extents_per_region, number % adoption.extents_per_region);
         if !adoption.taken.insert(number) {
@@ -135,18 +134,18 @@ impl Stock {
         self.space.lock().take_at(region, place as u32, &self.space)
     }
 
-    /// Withholds an extent that nobody has, since a write of the earlier process may still land on it.
+    /// Withholds an extent that has no holder, because a write of the earlier process may still land on it.
     pub fn shun_extent(&self, adoption: &Adoption, number: u64) {
         let (region, place) = (number / adoption.extents_per_region, number % adoption.extents_per_region);
         let extent = self.space.lock().take_at(region, place as u32, &self.space);
         if let Some(extent) = extent {
-            extent.doubt(); // so it is not given back
+            extent.doubt(); // so that dropping it does not free its place
         }
     }
 
     /// Ends the adoption: all extents that were in use are taken. Numbers of lost regions in which none was
     /// taken are free again.
-    pub fn adoption_is_over(&self, adoption: Adoption) {
+    pub fn finish_adoption(&self, adoption: Adoption) {
         let per_region = adoption.extents_per_region;
         let in_use: BTreeSet<u64> = adoption.taken.iter().map(|number| number / per_region).collect();
         let mut space = self.space.lock();

@@ -1,8 +1,8 @@
 //! Borrowing: sessions of a process share connections. A session does transfers for a sibling that has no
 //! place at the node.
 //!
-//! B1. The wait for a locked session is bounded. A borrower holds its own lock, so two borrowers that waited
-//!     for each other would otherwise wait for ever.
+//! B1. A borrower waits for a locked session only for a bounded time. It holds its own lock meanwhile, so two
+//!     borrowers could otherwise wait for each other for ever.
 //! B2. A lender does not borrow in turn.
 
 use std::sync::Weak;
@@ -15,23 +15,23 @@ use crate::pool::Shared;
 use crate::session::{Confined, Direction, Failure, Way};
 use crate::space::Extent;
 
-/// How long a borrower waits for one busy sibling: a few operations of a busy machine, after which the lock
-/// is handed to a waiting thread.
+/// How long a borrower waits for one busy sibling: as long as a few operations take on a busy machine. By
+/// then the lock's fairness has given a waiting thread its turn.
 const WAIT_FOR_ONE: Duration = Duration::from_millis(50);
 
 /// The outcome of asking siblings.
 pub(crate) enum Borrowed {
-    /// One has done the transfer, or tried to.
+    /// A sibling has done the transfer, or has tried to.
     Done(Result<(), Failure>),
-    /// Some are busy, and may be connected.
+    /// All siblings that may be connected are busy.
     AllBusy,
-    /// None of them is connected.
+    /// No sibling is connected to the node.
     NoneConnected,
 }
 
 /// The other sessions of the process.
 pub(crate) trait Siblings: Send + Sync {
-    /// Does a transfer through the connection of one of them.
+    /// Does a transfer through the connection of one session.
     fn transfer(&self, direction: Direction, extent: &Extent, offset: u64, bytes: &mut [u8]) -> Borrowed;
 }
 
@@ -69,7 +69,7 @@ impl Siblings for Weak<Shared> {
 }
 
 impl Confined {
-    /// Does a transfer for a sibling. `None`: the arena has no room for its bytes.
+    /// Does a transfer for a sibling. `None`: the arena of this session has no room for its bytes.
     fn carry(
         &self,
         direction: Direction,

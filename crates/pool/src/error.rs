@@ -65,14 +65,14 @@ pub struct NoSpace;
 /// Why an extent could not be read or written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum AccessError {
-    /// What lay there is gone.
+    /// The region's data are lost.
     #[error("region {region}: its lease has ended and its contents are lost")]
     LeaseLost {
         /// The region.
         region: RegionId,
     },
-    /// What lay on the node is gone.
-    #[error("node {node} does not answer; what lay there is lost")]
+    /// All data on the node are lost.
+    #[error("node {node} does not answer; its data are lost")]
     NodeLost {
         /// The node.
         node: NodeId,
@@ -90,7 +90,7 @@ pub enum AccessError {
     /// The node refused for a reason that no lease explains: a bug on one of the two sides.
     #[error("unexpected refusal: {0}")]
     Refused(OpError),
-    /// The transfer is larger than this session's staging arena has room for.
+    /// The session's staging arena has no room for the transfer.
     #[error("the session's staging arena is full")]
     ArenaFull,
 }
@@ -102,7 +102,7 @@ pub(crate) fn is_shortage(error: &io::Error) -> bool {
     shortage || error.kind() == io::ErrorKind::OutOfMemory
 }
 
-/// Why another client was not let into a region, or its grant not fenced.
+/// Why another client was not admitted to a region, or its grant was not fenced.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum GrantError {
     /// This process does not hold the region any more: all its grants have ended or will end, and none can be
@@ -120,8 +120,8 @@ pub enum GrantError {
         /// What it said.
         reason: String,
     },
-    /// Ask again: a client whose grant was to be fenced may still be at work. One that was to be let in got
-    /// nothing.
+    /// Ask again: a client whose grant was to be fenced may still use the region. A client that was to be
+    /// admitted has no grant.
     #[error("node {node} gave no usable answer: {reason}")]
     NoAnswer {
         /// The node.
@@ -156,18 +156,18 @@ pub enum JointError {
     NoSpace {
         /// What was asked for.
         wanted_mib: u64,
-        /// What was found before nothing more came.
+        /// What the pool could lease.
         free_mib: u64,
         /// What the broker said to the last request.
         reason: String,
     },
-    /// The lease was not renewed: what lay there is gone.
-    #[error("the lease of region {region} has ended: what lay there is gone")]
+    /// The lease was not renewed: the region's data are lost.
+    #[error("the lease of region {region} has ended: its data are lost")]
     Ended {
         /// The region.
         region: RegionId,
     },
-    /// The keys are not what a holder has written.
+    /// The bytes are not keys that a holder has encoded.
     #[error("the keys of the leases are damaged")]
     Damaged,
     /// The limit on threads or descriptors is too low.
@@ -180,7 +180,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_shortage_of_ours_is_told_from_a_node_that_is_gone() {
+    fn a_local_shortage_is_distinguished_from_a_lost_node() {
         let from = |errno: Errno| io::Error::from_raw_os_error(errno.raw_os_error());
         for errno in [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::NOBUFS] {
             assert!(is_shortage(&from(errno)), "{errno}");

@@ -1,14 +1,14 @@
 //! Pure rules for giving a node up.
 //!
-//! Giving a node up is final and loses all that lies there, so it needs more evidence than a refused
-//! connection: a node whose places are all taken refuses connections, and has lost nothing.
+//! Giving a node up is final and loses all data there, so it needs more evidence than a refused connection: a
+//! node whose places for connections are all taken refuses new ones, and has lost nothing.
 //!
 //! G1. A node whose data plane answers is not given up.
 //! G2. A request that gets no answer on a connection on which the node has answered before shows that the
 //!     data plane does not answer. The node is given up once its data plane has answered nothing for
 //!     [`SILENCE`].
 //! G3. A connection that ends, or cannot be made, says nothing while the node answers renewals. If it does
-//!     not, the node is given up [`SILENCE`] after the trouble began or the node last answered anything,
+//!     not, the node is given up [`SILENCE`] after the trouble began, or after its last answer of any kind,
 //!     whichever is later.
 //! G4. If no process listens at the node's address and no renewal is answered, the process has ended, and its
 //!     memory with it: [`GONE_AFTER`] is enough.

@@ -1,16 +1,16 @@
-//! When to ask for more regions, and for how long the outcome of the last attempt is taken for granted. Pure.
+//! When to ask for more regions, and for how long the outcome of the last attempt counts. Pure.
 
 use farpool_lease::Millis;
 
 use crate::holder::GrowthOutcome;
 
-/// How long a taker waits for an unreachable broker before it is told *no space*: long enough for a broker to
-/// restart.
+/// How long a caller that takes an extent waits for an unreachable broker before it gets *no space*: long
+/// enough for a broker to restart.
 pub(crate) const GROW_PATIENCE: Millis = Millis(3_000);
-/// How long *full* is taken for granted: a full pool is not asked again for each page that does not fit.
+/// How long the answer *full* counts: a full pool is not asked again for each page that does not fit.
 const FULL_FOR: Millis = Millis(500);
-/// Once the patience is used up, takers fail at once for this long instead of waiting for an unreachable
-/// broker. Longer than an attempt on a broker that hangs.
+/// After [`GROW_PATIENCE`] has passed, callers fail at once for this long instead of waiting for an
+/// unreachable broker. It is longer than an attempt on a broker that hangs.
 const UNREACHABLE_FOR: Millis = Millis(10_000);
 /// Pause after a failed attempt, so that a full pool is not asked for every page.
 const RETRY_PAUSE: Millis = Millis(100);
@@ -61,8 +61,8 @@ impl Growth {
         }
     }
 
-    /// Whether an attempt would bring nothing, judging by the last ones: an outage costs one patience for all
-    /// takers, not one for each.
+    /// Whether an attempt would bring nothing, judging by the last ones: during an outage the callers
+    /// together wait for one `GROW_PATIENCE`, not each for its own.
     pub fn is_hopeless(&self, now: Millis) -> bool {
         match self.last {
             GrowthOutcome::Grown => false,

@@ -8,8 +8,8 @@
 //! H3. No answer makes a holder use a region longer than the node keeps it: times count from when the holder
 //!     asked.
 //! H4. A lease that cannot be used is given back.
-//! H5. A client that is let in stops no later than the holder would: it is told for how long it may use the
-//!     region, and counts that from when it asked.
+//! H5. A client that is admitted stops no later than the holder would: it learns for how long it may use the
+//!     region, and counts that time from when it asked.
 //! Not here: memory, extents, how messages travel.
 
 use std::collections::BTreeMap;
@@ -58,14 +58,14 @@ pub enum Change {
         /// Until when it may be used, by the holder's clock.
         usable_until: Millis,
     },
-    /// The region is being taken back: what lies there has to be elsewhere by `usable_until`.
+    /// The region is being taken back: its data must be moved elsewhere before `usable_until`.
     Leave {
         /// The region.
         region: RegionId,
         /// Until when it may be used, by the holder's clock.
         usable_until: Millis,
     },
-    /// The lease has ended: what lay there is gone.
+    /// The lease has ended: the region's data are lost.
     Lost {
         /// The region.
         region: RegionId,
@@ -77,11 +77,11 @@ pub enum Change {
 /// The result of a broker's answer.
 #[derive(Debug)]
 pub struct Acquired {
-    /// Leases that are the holder's now.
+    /// Leases that the holder has now.
     pub leases: Vec<HeldLease>,
     /// Leases to give back, and why.
     pub unusable: Vec<(Lease, &'static str)>,
-    /// What it means for the next attempt.
+    /// The outcome, by which the next attempt is scheduled.
     pub outcome: GrowthOutcome,
 }
 
@@ -92,7 +92,7 @@ pub struct HeldLease {
     pub region: RegionId,
     /// The lease's epoch.
     pub epoch: Epoch,
-    /// Opens the region.
+    /// The key with which sessions attach the region.
     pub key: AccessKey,
     /// Until when it may be used unless renewed, by the holder's clock.
     pub usable_until: Millis,
@@ -107,7 +107,7 @@ pub struct ClientGrant {
     pub region: RegionId,
     /// The grant's epoch, by which it is fenced.
     pub epoch: Epoch,
-    /// Opens the region to the client.
+    /// The key with which the client attaches the region.
     pub key: AccessKey,
     /// What the client may do.
     pub mode: GrantMode,
@@ -126,7 +126,7 @@ pub enum GrowthOutcome {
 }
 
 impl Holder {
-    /// A holder of nothing yet. All regions have one size.
+    /// A holder without leases. All regions have one size.
     pub fn new(owner: OwnerId, region_bytes: u64) -> Self {
         Holder {
             owner,
@@ -180,8 +180,8 @@ impl Holder {
         self.holdings.lapsed(now)
     }
 
-    /// The renewals to request now, with at most `most` leases in each. A lease is not asked for again before
-    /// an answer has had its time.
+    /// The renewals to request now, with at most `most` leases in each. A lease is not requested again before
+    /// the last request has had time to be answered.
     #[must_use]
     pub fn renewals(&mut self, now: Millis, most: usize) -> Vec<Renewal> {
         let mut renewals = Vec::new();
@@ -223,9 +223,9 @@ impl Holder {
         changes
     }
 
-    /// Records a node's answer about leases of an earlier process of the same owner. Those that still run are
-    /// the holder's now. Returns for each lease until when it may be used, and whether it is being taken
-    /// back; `None`: it cannot be used.
+    /// Records a node's answer about leases of an earlier process of the same owner. The holder now has those
+    /// that still run. Returns for each lease until when it may be used, and whether it is being taken back;
+    /// `None`: it cannot be used.
     pub fn adoption_answered(
         &mut self,
         now: Millis,
@@ -271,18 +271,18 @@ impl Holder {
         AcquireRequest { owner: self.owner.0, count, class: class.to_wire(), avoid }
     }
 
-    /// Leaves these nodes out of the next request for regions: a caller needs regions elsewhere.
+    /// Leaves these nodes out of the next request for regions: a caller needs regions on other nodes.
     pub fn want_elsewhere(&mut self, unwanted: Vec<NodeId>) {
         self.unwanted = Some(unwanted);
     }
 
-    /// Whether regions on certain nodes are wanted, however much is free on others.
+    /// Whether the next request leaves nodes out because a caller needs regions on other nodes.
     pub fn wants_elsewhere(&self) -> bool {
         self.unwanted.is_some()
     }
 
-    /// Whether the last request left nodes out that may have room, so that an answer of *full* does not count
-    /// for these.
+    /// Whether the last request left out nodes that may have room. If so, the answer *full* says nothing
+    /// about these nodes.
     pub fn was_limited(&self) -> bool {
         self.was_limited
     }
@@ -342,7 +342,7 @@ impl Holder {
         let epoch = Epoch(lease.epoch);
         let _of_use = self.holdings.acquired(now, asked_at, Millis(lease.ttl_ms), region, epoch, key);
         let held = self.holdings.get(region).filter(|held| held.epoch == epoch);
-        let held = held.ok_or("its time was over when it came, or a later lease of its region is held")?;
+        let held = held.ok_or("it had expired when it arrived, or a later lease of its region is held")?;
         Ok((region, key, held.usable_until()))
     }
 
@@ -358,7 +358,7 @@ impl Holder {
         ReleaseRequest { owner: self.owner.0, leases }
     }
 
-    /// The request to a region's node to let another client in. `None`: the region may not be used any more.
+    /// The request to a region's node to admit another client. `None`: the region may not be used any more.
     pub fn add_grant(&self, now: Millis, region: RegionId, mode: GrantMode) -> Option<AddGrantRequest> {
         let held = self.usable(now, region)?;
         let lease = Some(LeaseRef::new(region.index, held.epoch, &held.key));
@@ -385,14 +385,14 @@ impl Holder {
 
     /// The request to a region's node to fence a client's grant. `None`: the lease is not held any more. A
     /// lease that the holder may not use any more may still be in force at the node, and its grants with it,
-    /// so it counts as held. Until the node has answered, the client may still be at work: ask again.
+    /// so it counts as held. Until the node has answered, the client may still use the region: ask again.
     pub fn fence_grant(&self, region: RegionId, grant: Epoch) -> Option<FenceGrantRequest> {
         let held = self.held(region)?;
         let lease = Some(LeaseRef::new(region.index, held.epoch, &held.key));
         Some(FenceGrantRequest { owner: self.owner.0, lease, grant: grant.0 })
     }
 
-    /// Gives up the leases of a node that does not answer, and asks for no others there for a while. Returns
+    /// Gives up the leases of a node that does not answer, and requests no regions there for a while. Returns
     /// the leases.
     pub fn node_lost(&mut self, now: Millis, node: NodeId) -> Vec<(RegionId, Epoch)> {
         self.avoid(now, node);
@@ -404,7 +404,7 @@ impl Holder {
         gone
     }
 
-    /// Asks for no regions on a node for a while.
+    /// Requests no regions on a node for a while.
     pub fn avoid(&mut self, now: Millis, node: NodeId) {
         self.avoid_until.insert(node, now.plus(AVOID_FOR));
     }
@@ -528,7 +528,7 @@ mod tests {
     }
 
     #[test]
-    fn clients_are_let_into_leases_in_force_only() {
+    fn clients_are_admitted_only_to_leases_in_force() {
         let holder = holder_of(vec![lease(0, 5)]);
         let asked = holder.add_grant(Millis(100), region(0), GrantMode::ReadOnly).unwrap();
         let sound = AddGrantResponse { epoch: Epoch::new(1, 6).0, key: vec![2; 16] };
@@ -536,7 +536,7 @@ mod tests {
             |answer: &AddGrantResponse, now| holder.grant_added(Millis(now), region(0), &asked, answer);
         let grant = added(&sound, 200).unwrap();
         assert_eq!((grant.epoch, grant.mode), (Epoch::new(1, 6), GrantMode::ReadOnly));
-        assert_eq!(added(&sound, 8_000), None, "the lease is over by the holder's clock");
+        assert_eq!(added(&sound, 8_000), None, "the lease has ended by the holder's clock");
         assert_eq!(added(&AddGrantResponse { key: vec![2; 15], ..sound.clone() }, 200), None);
         assert_eq!(added(&AddGrantResponse { epoch: Epoch::new(1, 5).0, ..sound.clone() }, 200), None);
         assert_eq!(holder.usable_for(Millis(200), region(0)), Some(Millis(7_800)));

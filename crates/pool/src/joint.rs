@@ -1,14 +1,14 @@
-//! Leases that several processes hold together. Each process has all the keys, renews the leases, and may let
-//! others in and evict them. So what lies there is kept as long as any one of them lives
+//! Leases that several processes hold together. Each process has all the keys, renews the leases, and may
+//! admit other processes and evict them. So the regions keep their data as long as one of the processes lives
 //! (`docs/src/leases.md`, *held together*).
 //!
-//! J1. Every process that has the keys is an owner like any other: none of them is the first, and none has to
-//!     outlive the rest.
-//! J2. No process works on the memory under the leases themselves: each has a grant of its own for each
+//! J1. All processes that have the keys have the same rights. No process is special, and none has to outlive
+//!     the others.
+//! J2. No process uses a region under the lease's own grant. Each process has a grant of its own for each
 //!     region, which the others can fence.
-//! J3. A lease that ends is lost to all its holders and is not replaced: what lay there is gone. So no holder
-//!     gives a lease up before the node says that it has ended, or it must have ended by any clock: holders
-//!     wait for a node that stops for a while.
+//! J3. A lease that ends is lost to all its holders and is not replaced: its data are lost. So a holder gives
+//!     a lease up only when the node says that it has ended, or when it must have ended by any clock. Until
+//!     then, holders wait for a node that has stopped for a while.
 //!
 //! [`Holder`] decides what to ask and what the answers mean; the thread that asks is here.
 //! Not here: which process is evicted, and when.
@@ -39,12 +39,12 @@ use crate::keeper::{ACQUIRE_DEADLINE, REQUEST_DEADLINE, first_view, no_broker};
 use crate::pool::{PoolConfig, peer_of, random_id};
 use crate::sharing::{ask_for_fence, ask_for_grant, dial_node};
 
-/// Most regions in one request; a broker answers with what one turn gives.
+/// Most regions in one request; a broker may answer with fewer.
 const MOST_PER_REQUEST: u32 = 256;
 
-/// The interval of renewals. When its node stops, a lease has lost at most this much of its time, and what an
-/// answer takes; for the rest of its time the node may stay stopped. Forty renewals in the time of a lease
-/// cost a node 250 requests a second where 63 processes hold leases there.
+/// The interval of renewals. When a node stops, a lease there has used up at most this much of its time, plus
+/// the time that an answer takes. The node may stay stopped for the rest. A lease is renewed forty times in
+/// its time; if 63 processes hold leases on a node, the node gets 250 requests a second.
 const RENEW_EVERY: Duration = Duration::from_millis(250);
 /// A node that has answered no renewal for this long has stopped, or is cut off.
 const SILENCE: Millis = Millis(1_500);
@@ -52,7 +52,7 @@ const SILENCE: Millis = Millis(1_500);
 /// lease's time comes from a node.
 const MOST_DEADLINE: Duration = Duration::from_secs(60);
 
-/// What a process needs to be one of the holders. A process that has it can do all that an owner can.
+/// What a process needs to be one of the holders. With it, the process can do all that an owner can.
 #[derive(Clone, PartialEq, Message)]
 pub struct JointKeys {
     /// The owner of the leases.
@@ -77,8 +77,8 @@ impl JointKeys {
         self.leases.iter().map(Lease::region_id).collect()
     }
 
-    /// Gives all regions back, for all holders: what lies there is overwritten. End the holders of this
-    /// process first, which renew the leases.
+    /// Gives all regions back, for all holders: their data are overwritten. End the holders of this process
+    /// first, because they renew the leases.
     pub fn release(&self, tls: Option<&Tls>) {
         outside_of_runtimes(|| {
             // A lease that is not released expires.
@@ -88,7 +88,7 @@ impl JointKeys {
         });
     }
 
-    /// Where each lease's node is reached.
+    /// The address of each lease's node.
     pub fn addresses(&self) -> impl Iterator<Item = &NodeAddress> {
         self.leases.iter().filter_map(|lease| lease.address.as_ref())
     }
@@ -137,10 +137,11 @@ impl JointLeases {
     }
 
     /// Leases `regions` regions, as few of them on one node as the pool allows, until they are given back or
-    /// nobody renews them.
+    /// no process renews them.
     ///
     /// # Errors
-    /// When there are fewer, or they cannot be worked with: those that were leased are given back, or expire.
+    /// When the pool has fewer regions, or they cannot be used: those already leased are given back, or
+    /// expire.
     pub fn acquire(config: &PoolConfig, regions: u32) -> Result<JointLeases, JointError> {
         outside_of_runtimes(|| Self::acquire_here(config, regions))
     }
@@ -216,24 +217,24 @@ impl JointLeases {
         &self.shared.keys
     }
 
-    /// How a region is reached. `None`: it is not one of these.
+    /// How to reach a region's node. `None`: the region is not one of these.
     pub fn peer(&self, region: RegionId) -> Option<&Peer> {
         self.shared.peers.get(&region)
     }
 
-    /// The regions whose leases have ended: their nodes have said so, or the leases must have ended by any
-    /// clock since this process could not renew them. In the second case other holders may have renewed them,
-    /// and this process may join them again.
+    /// The regions whose leases have ended: either their nodes have said so, or this process could not renew
+    /// the leases and they must have ended by any clock. In the second case other holders may have renewed
+    /// them, and this process may join again.
     ///
-    /// Until then the region may be used, even when its lease may have ended by the holder's own clock (H1):
-    /// the node refuses access under a lease that has ended.
+    /// A region that is not among these may be used, even if its lease has ended by the holder's own clock
+    /// (H1): the node refuses access under a lease that has ended.
     pub fn lost(&self) -> Vec<RegionId> {
         let holder = self.shared.holder.lock();
         let held = |region: &RegionId| holder.held(*region).is_some_and(|held| now() < held.over_at());
         self.shared.peers.keys().filter(|region| !held(region)).copied().collect()
     }
 
-    /// Whether all nodes have answered lately. A node that has not may still do so before its leases end.
+    /// Whether all nodes have answered lately. A node that has not answered may do so before its leases end.
     pub fn are_answered(&self) -> bool {
         let holder = self.shared.holder.lock();
         let is_answered = |region: &RegionId| {
@@ -242,14 +243,14 @@ impl JointLeases {
         self.shared.peers.keys().all(is_answered)
     }
 
-    /// The time from posting an operation to *unknown*: a node that has stopped may go on until its leases
-    /// end, and then carries out what was sent to it.
+    /// The time after which a posted operation ends as *unknown*. A node that has stopped may continue before
+    /// its leases end, and then carries out the operations that it has received.
     fn deadline(&self) -> Duration {
         let longest_ms = self.shared.keys.leases.iter().map(|lease| longest(Millis(lease.ttl_ms)).0).max();
         Duration::from_millis(longest_ms.unwrap_or(0)).clamp(NODE_DEADLINE, MOST_DEADLINE)
     }
 
-    /// An endpoint with the transports by which these regions are reached.
+    /// An endpoint with the transports that reach these regions.
     pub fn endpoint(&self, arena_bytes: usize) -> Endpoint {
         let deadline = self.deadline();
         let transport = Rc::new(Negotiated::new(self.shared.transport, deadline));
@@ -265,25 +266,25 @@ impl JointLeases {
         self.run(region, async move { shared.add_grant(region).await }).await
     }
 
-    /// Fences a grant. Afterwards nothing done under it takes effect any more; what its client was told is
-    /// done stays.
+    /// Fences a grant. Afterwards no operation under it takes effect any more. Operations that were
+    /// acknowledged before stay.
     ///
     /// # Errors
-    /// When the lease has ended, and with it all grants; or when the node does not answer: then the grant's
-    /// client may still be at work.
+    /// When the lease has ended, and with it all grants. When the node does not answer: then the grant's
+    /// client may still use the region.
     pub async fn fence_grant(&self, region: RegionId, grant: Epoch) -> Result<(), GrantError> {
         let shared = self.shared.clone();
         self.run(region, async move { shared.fence_grant(region, grant).await }).await
     }
 
-    /// Gives all regions back, for all holders: what lies there is overwritten.
+    /// Gives all regions back, for all holders: their data are overwritten.
     pub fn release(self) {
         let shared = self.shared.clone();
         drop(self);
         shared.keys.release(shared.tls.as_ref());
     }
 
-    /// Runs a request on the thread that renews. The caller may wait on any executor.
+    /// Runs a request on the thread that renews the leases. The caller may wait on any executor.
     async fn run<T: Send + 'static>(
         &self,
         region: RegionId,
@@ -323,7 +324,7 @@ impl Shared {
         request.ok_or_else(|| self.unusable(now, region))
     }
 
-    /// Why no grant can be added: the lease has ended, or only its renewals have not been answered for long.
+    /// Why no grant can be added: the lease has ended, or its renewals have been unanswered for too long.
     fn unusable(&self, now: Millis, region: RegionId) -> GrantError {
         let may_be_renewed = |held: &Holding| now < held.over_at();
         match self.holder.lock().held(region).is_some_and(may_be_renewed) {
@@ -369,16 +370,16 @@ async fn renew(shared: Arc<Shared>, renewal: Renewal) {
             }
         }
         Ok(Err(status)) if shared.silent.lock().insert(node) => {
-            tracing::warn!(%node, error = explain(&status), "leases cannot be renewed; trying on until they have ended");
+            tracing::warn!(%node, error = explain(&status), "leases cannot be renewed; trying again until they have ended");
         }
         Err(_) if shared.silent.lock().insert(node) => {
-            tracing::warn!(%node, "the node does not answer; trying on until its leases have ended");
+            tracing::warn!(%node, "the node does not answer; trying again until its leases have ended");
         }
         _ => {} // logged already
     }
 }
 
-/// Asks the broker, one turn after another, until there are `regions` leases.
+/// Sends requests to the broker, one after another, until there are `regions` leases.
 async fn acquire_all(
     config: &PoolConfig,
     regions: u32,
@@ -443,7 +444,7 @@ async fn adopt_all(keys: &JointKeys, holder: &mut Holder, tls: Option<&Tls>) -> 
     Ok(())
 }
 
-/// Gives all leases back, as far as nodes answer.
+/// Gives all leases back on the nodes that answer.
 async fn release_all(keys: &JointKeys, tls: Option<&Tls>) {
     for (node, control, leases) in by_node(keys).unwrap_or_default() {
         let Ok(mut client) = dial_node(node, &control, tls) else { continue };
@@ -517,7 +518,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_whose_renewals_are_not_answered_is_lost_only_when_it_is_over_by_any_clock() {
+    fn a_lease_whose_renewals_are_not_answered_is_lost_only_when_it_has_ended_by_any_clock() {
         const TTL: Millis = Millis(9_000);
         let region = RegionId { node: NodeId(1), index: 0 };
         let mut holder = Holder::new(OwnerId(5), 1 << 20);
@@ -534,13 +535,13 @@ mod tests {
             tls: None,
             silent: Mutex::default(),
         };
-        let (stops, over) = (TTL.0 * 4 / 5, longest(TTL).0);
+        let (stops, ended) = (TTL.0 * 4 / 5, longest(TTL).0);
         assert!(shared.grant_request(Millis(stops - 1), region).is_ok());
-        for unsure in [stops, TTL.0, over - 1] {
+        for unsure in [stops, TTL.0, ended - 1] {
             let refused = shared.grant_request(Millis(unsure), region).unwrap_err();
             assert!(matches!(refused, GrantError::NoAnswer { .. }), "{unsure} ms: {refused}");
         }
-        let refused = shared.grant_request(Millis(over), region).unwrap_err();
+        let refused = shared.grant_request(Millis(ended), region).unwrap_err();
         assert!(matches!(refused, GrantError::LeaseLost { .. }), "{refused}");
     }
 

@@ -38,15 +38,15 @@ use crate::stock::Stock;
 pub(crate) const DEFAULT_REGION_BYTES: u64 = 64 << 20;
 /// How often leases are checked.
 pub(crate) const TICK: Duration = Duration::from_millis(100);
-/// How long a broker without nodes is asked for its first: a node that was started together with it may not
-/// have registered yet.
+/// How long a broker without nodes is asked for its first node: a node that was started together with the
+/// broker may not have registered yet.
 const FIRST_NODE_WITHIN: Duration = Duration::from_secs(3);
-/// How often it is asked.
+/// How often the broker is asked for it.
 const FIRST_NODE_POLL: Duration = Duration::from_millis(50);
-/// How often the pool's size is asked for.
+/// How often the broker is asked for the pool's size.
 const VIEW_INTERVAL: Duration = Duration::from_secs(1);
-/// Deadline of a request for regions. The request may have to wait for its turn and for several nodes that do
-/// not answer, and what the broker then grants should not go unused.
+/// Deadline of a request for regions. The broker may let the request wait for its turn, and may wait for
+/// several nodes that do not answer. Leases that it then grants should not arrive too late to be used.
 pub(crate) const ACQUIRE_DEADLINE: Duration = Duration::from_secs(8);
 /// Deadline of any other request. A lease's renewal is repeated several times within its life.
 pub(crate) const REQUEST_DEADLINE: Duration = Duration::from_secs(3);
@@ -64,8 +64,8 @@ pub(crate) struct View {
     pub(crate) free_regions: u64,
 }
 
-/// Asks the broker for the pool's size, to learn whether it is there. Waits a little for its first node: one
-/// that was started together with the broker may not have registered yet.
+/// Asks the broker for the pool's size, which also shows that the broker answers. Waits a little for the
+/// broker's first node: a node that was started together with the broker may not have registered yet.
 pub(crate) fn first_view(config: &PoolConfig) -> Result<View, PoolError> {
     block_on(async {
         let broker = BrokerClient::new(dial(&config.broker, config.tls.as_ref())?);
@@ -82,7 +82,7 @@ pub(crate) fn first_view(config: &PoolConfig) -> Result<View, PoolError> {
     })
 }
 
-/// Renews the leases of an earlier process, as far as their nodes answer.
+/// Renews the leases of an earlier process on the nodes that answer.
 pub(crate) fn adopt(config: &PoolConfig, stock: &Stock, adoption: &mut Adoption) -> Result<(), PoolError> {
     block_on(async {
         let give_up_at = tokio::time::Instant::now() + ADOPT_WITHIN;
@@ -139,8 +139,8 @@ fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()
 }
 
-/// The running keeper. Dropping it gives all leases back, or renews them for a later process that is to take
-/// them over, within [`REQUEST_DEADLINE`].
+/// The running keeper. Dropping it gives all leases back, or, if a later process is to take them over, renews
+/// them. Either takes at most [`REQUEST_DEADLINE`].
 pub(crate) struct Keeper {
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
@@ -193,13 +193,13 @@ async fn keep(shared: Arc<Shared>, broker: BrokerClient<Channel>, mut stopped: o
     loop {
         tokio::select! {
             _ = &mut stopped => break,
-            _ = tick.tick() => look_after_leases(&shared, &mut nodes),
+            _ = tick.tick() => maintain_leases(&shared, &mut nodes),
         }
     }
     growing.abort();
     viewing.abort();
     if shared.stock.is_kept() {
-        // A later process takes the leases over. From now it has the whole time of a lease to begin.
+        // A later process takes the leases over. It then has a whole lease time, from now on, to start.
         let now = shared.stock.now();
         let renewals = shared.stock.with_holder(|holder| holder.last_renewals(now, MAX_LEASES_PER_REQUEST));
         let asked = renewals.into_iter().filter_map(|renewal| {
@@ -214,11 +214,11 @@ async fn keep(shared: Arc<Shared>, broker: BrokerClient<Channel>, mut stopped: o
     }
     let releases = release(&shared, &mut nodes, shared.stock.retire_all());
     for task in releases {
-        let _ = task.await; // it has its own deadline; what is not released expires
+        let _ = task.await; // it has its own deadline; leases that are not released expire
     }
 }
 
-fn look_after_leases(shared: &Arc<Shared>, nodes: &mut Nodes) {
+fn maintain_leases(shared: &Arc<Shared>, nodes: &mut Nodes) {
     let now = shared.stock.now();
     for (region, epoch) in shared.stock.with_holder(|holder| holder.lapsed(now)) {
         shared.stock.lease_lost(region, epoch);
@@ -233,7 +233,7 @@ fn look_after_leases(shared: &Arc<Shared>, nodes: &mut Nodes) {
     nodes.forget_strangers(shared);
 }
 
-/// Control services of the nodes on which regions are held.
+/// Clients of the control services of the nodes on which this process holds regions.
 struct Nodes {
     tls: Option<Tls>,
     clients: BTreeMap<NodeId, (Arc<NodeState>, NodeClient<Channel>)>,
@@ -333,8 +333,8 @@ async fn grow_when_wanted(shared: Arc<Shared>, mut broker: BrokerClient<Channel>
     }
 }
 
-/// Asks the broker for more regions. Failures are throttled in the log, since attempts follow each other as
-/// fast as programs write for as long as the broker is away.
+/// Asks the broker for more regions. The log throttles failures: while the broker is away, writing programs
+/// cause one attempt after another.
 async fn grow(
     shared: &Arc<Shared>,
     broker: &mut BrokerClient<Channel>,

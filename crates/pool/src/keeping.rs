@@ -1,10 +1,10 @@
 //! What a successor must find again about leases: which regions are held under which numbers, and where a
-//! dead process's write may still land. Pure, except for the journal to which it writes.
+//! write of a dead process may still land. Pure, except for the journal to which this module writes.
 //!
 //! ```text
 //! P                      KeptPool
 //! R number               the lease, as it came        (numbers big-endian, 8 bytes)
-//! R number 0             what lay there is lost
+//! R number 0             the region's data are lost
 //! R number 1 place       in doubt; place: 4 bytes
 //! ```
 
@@ -16,7 +16,7 @@ use farpool_wire::control::Lease;
 use farpool_wire::{AccessKey, Epoch, RegionId};
 use prost::Message;
 
-/// Upper bound of regions' numbers: the extents of more regions could not be told apart in a word.
+/// Upper bound of regions' numbers: with more regions, the numbers of extents would not fit in a word.
 const MAX_NUMBERS: u64 = 1 << 32;
 const GONE: u8 = 0;
 const DOUBT: u8 = 1;
@@ -40,7 +40,7 @@ impl KeptPool {
     }
 }
 
-/// Writes down what happens to regions.
+/// Records what happens to regions in the journal.
 #[derive(Clone, Debug)]
 pub(crate) struct Keeping {
     journal: Arc<dyn Journal>,
@@ -65,12 +65,12 @@ impl Keeping {
         self.journal.append(&[anew, Change::Put { key, value: lease.encode_to_vec() }]);
     }
 
-    /// Records that a number stands for nothing.
+    /// Records that a number has no region any more.
     pub(crate) fn free(&self, number: u64) {
         self.journal.append(&[Change::RemoveAll { prefix: key_of(number) }]);
     }
 
-    /// Records that what lies in a region is lost, whatever its node says.
+    /// Records that a region's data are lost, whatever its node says.
     pub(crate) fn gone(&self, number: u64) {
         let mut key = key_of(number);
         key.push(GONE);
@@ -93,13 +93,13 @@ pub(crate) struct KeptRegion {
     pub(crate) epoch: Epoch,
     pub(crate) key: AccessKey,
     pub(crate) lease: Lease,
-    /// That process had lost the region already.
+    /// The earlier process had lost the region already.
     pub(crate) is_gone: bool,
-    /// Places where a write of that process may still land.
+    /// Places where a write of the earlier process may still land.
     pub(crate) doubts: BTreeSet<u32>,
 }
 
-/// The regions in the state, by number. Entries that make no sense are left out.
+/// The regions in the state, by number. Invalid entries are left out.
 pub(crate) fn regions_of(kept: &Kept) -> BTreeMap<u64, KeptRegion> {
     let mut regions: BTreeMap<u64, KeptRegion> = BTreeMap::new();
     for (key, value) in kept.under(&[tables::REGION]) {
@@ -110,7 +110,7 @@ pub(crate) fn regions_of(kept: &Kept) -> BTreeMap<u64, KeptRegion> {
                 let region = Lease::decode(value).ok().and_then(region_of);
                 regions.extend(region.map(|region| (number, region)));
             }
-            // Comes after the entry of the region itself, whose key is shorter.
+            // This entry comes after that of the region itself, whose key is shorter.
             Some((&GONE, [])) => {
                 if let Some(region) = regions.get_mut(&number) {
                     region.is_gone = true;
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn regions_are_found_with_what_became_of_them() {
+    fn regions_are_found_with_their_losses_and_doubts() {
         let journal = Arc::new(MemoryJournal::default());
         let keeping = Keeping::new(journal.clone());
         keeping.held(0, &lease(10));
@@ -174,7 +174,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_is_kept_reading_it_ends(entries in vec((vec(any::<u8>(), 0..16), vec(any::<u8>(), 0..40)), 0..20)) {
+        fn reading_arbitrary_kept_state_terminates(entries in vec((vec(any::<u8>(), 0..16), vec(any::<u8>(), 0..40)), 0..20)) {
             let mut kept = Kept::default();
             for (mut key, value) in entries {
                 key.insert(0, tables::REGION);

@@ -1,22 +1,22 @@
 //! The client's side of the pool: it holds and renews leases, hands out extents, and reaches them through
 //! sessions.
 //!
-//! P1. An extent belongs to one taker at a time. It is reused only after the taker has dropped it, and with
-//!     it every operation on it.
+//! P1. An extent has one holder at a time. It is reused only after its holder has dropped it, and after every
+//!     operation on it has dropped it.
 //! P2. A lease is used only while it runs by this process's own clock, with a margin (crate `lease`).
-//! P3. A node that does not answer within [`NODE_DEADLINE`] is given up once, for all sessions. What lay
-//!     there is lost at once and for ever, and costs no second wait. A node that only refuses connections is
-//!     not given up while it answers renewals: operations use the connections that exist, or wait.
+//! P3. A node that does not answer within [`NODE_DEADLINE`] is given up once, for all sessions. Its data are
+//!     lost at once and for ever, and no later operation waits for it again. A node that only refuses
+//!     connections is not given up while it answers renewals: operations use existing connections, or wait.
 //! P4. Regions that are empty go back to the pool after a short while.
-//! P5. A region that is being taken back gets nothing new, and goes back as soon as it is empty.
-//! P6. A process can write down what it holds as that changes. If it is killed, a later process can take all
-//!     of that over.
+//! P5. No extents are taken in a region that is being taken back, and it goes back as soon as it is empty.
+//! P6. A process can record in a journal what it holds. If the process is killed, a later one can take all of
+//!     that over.
 //!
 //! The rules are pure ([`Holder`], [`Growth`], `space`, crate `lease`). [`Stock`] applies them to what a
-//! process holds, and [`SessionCore`] reaches that. Both are given their clock and endpoints, so simulations
-//! run them unchanged. [`Pool`] is the shell that does real I/O: `keeper` talks to the broker and the nodes,
-//! `sharing` lets other clients in, `watch` checks that the nodes live, and [`Session`] is the blocking
-//! interface.
+//! process holds, and [`SessionCore`] reads and writes the extents. Callers pass both their clock and
+//! endpoints, so simulations run them unchanged. [`Pool`] is the shell that does real I/O: `keeper` talks to
+//! the broker and the nodes, `sharing` admits other clients, `watch` checks that the nodes live, and
+//! [`Session`] is the blocking interface.
 //! Not here: what extents are used for.
 
 mod adoption;
@@ -53,6 +53,6 @@ pub use watch::watch_nodes;
 
 use std::time::Duration;
 
-/// A node that does not answer for this long is given up. This is longer than a healthy node on a busy
-/// machine waits for its processor, and shorter than what a user takes for a hang.
+/// A node that does not answer for this long is given up. The time is longer than a healthy node on a busy
+/// machine waits for a processor, and shorter than a user waits before taking a program for hung.
 pub const NODE_DEADLINE: Duration = Duration::from_secs(5);

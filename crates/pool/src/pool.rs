@@ -30,7 +30,7 @@ use crate::watch::Watch;
 pub struct PoolConfig {
     /// Address of the broker, HOST:PORT.
     pub broker: String,
-    /// Certificates of the control plane; without them only a broker on loopback is asked.
+    /// Certificates of the control plane. Without them only a broker on loopback can be used.
     pub tls: Option<Tls>,
     /// Which transports may be used.
     pub transport: Transports,
@@ -38,7 +38,7 @@ pub struct PoolConfig {
     pub limit_bytes: Option<u64>,
 }
 
-/// A connection to the pool as one owner. Clones share it. Dropping the last one gives all leases back,
+/// A connection to the pool as one owner. Clones share it. Dropping the last clone gives all leases back,
 /// unless a later process is to take them over ([`connect_keeping`](Self::connect_keeping)).
 #[derive(Clone)]
 pub struct Pool {
@@ -57,7 +57,7 @@ pub(crate) struct Shared {
     pub(crate) config: PoolConfig,
     pub(crate) stock: Arc<Stock>,
     sessions: Mutex<Vec<Weak<Mutex<Confined>>>>,
-    /// Which session is asked first for its connection: each in turn.
+    /// Which session a borrower tries first: each in turn.
     pub(crate) next_lender: AtomicUsize,
 }
 
@@ -69,10 +69,10 @@ impl Pool {
         Self::start(config, stock)
     }
 
-    /// Like [`connect`](Self::connect), but all that is held is written down in a journal. What an earlier
-    /// process has left in its journal, `kept`, is taken over as far as its leases still run. The caller says
-    /// which extents were in use ([`Stock::adopt_extent`]), and when it has named them all
-    /// ([`Stock::adoption_is_over`]).
+    /// Like [`connect`](Self::connect), but records all that it holds in a journal. It takes over the leases
+    /// that an earlier process has left in its journal (`kept`), if they still run. The caller names the
+    /// extents that were in use ([`Stock::adopt_extent`]), and says when it has named all of them
+    /// ([`Stock::finish_adoption`]).
     pub fn connect_keeping(
         config: PoolConfig,
         journal: Arc<dyn Journal>,
@@ -81,7 +81,7 @@ impl Pool {
         let earlier = KeptPool::find(kept);
         let (stock, mut adoption) = match &earlier {
             Some(earlier) => {
-                // Leases are renewed first of all: they may end while a broker is asked.
+                // First renew the leases: they may end while this process waits for a broker.
                 let region_bytes = earlier.region_bytes;
                 if region_bytes == 0 || !region_bytes.is_multiple_of(EXTENT_BYTES) {
                     return Err(PoolError::RegionSize { region_bytes, extent_bytes: EXTENT_BYTES });
@@ -116,7 +116,7 @@ impl Pool {
         owner: OwnerId,
         journal: Option<Arc<dyn Journal>>,
     ) -> Result<Arc<Stock>, PoolError> {
-        // Before the first node has registered the size is not known; extents cannot be taken then anyway.
+        // The size is unknown until the first node has registered; until then no extent can be taken anyway.
         let region_bytes =
             if view.region_bytes == 0 { keeper::DEFAULT_REGION_BYTES } else { view.region_bytes };
         if !region_bytes.is_multiple_of(EXTENT_BYTES) {
@@ -153,24 +153,24 @@ impl Pool {
         self.inner.shared.stock.owner()
     }
 
-    /// What is held through this connection, for `async` code.
+    /// What this connection holds, for `async` code.
     pub fn stock(&self) -> &Arc<Stock> {
         &self.inner.shared.stock
     }
 
-    /// A new session. Usually each thread has its own, but any thread may use any session. Sessions use each
-    /// other's connections where a node has no place for another one.
+    /// A new session. Usually each thread has its own, but any thread may use any session. If a node has no
+    /// place for another connection, sessions use each other's.
     pub fn session(&self) -> Session {
         Session::new(self.inner.shared.clone())
     }
 
-    /// Takes an extent for the `place`-th stripe of something; consecutive places go to consecutive nodes.
+    /// Takes an extent for the `place`-th stripe of a file; consecutive places go to consecutive nodes.
     pub async fn take_extent(&self, place: u64) -> Result<Extent, NoSpace> {
         self.inner.shared.stock.take_extent(place).await
     }
 
-    /// Lets another client into a region, and says for how long. The client counts that from when it asked
-    /// this process, by its own clock, and asks again before the time has passed.
+    /// Admits another client to a region, and returns for how long. The client counts that time from when it
+    /// asked this process, by its own clock, and asks again before the time has passed.
     pub async fn add_grant(
         &self,
         region: &Arc<LeasedRegion>,
@@ -182,8 +182,8 @@ impl Pool {
         asked.await.ok_or_else(|| ended(node))?
     }
 
-    /// Fences a client's grant. Afterwards nothing done under it takes effect any more; what the client was
-    /// told is done stays.
+    /// Fences a client's grant. Afterwards no operation under it takes effect any more. Operations that were
+    /// acknowledged before stay.
     pub async fn fence_grant(&self, region: &Arc<LeasedRegion>, grant: Epoch) -> Result<(), GrantError> {
         let (shared, region) = (self.inner.shared.clone(), region.clone());
         let node = region.id.node;
@@ -201,7 +201,8 @@ impl Pool {
         self.inner.shared.stock.region_bytes()
     }
 
-    /// How large the pool is for this owner. Free regions elsewhere are as last heard, at most seconds ago.
+    /// How large the pool is for this owner. The number of free regions is the broker's last answer, at most
+    /// seconds old.
     pub fn capacity(&self) -> Capacity {
         self.inner.shared.stock.capacity()
     }
@@ -223,7 +224,7 @@ fn ended(node: NodeId) -> GrantError {
     GrantError::NoAnswer { node, reason: "the pool is being closed".to_owned() }
 }
 
-/// Where a node's data plane is reached from here.
+/// How to reach a node's data plane from here.
 pub(crate) fn peer_of(address: &NodeAddress, transport: TransportChoice) -> Peer {
     let same_host = !address.host.is_empty() && address.host == this_host();
     let shm = match transport {

@@ -15,7 +15,7 @@ use crate::giving_up::Hearing;
 /// What this process knows of a node, from its first lease until the node is given up.
 #[derive(Debug)]
 pub struct NodeState {
-    /// How the node is reached.
+    /// How to reach the node.
     pub peer: Peer,
     /// Address of its control service.
     pub control: String,
@@ -43,12 +43,12 @@ impl NodeState {
         self.lost.load(Ordering::Relaxed)
     }
 
-    /// Whether it lends memory of this host.
+    /// Whether the node lends memory of this host.
     pub fn is_near(&self) -> bool {
         self.peer.shm_socket.is_some()
     }
 
-    /// Records that an answer of the node was slow: until then, callers that can do without the node do.
+    /// Records that the node is slow. Until `until_ms`, callers that do not need the node avoid it.
     pub fn set_slow_until(&self, until_ms: u64) {
         self.slow_until_ms.fetch_max(until_ms, Ordering::Relaxed);
     }
@@ -73,18 +73,18 @@ pub struct LeasedRegion {
     pub epoch: Epoch,
     /// The node.
     pub node: Arc<NodeState>,
-    /// Opens the region.
+    /// The key with which sessions attach the region.
     pub key: AccessKey,
-    /// By the pool's clock, in milliseconds; zero once the lease is lost.
+    /// Until when the region may be used, by the pool's clock, in milliseconds; zero once the lease is lost.
     usable_until_ms: AtomicU64,
-    /// Given back: sessions let go of it.
+    /// The region was given back, and sessions detach it.
     retired: AtomicBool,
     /// The region is being taken back.
     leaving: AtomicBool,
 }
 
 impl LeasedRegion {
-    /// A region of which a lease is held until `usable_until_ms`.
+    /// A region that may be used until `usable_until_ms`.
     pub fn new(
         id: RegionId,
         epoch: Epoch,
@@ -103,7 +103,7 @@ impl LeasedRegion {
         }
     }
 
-    /// Opens the region on a queue to its node, for callers that work on whole regions rather than by
+    /// Attaches the region on a queue to its node, for callers that work on whole regions and without
     /// sessions.
     pub async fn attach(&self, queue: &Queue) -> Result<(), OpError> {
         queue.attach(self.id, self.epoch, self.key).await
@@ -128,7 +128,7 @@ impl LeasedRegion {
         });
     }
 
-    /// Until when it may be used, by the clock of the leases; zero: it may not.
+    /// Until when the region may be used, by the clock of the leases; zero: it may not be used.
     pub fn usable_until_ms(&self) -> u64 {
         if self.node.is_lost() { 0 } else { self.usable_until_ms.load(Ordering::Relaxed) }
     }
@@ -137,8 +137,7 @@ impl LeasedRegion {
         self.leaving.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the region is being taken back. What lies there is lost unless it is soon moved elsewhere or
-    /// dropped.
+    /// Whether the region is being taken back. Its data are lost unless they are soon moved elsewhere.
     pub fn is_leaving(&self) -> bool {
         self.leaving.load(Ordering::Relaxed)
     }
@@ -152,9 +151,9 @@ impl LeasedRegion {
         self.lose();
     }
 
-    /// Whether the region is lost or given back: sessions let go of it, and its contents cannot be read any
+    /// Whether the region is lost or given back: sessions detach it, and its contents cannot be read any
     /// more.
-    pub fn is_over(&self) -> bool {
+    pub fn has_ended(&self) -> bool {
         self.retired.load(Ordering::Relaxed)
             || self.node.is_lost()
             || self.usable_until_ms.load(Ordering::Relaxed) == 0

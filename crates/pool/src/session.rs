@@ -1,13 +1,13 @@
-//! Sessions: how a thread reaches the extents.
+//! Sessions: how a thread reads and writes extents.
 //!
-//! S1. A session reaches a region only after attaching it, and lets go of it once the region is given back or
-//!     lost, idle or not.
-//! S2. After an operation that may still be in flight, the session reconnects before anything else. Then what
-//!     was in flight can take no effect any more, and doing it again is safe (`docs/src/fabric.md`).
-//! S3. A write that is dropped half-way, or given up without an answer from a new incarnation, puts its
-//!     extent in doubt.
-//! S4. `giving_up` judges what a failed try says about the node. Operations are tried again until the node is
-//!     given up, and end soon after that, whatever is left of their deadlines.
+//! S1. A session uses a region only after attaching it, and detaches it once the region is given back or
+//!     lost, even if the session is idle.
+//! S2. After an operation that may still be in flight, the session reconnects before it does anything else.
+//!     Then the operation can take no effect any more, and repeating it is safe (`docs/src/fabric.md`).
+//! S3. A write puts its extent in doubt if it is dropped half-way, or if it is given up before a new
+//!     incarnation has answered.
+//! S4. `giving_up` decides what a failed try says about the node. Operations are tried again until the node
+//!     is given up, and end soon after that, even before their deadlines.
 //! S5. A session that a node has refused a place uses the connections of its siblings (`borrowing`). By then
 //!     none of its own operations is in flight there, since the refusal came from its newest incarnation.
 
@@ -35,7 +35,7 @@ use crate::space::Extent;
 use crate::stock::{LeaseKeeper, RetryPolicy};
 use crate::watch::endpoint;
 
-/// Room for two transfers of the largest size, each completed to whole blocks at both ends.
+/// Room for two transfers of the largest size, each extended to whole blocks at both ends.
 const ARENA_BYTES: usize = 2 * MAX_TRANSFER_BYTES + (128 << 10);
 /// Pause before the third try; each later pause is longer by as much. The second try comes at once: a
 /// connection that was idle may have had to make room for another.
@@ -44,7 +44,8 @@ const RETRY_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 /// Pause before busy siblings are asked again, beside the wait for one of them.
 const SIBLING_PAUSE: Duration = Duration::from_millis(2);
-/// How long a session that was refused a place uses its siblings' connections before it asks again.
+/// If a node refused this session a place, the session uses its siblings' connections for this long before it
+/// asks the node again.
 const CROWDED_FOR: Millis = Millis(1_000);
 
 /// The blocking interface of a session. Any thread may use it, one at a time.
@@ -99,9 +100,9 @@ impl SessionGuard<'_> {
 }
 
 impl Confined {
-    /// Lets go of regions that are lost or given back. The watch calls it, since the session may be idle.
+    /// Detaches regions that are lost or given back. The watch calls this, since the session may be idle.
     pub(crate) fn let_go(&self) {
-        if self.0.has_regions_over() {
+        if self.0.has_ended_regions() {
             block_on(&self.0.endpoint, self.0.let_go());
         }
     }
@@ -114,7 +115,7 @@ pub struct SessionCore {
     endpoint: Endpoint,
     queues: RefCell<BTreeMap<NodeId, Rc<NodeQueue>>>,
     siblings: Option<Arc<dyn Siblings>>,
-    /// Nodes that had no place for this session's connection, and when to ask them again.
+    /// Nodes that had no place for this session's connection, and when the session asks them again.
     crowded: RefCell<BTreeMap<NodeId, Millis>>,
 }
 
@@ -138,7 +139,7 @@ pub(crate) enum Way {
     OwnOrSiblings,
 }
 
-/// How often an operation was tried, and until when it may be tried again.
+/// How many times an operation was tried again, and until when it may be.
 struct Tries {
     made: u32,
     until: Millis,
@@ -146,12 +147,12 @@ struct Tries {
 
 /// A transfer in progress. If it ends or is dropped while a write of it may still land, the extent is in
 /// doubt.
-struct UnderWay<'a> {
+struct TransferInProgress<'a> {
     extent: &'a Extent,
     may_land: Cell<bool>,
 }
 
-impl Drop for UnderWay<'_> {
+impl Drop for TransferInProgress<'_> {
     fn drop(&mut self) {
         if self.may_land.get() {
             self.extent.doubt();
@@ -164,7 +165,7 @@ enum Next {
     TryAgain,
     /// The node has no place for this connection.
     Borrow,
-    /// Siblings had no time or no place, perhaps after one of them has done the write.
+    /// The siblings are busy or have no place. `in_doubt`: one of them may have done the write.
     BorrowSoon {
         in_doubt: bool,
     },
@@ -225,7 +226,7 @@ impl SessionCore {
         self.endpoint.arena().take(bytes)
     }
 
-    /// Fills `buffer` from an extent's bytes at `offset`. The buffer is returned either way.
+    /// Reads bytes of an extent at `offset` into `buffer`. Returns the buffer also after an error.
     pub async fn read(
         &self,
         from: &Extent,
@@ -237,7 +238,7 @@ impl SessionCore {
         (buffer, result.map_err(|failure| failure.into_error(from.region().id)))
     }
 
-    /// Copies `buffer` to an extent's bytes at `offset`.
+    /// Writes `buffer` to an extent at `offset`. Returns the buffer also after an error.
     pub async fn write(
         &self,
         to: &Extent,
@@ -259,7 +260,7 @@ impl SessionCore {
     ) -> (ArenaBuf, Result<(), Failure>) {
         let region = extent.region();
         let may_borrow = way == Way::OwnOrSiblings && self.siblings.is_some();
-        let under_way = UnderWay { extent, may_land: Cell::new(false) };
+        let in_progress = TransferInProgress { extent, may_land: Cell::new(false) };
         let mut in_doubt = false;
         let mut tries = Tries { made: 0, until: self.leases.now().plus(self.retries.try_within) };
         loop {
@@ -269,7 +270,7 @@ impl SessionCore {
             let next = if may_borrow && self.is_crowded(region.id.node) {
                 match self.by_sibling(direction, extent, offset, &mut buffer) {
                     Ok(()) => {
-                        under_way.may_land.set(false); // S5
+                        in_progress.may_land.set(false); // S5
                         return (buffer, Ok(()));
                     }
                     Err(next) => next,
@@ -279,18 +280,18 @@ impl SessionCore {
                     Err(next) => next,
                     Ok(queue) => {
                         let (returned, result) =
-                            self.run(direction, &queue, extent, offset, buffer, &under_way).await;
+                            self.run(direction, &queue, extent, offset, buffer, &in_progress).await;
                         buffer = returned;
                         match result {
                             Ok(()) => {
-                                under_way.may_land.set(false);
+                                in_progress.may_land.set(false);
                                 return (buffer, Ok(()));
                             }
                             Err(error) => {
-                                // A read changes nothing, so nothing of it is in doubt.
+                                // A read changes nothing, so it is never in doubt.
                                 in_doubt |=
                                     direction == Direction::Write && matches!(error, OpError::Unknown { .. });
-                                under_way.may_land.set(in_doubt);
+                                in_progress.may_land.set(in_doubt);
                                 self.after(error, &queue, region)
                             }
                         }
@@ -300,7 +301,7 @@ impl SessionCore {
             let error = match next {
                 Next::Fail(error) => error,
                 Next::Borrow => {
-                    under_way.may_land.set(false); // S5
+                    in_progress.may_land.set(false); // S5
                     if may_borrow {
                         continue;
                     }
@@ -328,21 +329,21 @@ impl SessionCore {
         extent: &Extent,
         offset: u64,
         buffer: ArenaBuf,
-        under_way: &UnderWay<'_>,
+        in_progress: &TransferInProgress<'_>,
     ) -> (ArenaBuf, Result<(), OpError>) {
         let (at, epoch) = (extent.address(offset), extent.region().epoch);
         let transferring = match direction {
             Direction::Read => queue.queue.read(at, epoch, buffer),
             Direction::Write => {
-                under_way.may_land.set(true);
+                in_progress.may_land.set(true);
                 queue.queue.write(at, epoch, buffer)
             }
         };
         self.unless_lost(queue, transferring).await
     }
 
-    /// Waits for an operation, and ends it soon after the node is given up, which another session may notice
-    /// first.
+    /// Waits for an operation. Ends it soon after the node is given up, perhaps because of another session's
+    /// operations.
     async fn unless_lost<F: Future>(&self, queue: &NodeQueue, operation: F) -> F::Output {
         let mut operation = pin!(operation);
         loop {
@@ -354,7 +355,7 @@ impl SessionCore {
         }
     }
 
-    /// The error of an operation that was retried for as long as it may be.
+    /// The error of an operation whose retries have used up the time of the retry policy.
     fn out_of_patience(&self, region: &LeasedRegion) -> AccessError {
         let node = region.id.node;
         match self.leases.patience_ended(&region.node) {
@@ -363,7 +364,7 @@ impl SessionCore {
         }
     }
 
-    /// Whether the node has lately had no place for this session, so that siblings are asked instead.
+    /// Whether the node has lately had no place for this session, so that the session borrows from siblings.
     fn is_crowded(&self, node: NodeId) -> bool {
         let crowded = self.crowded.borrow();
         !crowded.is_empty() && crowded.get(&node).is_some_and(|&until| self.leases.now() < until)
@@ -376,7 +377,7 @@ impl SessionCore {
         queue.is_some_and(|queue| queue.queue.is_open() && !queue.attached.borrow().is_empty())
     }
 
-    /// Does a transfer through the connection of a sibling, if one has time.
+    /// Does a transfer through the connection of a sibling, if one is free.
     fn by_sibling(
         &self,
         direction: Direction,
@@ -387,13 +388,13 @@ impl SessionCore {
         let siblings = self.siblings.as_ref().expect("crowded only among siblings");
         match siblings.transfer(direction, extent, offset, &mut buffer[..]) {
             Borrowed::Done(Ok(())) => Ok(()),
-            // The sibling has lost its place meanwhile.
+            // The sibling has lost its connection meanwhile.
             Borrowed::Done(Err(Failure::NoPlace { in_doubt })) => Err(Next::BorrowSoon { in_doubt }),
             Borrowed::Done(Err(Failure::Error(AccessError::Short { .. }))) | Borrowed::AllBusy => {
                 Err(Next::BorrowSoon { in_doubt: false })
             }
             Borrowed::Done(Err(Failure::Error(error))) => Err(Next::Fail(error)),
-            // No sibling has a place, so ask for one again.
+            // No sibling has a connection, so ask the node for a place again.
             Borrowed::NoneConnected => {
                 self.crowded.borrow_mut().remove(&extent.region().id.node);
                 Err(Next::TryAgain)
@@ -401,15 +402,15 @@ impl SessionCore {
         }
     }
 
-    /// Asks the node to attach a region. While the node says that the memory is being moved, asks again, for
-    /// as long as the retry policy says.
-    async fn attach_once_it_stays(&self, queue: &NodeQueue, region: &LeasedRegion) -> Result<(), OpError> {
+    /// Asks the node to attach a region. While the node is moving the memory, asks again, for as long as the
+    /// retry policy allows.
+    async fn attach_when_moved(&self, queue: &NodeQueue, region: &LeasedRegion) -> Result<(), OpError> {
         let give_up_at = self.leases.now().plus(self.retries.while_moved);
         loop {
             let attaching = queue.queue.attach(region.id, region.epoch, region.key);
             match self.unless_lost(queue, attaching).await {
                 Err(OpError::Refused(Refusal::Busy))
-                    if !region.is_over() && self.leases.now() < give_up_at =>
+                    if !region.has_ended() && self.leases.now() < give_up_at =>
                 {
                     self.endpoint.sleep(RETRY_PAUSE).await;
                 }
@@ -432,14 +433,15 @@ impl SessionCore {
                     if known {
                         return Ok(queue);
                     }
-                    match self.attach_once_it_stays(&queue, region).await {
+                    match self.attach_when_moved(&queue, region).await {
                         Ok(()) => {
                             queue.attached.borrow_mut().insert(region.id.index, region.clone());
                             self.crowded.borrow_mut().remove(&region.id.node);
                             self.leases.node_answered(&region.node);
                             return Ok(queue);
                         }
-                        // The node is still moving the memory, which says nothing against it.
+                        // The node is still moving the memory. It answers, so it is not a failure of the
+                        // node.
                         Err(busy @ OpError::Refused(Refusal::Busy)) => {
                             return Err(Next::Fail(AccessError::Refused(busy)));
                         }
@@ -457,9 +459,9 @@ impl SessionCore {
         }
     }
 
-    /// The queue to a node. A lost queue is reconnected here, which is after the pause that follows a
-    /// failure: a node that needs room closes connections without a key, so one made earlier might be closed
-    /// unused.
+    /// The queue to a node. A broken queue is reconnected here, after the pause that follows a failure, and
+    /// not before it: a node that needs room closes connections that have shown no key, so it might close the
+    /// new connection before the session uses it.
     fn queue(&self, node: &Arc<NodeState>) -> Result<Rc<NodeQueue>, Next> {
         let id = node.peer.node;
         let known = self.queues.borrow().get(&id).filter(|known| Arc::ptr_eq(&known.node, node)).cloned();
@@ -504,9 +506,9 @@ impl SessionCore {
             }
             OpError::Refused(Refusal::NotAttached | Refusal::Busy)
             | OpError::Unknown { cause: Uncertain::EpochMoved, .. } => {
-                // Another operation has reconnected the queue, or a fence of a grant has moved the region to
-                // other memory, or the lease has ended: the node says which when it is asked to attach.
-                // Writing again is safe, since nothing of the lost try takes effect any more.
+                // Another operation has reconnected the queue, or a fence has moved the region to other
+                // memory, or the lease has ended. The next attach shows which. Writing again is safe, since
+                // the failed try can take no effect any more.
                 queue.attached.borrow_mut().remove(&region.id.index);
                 Next::TryAgain
             }
@@ -515,7 +517,7 @@ impl SessionCore {
                 if !queue.attached.borrow().is_empty() {
                     return Next::Fail(AccessError::Short { node });
                 }
-                // If the queue were kept open, it would take one of the places of connections without a key.
+                // An open queue would occupy one of the node's places for connections that have shown no key.
                 self.queues.borrow_mut().remove(&node);
                 self.crowded.borrow_mut().insert(node, self.leases.now().plus(CROWDED_FOR));
                 self.leases.node_answered(&queue.node);
@@ -532,9 +534,9 @@ impl SessionCore {
         }
     }
 
-    fn has_regions_over(&self) -> bool {
+    fn has_ended_regions(&self) -> bool {
         self.queues.borrow().values().any(|queue| {
-            queue.node.is_lost() || queue.attached.borrow().values().any(|region| region.is_over())
+            queue.node.is_lost() || queue.attached.borrow().values().any(|region| region.has_ended())
         })
     }
 
@@ -543,15 +545,15 @@ impl SessionCore {
         self.queues.borrow_mut().retain(|_, queue| !queue.node.is_lost());
         let queues: Vec<_> = self.queues.borrow().values().cloned().collect();
         for queue in queues {
-            let over: Vec<_> = queue
+            let ended: Vec<_> = queue
                 .attached
                 .borrow_mut()
-                .extract_if(.., |_, region| region.is_over())
+                .extract_if(.., |_, region| region.has_ended())
                 .map(|(_, region)| region)
                 .collect();
-            for region in over {
+            for region in ended {
                 if let Err(error) = queue.queue.detach(region.id, region.epoch).await {
-                    // The connection is in trouble; the next operation or the watch will find out.
+                    // The connection has failed; the next operation or the watch will notice.
                     tracing::debug!(region = %region.id, %error, "detaching failed");
                 }
             }

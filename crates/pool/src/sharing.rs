@@ -1,6 +1,6 @@
-//! Lets other clients into regions that this process holds, and fences their grants.
+//! Admits other clients to regions that this process holds, and fences their grants.
 //!
-//! [`Holder`](crate::Holder) decides what is asked and what the answers mean; the way to the node is here.
+//! [`Holder`](crate::Holder) decides what to ask and what the answers mean; this module talks to the nodes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,9 +19,9 @@ use crate::keeper::REQUEST_DEADLINE;
 use crate::pool::Shared;
 use crate::region::LeasedRegion;
 
-/// How often a node is asked to fence a grant while it gives no answer.
+/// How many times a request to fence a grant is sent while the node does not answer.
 const FENCE_TRIES: u32 = 10;
-/// By this time a fence has been answered, or has failed: half a minute.
+/// After this time a fence has been answered or has failed: half a minute.
 pub const FENCE_DEADLINE: Duration = REQUEST_DEADLINE.saturating_mul(FENCE_TRIES);
 
 /// Adds a grant, and returns for how long the client may use it (see
@@ -64,8 +64,8 @@ pub(crate) async fn ask_for_grant(
 }
 
 /// Asks a node to fence a grant, with the request that `question` makes; it makes none once the lease has
-/// ended. The request is repeated while the node has not answered: copying a region of many GiB takes longer
-/// than an answer may, and a repeated request learns when it is done.
+/// ended. The request is repeated until the node answers: the node may have to copy a region of many GiB,
+/// which takes longer than the deadline of one request.
 pub(crate) async fn ask_for_fence(
     mut client: NodeClient<Channel>,
     region: RegionId,
@@ -96,7 +96,7 @@ pub(crate) fn dial_node(
 
 fn late(node: NodeId) -> GrantError {
     let reason = format!(
-        "no answer within {} s; ask again: until it answers, nothing is certain",
+        "no answer within {} s; ask again: until the node answers, the outcome is unknown",
         REQUEST_DEADLINE.as_secs()
     );
     GrantError::NoAnswer { node, reason }

@@ -1,10 +1,9 @@
 //! Which extents of the leased regions are free.
 //!
-//! A1. An extent is free, or belongs to one [`Extent`] value, or lies in a region that was let go.
+//! A1. An extent is free, or belongs to one [`Extent`] value, or lies in a region that was removed.
 //! A2. Consecutive places go to consecutive nodes, as far as they have room: this stripes a file.
-//! A3. Fuller regions are preferred, so that others run empty and can go back to the pool.
-//! A4. An extent on which a write may still land is not used again: it leaves with its region, which goes
-//!     back or is lost.
+//! A3. Fuller regions are preferred, so that others become empty and can go back to the pool.
+//! A4. An extent on which a write may still land is not reused as long as its region is held.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,15 +18,15 @@ use crate::region::LeasedRegion;
 
 /// Size of an extent, and of a file's stripe unit.
 ///
-/// Large enough that an 8 KiB or 128 KiB request touches one node and that a gigabyte needs only 4,096
-/// extents; small enough that the largest request (1 MiB) is spread over four nodes, that the many small
-/// spill files of a hash join waste little, and that a region of 64 MiB serves 256 of them.
+/// It is large enough that an 8 KiB or 128 KiB request touches one node, and that a gigabyte needs only 4,096
+/// extents. It is small enough that the largest request (1 MiB) is spread over four nodes, that the many
+/// small spill files of a hash join waste little, and that a region of 64 MiB has room for 256 files.
 pub const EXTENT_BYTES: u64 = 256 << 10;
 
-/// Most numbers of an earlier process that are reused: there would be more only if its state made no sense.
+/// Most numbers of an earlier process that are reused: only a damaged state has more.
 const MAX_FREE_NUMBERS: usize = 1 << 20;
 
-/// An extent in use. Dropping it makes it free, so every operation that touches it holds on to it.
+/// An extent in use. Dropping it makes it free, so every operation on it keeps a reference.
 #[derive(Debug)]
 pub struct Extent {
     region: Arc<LeasedRegion>,
@@ -35,7 +34,7 @@ pub struct Extent {
     number: u64,
     space: Weak<Mutex<Space>>,
     in_doubt: AtomicBool,
-    /// Where a doubt is written down, and the number of the region.
+    /// The journal in which a doubt is recorded, and the number of the region.
     kept: Option<(Keeping, u64)>,
 }
 
@@ -45,17 +44,17 @@ impl Extent {
         &self.region
     }
 
-    /// Where its byte `offset` lies.
+    /// The remote address of its byte `offset`.
     pub fn address(&self, offset: u64) -> RemoteAddr {
         debug_assert!(offset < EXTENT_BYTES);
         RemoteAddr { region: self.region.id, offset: self.place as u64 * EXTENT_BYTES + offset }
     }
 
-    /// Whether an in-flight write, whose outcome is unknown, may still land here. It stays so: what the
-    /// extent holds must be moved elsewhere, and its place is not used again under this lease.
+    /// Whether an in-flight write, whose outcome is unknown, may still land here. The mark is permanent: the
+    /// extent's data must be moved elsewhere, and its place is not used again under this lease.
     pub fn is_in_doubt(&self) -> bool {
         // Acquire: pairs with the release half of the swap in `doubt`. A thread that finds a block's lock
-        // given up also sees the doubt.
+        // released also sees the doubt.
         self.in_doubt.load(Ordering::Acquire)
     }
 
@@ -83,7 +82,7 @@ impl Extent {
 impl Drop for Extent {
     fn drop(&mut self) {
         if self.is_in_doubt() {
-            return; // a write that may still land must hit no other taker
+            return; // a write that may still land must not hit data of another holder
         }
         if let Some(space) = self.space.upgrade() {
             space.lock().give_back(&self.region, self.place);
@@ -94,11 +93,11 @@ impl Drop for Extent {
 /// On which nodes an extent may be taken.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Where {
-    /// On any.
+    /// On any node.
     Anywhere,
-    /// On none of these: extents that must not be lost together with it lie there.
+    /// On none of these nodes: extents that must not be lost together with this one lie there.
     NotOn(Vec<NodeId>),
-    /// Only on this one.
+    /// Only on this node.
     On(NodeId),
 }
 
@@ -117,18 +116,18 @@ impl Where {
 #[derive(Debug, Default)]
 pub(crate) struct Space {
     nodes: BTreeMap<NodeId, Vec<RegionSpace>>,
-    /// Numbers of regions that were let go, to be reused. A region's number times its extents is the number
-    /// of its first extent.
+    /// Numbers of removed regions, to be reused. A region's number times its extents is the number of its
+    /// first extent.
     free_numbers: Vec<u64>,
     next_number: u64,
     free: u64,
-    /// Round-robin position, used when the wanted node has no room.
+    /// The position of the rotation over nodes, used when the wanted node has no room.
     hand: u64,
     /// Extents of an earlier process on which one of its writes may still land, until they are taken.
     doubted: BTreeSet<u64>,
     /// Regions look empty until the holders of extents there have taken them again.
     is_adopting: bool,
-    /// Where changes are written down; `None`: nowhere.
+    /// The journal in which changes are recorded, if there is one.
     keeping: Option<Keeping>,
 }
 
@@ -139,14 +138,15 @@ struct RegionSpace {
     extents: u32,
     /// Free places; the last is taken first.
     free: Vec<u32>,
-    /// Since when it is empty, by the pool's clock.
+    /// Since when the region is empty, by the pool's clock.
     empty_since_ms: Option<u64>,
-    /// The region is being taken back: no extent here is taken any more, and its free ones are in no count.
+    /// The region is being taken back: no extent is taken here any more, and its free extents are not
+    /// counted.
     leaving: bool,
 }
 
 impl Space {
-    /// An empty space whose changes are written down.
+    /// An empty space whose changes are recorded in a journal, if there is one.
     pub(crate) fn keeping(keeping: Option<Keeping>) -> Self {
         Space { keeping, ..Space::default() }
     }
@@ -200,8 +200,8 @@ impl Space {
         });
     }
 
-    /// Begins an adoption: these numbers stand for regions of an earlier process; all others below the last
-    /// are free.
+    /// Begins an adoption: these numbers belong to regions of an earlier process. All other numbers below the
+    /// last of them are free.
     pub(crate) fn numbers_in_use(&mut self, numbers: impl Iterator<Item = u64>) {
         self.is_adopting = true;
         let numbers: BTreeSet<u64> = numbers.collect();
@@ -215,7 +215,7 @@ impl Space {
         self.is_adopting = false;
     }
 
-    /// Frees a number of an earlier process that stands for nothing any more.
+    /// Frees a number of an earlier process that has no region any more.
     pub(crate) fn free_number(&mut self, number: u64) {
         self.free_numbers.push(number);
         if let Some(keeping) = &self.keeping {
@@ -223,14 +223,14 @@ impl Space {
         }
     }
 
-    /// Records that what an earlier process had under a number is lost.
+    /// Records that the earlier process's region of this number is lost.
     pub(crate) fn gone(&self, number: u64) {
         if let Some(keeping) = &self.keeping {
             keeping.gone(number);
         }
     }
 
-    /// Takes the extent at a place, for the caller that had it. One in doubt stays so.
+    /// Takes the extent at a place, for the caller that had it. An extent in doubt stays in doubt.
     pub(crate) fn take_at(&mut self, region: u64, place: u32, space: &Arc<Mutex<Space>>) -> Option<Extent> {
         let held = self.nodes.values_mut().flatten().find(|held| held.number == region)?;
         let number = region * u64::from(held.extents) + u64::from(place);
@@ -251,8 +251,8 @@ impl Space {
         })
     }
 
-    /// Takes an extent on the node to which `place` falls, or on another that has room, but only where
-    /// `within` allows.
+    /// Takes an extent on the node that the rotation assigns to `place`, or on another that has room, but
+    /// only on nodes that `within` allows.
     pub(crate) fn take(&mut self, place: u64, within: &Where, space: &Arc<Mutex<Space>>) -> Option<Extent> {
         if self.free == 0 {
             return None;
@@ -310,17 +310,17 @@ impl Space {
         }
     }
 
-    /// Lets go of the regions for which `over` is true. Their free extents are gone; those in use stay with
-    /// their takers.
-    pub(crate) fn remove(&mut self, mut over: impl FnMut(&LeasedRegion) -> bool) -> Vec<Arc<LeasedRegion>> {
+    /// Removes the regions for which `ended` is true, with their free extents. Extents in use stay with their
+    /// holders.
+    pub(crate) fn remove(&mut self, mut ended: impl FnMut(&LeasedRegion) -> bool) -> Vec<Arc<LeasedRegion>> {
         let mut removed = Vec::new();
         for regions in self.nodes.values_mut() {
-            for held in regions.extract_if(.., |held| over(&held.region)) {
+            for held in regions.extract_if(.., |held| ended(&held.region)) {
                 if !held.leaving {
                     self.free -= held.free.len() as u64;
                 }
-                // A number whose extents are still in use is not reused: tables kept beside refer to it. Nor
-                // is any during an adoption, while it is not known yet which extents are in use.
+                // A number whose extents are still in use is not reused, because tables kept beside the
+                // extents use it. During an adoption no number is: it is unknown which extents are in use.
                 let is_unused = !self.is_adopting && held.free.len() == held.extents as usize;
                 if is_unused {
                     self.free_numbers.push(held.number);
@@ -346,8 +346,8 @@ impl Space {
         }
     }
 
-    /// Lets go of regions that were empty for `linger_ms`, as long as `keep_free` extents stay free, and of
-    /// empty regions that are being taken back.
+    /// Removes regions that were empty for `linger_ms`, as long as `keep_free` extents stay free, and empty
+    /// regions that are being taken back.
     pub(crate) fn shrink(&mut self, now_ms: u64, linger_ms: u64, keep_free: u64) -> Vec<Arc<LeasedRegion>> {
         if self.is_adopting {
             return Vec::new();
@@ -464,7 +464,7 @@ mod tests {
         assert_eq!(gone.len(), 1, "four free extents are kept");
         assert!(!gone.iter().any(|region| Arc::ptr_eq(region, kept.region())));
         drop(kept);
-        assert_eq!(space.lock().shrink(2_100, 2_000, 4).len(), 1, "the one that was empty all along");
+        assert_eq!(space.lock().shrink(2_100, 2_000, 4).len(), 1, "the region that was never used");
         assert_eq!(space.lock().shrink(2_200, 2_000, 0).len(), 0, "the other has only just become empty");
         assert_eq!(space.lock().shrink(4_200, 2_000, 0).len(), 1);
     }
@@ -492,11 +492,11 @@ mod tests {
         drop((doubtful, other));
         assert_eq!(space.lock().free(), 3);
         assert!(space.lock().shrink(1_000_000, 0, 0).is_empty(), "nor is its region taken for empty");
-        assert_eq!(space.lock().remove(|_| true).len(), 1, "but it can be let go");
+        assert_eq!(space.lock().remove(|_| true).len(), 1, "but it can be removed");
     }
 
     #[test]
-    fn extents_of_a_region_that_was_let_go_do_not_come_back() {
+    fn extents_of_a_removed_region_do_not_become_free_again() {
         let space = space(1, 1);
         let extent = take(&space, 0).unwrap();
         assert_eq!(space.lock().remove(|_| true).len(), 1);
@@ -507,7 +507,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_extent_has_two_takers(steps in proptest::collection::vec((0u8..10, 0u64..7), 1..200)) {
+        fn no_extent_has_two_holders(steps in proptest::collection::vec((0u8..10, 0u64..7), 1..200)) {
             let space = space(2, 2);
             let mut taken: Vec<Extent> = Vec::new();
             let mut index = 10;

@@ -1,7 +1,7 @@
-//! What one process holds of the pool: leases, regions, nodes and extents, and what becomes of them.
+//! What one process holds of the pool: leases, regions, nodes and extents, and how they change.
 //!
-//! The clock and the way to a node are given by the caller. A shell (`keeper`, or a simulation's) asks
-//! brokers and nodes, and brings the answers here.
+//! The caller supplies the clock and finds the nodes. A shell (`keeper`, or a simulation's) asks brokers and
+//! nodes, and passes the answers to this module.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -24,8 +24,8 @@ use crate::keeping::Keeping;
 use crate::region::{LeasedRegion, NodeState};
 use crate::space::{EXTENT_BYTES, Extent, Space, Where};
 
-/// The stock asks for more regions when fewer free extents than this are left. They are 32 MiB: some
-/// milliseconds of writing, about as long as asking takes.
+/// The stock requests more regions when fewer free extents than this are left. They are 32 MiB, which some
+/// milliseconds of writing fill; a request takes about as long.
 const LOW_WATER_EXTENTS: u64 = 128;
 
 /// Sizes of the pool, for `statfs`.
@@ -37,7 +37,7 @@ pub struct Capacity {
     pub free_bytes: u64,
 }
 
-/// Finds how a node's data plane is reached from here, by the addresses that came with a lease.
+/// Finds how to reach a node's data plane from here, by the addresses that came with a lease.
 pub type Reach = Box<dyn Fn(&NodeAddress) -> Peer + Send + Sync>;
 
 /// How a stock is set up.
@@ -50,13 +50,13 @@ pub struct StockConfig {
     pub limit_regions: Option<u64>,
     /// The clock by which leases are used.
     pub clock: Arc<dyn Clock + Send + Sync>,
-    /// How nodes are reached.
+    /// How to reach nodes.
     pub reach: Reach,
-    /// Where the stock writes down all that it holds, for a later process; `None`: nowhere.
+    /// The journal in which the stock records all that it holds, for a later process, if there is one.
     pub journal: Option<Arc<dyn Journal>>,
 }
 
-/// What one process holds of the pool. Its sessions and its shell share it.
+/// What one process holds of the pool. The sessions and the shell of the process share it.
 pub struct Stock {
     owner: OwnerId,
     region_bytes: u64,
@@ -65,11 +65,11 @@ pub struct Stock {
     reach: Reach,
     pub(crate) space: Arc<Mutex<Space>>,
     ledger: Mutex<Ledger>,
-    /// Where the stock writes down all that it holds; `None`: nowhere.
+    /// The journal in which the stock records all that it holds, if there is one.
     journal: Option<Arc<dyn Journal>>,
     growing: Mutex<Growing>,
     growth_wanted: tokio::sync::Notify,
-    /// Regions that the pool could still lend, as last heard.
+    /// Regions that the pool could still lend, by the broker's last answer.
     pool_free_regions: AtomicU64,
     /// How often regions were lost.
     losses: AtomicU64,
@@ -89,24 +89,24 @@ struct Growing {
     waiting: Vec<Waker>,
 }
 
-/// How long an operation is retried while its node lives and no connection can be made. Failing sooner would
-/// lose data that was written to the file.
+/// How long an operation is retried while its node lives and no connection can be made. If the operation
+/// failed sooner, data written to the file would be lost.
 const TRY_WITHIN: Millis = Millis(30_000);
-/// How long a session waits for a region that is being moved: moving many GiB takes seconds.
+/// How long a session waits for a region that is being moved to other memory: many GiB take seconds.
 const MOVE_PATIENCE: Millis = Millis(30_000);
 
-/// Looks after the leases under which a session works, and hears from the session what became of them.
+/// Keeps the leases that a session uses. The session reports the outcomes of its operations to it.
 pub trait LeaseKeeper: Send + Sync {
     /// The clock by which leases are used.
     fn now(&self) -> Millis;
 
-    /// Records a failed try with its sign. Returns whether the node is given up, now or before.
+    /// Records a failed try and its sign. Returns whether the node is given up, now or earlier.
     fn node_failed(&self, node: &NodeState, sign: Sign) -> bool;
 
     /// Records that a node's data plane has answered after trouble.
     fn node_answered(&self, node: &NodeState);
 
-    /// Records that an operation was retried for as long as it may be. Returns whether the node is given up.
+    /// Records that the time for an operation's retries is used up. Returns whether the node is given up.
     fn patience_ended(&self, node: &NodeState) -> bool;
 
     /// Records that a node says that a lease has ended.
@@ -121,7 +121,7 @@ pub trait LeaseKeeper: Send + Sync {
 /// A session's retry policy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RetryPolicy {
-    /// How long after its beginning an operation is still retried.
+    /// For how long, from its beginning, an operation is retried.
     pub try_within: Millis,
     /// How long a region may take to be moved to other memory.
     pub while_moved: Millis,
@@ -206,7 +206,7 @@ impl Stock {
         self.with_holder(|holder| holder.to_leave().next().is_some())
     }
 
-    /// Takes an extent for the `place`-th stripe of something; consecutive places go to consecutive nodes.
+    /// Takes an extent for the `place`-th stripe of a file; consecutive places go to consecutive nodes.
     ///
     /// # Errors
     /// When none is free and no more regions can be leased.
@@ -223,7 +223,7 @@ impl Stock {
         loop {
             let attempts = self.growing.lock().growth.attempts();
             let (extent, free) = self.take_now(place, within);
-            let may_grow = self.may_grow(); // asked once: a task that waits for growth has asked for it
+            let may_grow = self.may_grow(); // read once: a task that waits for growth has requested it
             if free < LOW_WATER_EXTENTS && may_grow {
                 self.growth_wanted.notify_one();
             }
@@ -242,8 +242,8 @@ impl Stock {
                 GrowthOutcome::Grown | GrowthOutcome::Unreachable if self.now() < give_up_at => {}
                 GrowthOutcome::Full
                     if may_grow && self.now() < give_up_at && self.is_full_elsewhere(within) => {}
-                // Regions that came since the look above may have made it full: then there is something to
-                // take.
+                // Regions may have arrived since the `take_now` above, and may be why the limit is reached.
+                // So look once more.
                 _ => {
                     return self.take_now(place, within).0.ok_or(NoSpace);
                 }
@@ -251,13 +251,13 @@ impl Stock {
         }
     }
 
-    /// Whether the answer *full* was about some nodes only, and this caller would take an extent on any.
+    /// Whether the answer *full* was about some nodes only, and this caller accepts an extent on any node.
     fn is_full_elsewhere(&self, within: &Where) -> bool {
         *within == Where::Anywhere && self.with_holder(|holder| holder.was_limited())
     }
 
-    /// Makes the next request for regions ask for nodes that `within` allows, however many extents are free
-    /// on the others.
+    /// Makes the next request for regions leave out the nodes that `within` does not allow. The request is
+    /// sent however many extents are free on those nodes.
     fn want_elsewhere(&self, within: &Where) {
         let unwanted: Vec<NodeId> = match within {
             Where::Anywhere => return,
@@ -270,13 +270,13 @@ impl Stock {
         self.growth_wanted.notify_one();
     }
 
-    /// Takes an extent if one is free. Also returns how many are free then.
+    /// Takes an extent if one is free. Also returns how many are free afterwards.
     fn take_now(&self, place: u64, within: &Where) -> (Option<Extent>, u64) {
         let mut space = self.space.lock();
         (space.take(place, within, &self.space), space.free())
     }
 
-    /// Waits until an attempt later than the `attempts`-th has ended, and returns its outcome.
+    /// Waits until more than `attempts` attempts have ended, and returns the outcome of the last one.
     async fn growth_after(&self, attempts: u64) -> GrowthOutcome {
         std::future::poll_fn(|context| {
             let mut growing = self.growing.lock();
@@ -289,7 +289,7 @@ impl Stock {
         .await
     }
 
-    /// Waits until more regions are wanted. One task waits.
+    /// Waits until more regions are wanted. Only one task may wait.
     pub async fn growth_wanted(&self) {
         self.growth_wanted.notified().await;
     }
@@ -347,7 +347,7 @@ impl Stock {
         }
         drop(ledger);
         let unusable = unusable.into_iter().map(|(lease, reason)| {
-            tracing::error!(reason, "a lease of no use; giving it back");
+            tracing::error!(reason, "a lease cannot be used; giving it back");
             lease
         });
         (outcome, unusable.collect())
@@ -357,7 +357,8 @@ impl Stock {
     fn add_region(&self, ledger: &mut Ledger, now: Millis, held: HeldLease) {
         let lease = held.lease.clone();
         let leased = self.enter_region(ledger, held);
-        // Still under the ledger's lock: a thread that counts this region as held also finds its extents.
+        // Still under the ledger's lock, so that a thread that counts this region as held also finds its
+        // extents.
         let mut space = self.space.lock();
         space.remove(|other| other.id == leased.id);
         let _number = space.add(leased, self.region_bytes, now.0, &lease);
@@ -376,7 +377,7 @@ impl Stock {
         leased
     }
 
-    /// How a node is reached.
+    /// How to reach a node.
     pub(crate) fn reach(&self, address: &NodeAddress) -> Peer {
         (self.reach)(address)
     }
@@ -402,7 +403,7 @@ impl Stock {
         leased
     }
 
-    /// Calls `ask` with the rules.
+    /// Calls `ask` with the holder, which has the rules.
     pub fn with_holder<R>(&self, ask: impl FnOnce(&mut Holder) -> R) -> R {
         ask(&mut self.ledger.lock().holder)
     }
@@ -441,13 +442,13 @@ impl Stock {
         }
     }
 
-    /// Records that a lease has ended, whatever the reason: what lies there is lost.
+    /// Records that a lease has ended, whatever the reason: the region's data are lost.
     pub fn lease_lost(&self, region: RegionId, epoch: Epoch) {
         let mut ledger = self.ledger.lock();
         ledger.holder.dropped(region, epoch);
         let leased = ledger.regions.get(&region).filter(|leased| leased.epoch == epoch).cloned();
         if let Some(leased) = leased {
-            tracing::warn!(%region, %epoch, "lease lost; what lay there is gone");
+            tracing::warn!(%region, %epoch, "lease lost; the region's data are lost");
             leased.lose();
             ledger.regions.remove(&region);
         }
@@ -456,8 +457,8 @@ impl Stock {
         self.note_loss();
     }
 
-    /// Records a failed try with its sign, and gives the node up if that is enough. Returns whether it is
-    /// given up.
+    /// Records a failed try and its sign, and gives the node up if that is enough evidence. Returns whether
+    /// the node is given up.
     pub fn node_failed(&self, node: &NodeState, sign: Sign) -> bool {
         let now = self.now();
         let heard = node.hearing.trouble(now);
@@ -468,13 +469,13 @@ impl Stock {
         node.is_lost()
     }
 
-    /// Gives a node up, with all that lies there.
+    /// Gives a node up; all data there are lost.
     pub fn node_lost(&self, node: &NodeState) {
         if !node.give_up() {
             return;
         }
         let id = node.peer.node;
-        tracing::warn!(node = %id, "the node does not answer; what lay there is lost");
+        tracing::warn!(node = %id, "the node does not answer; its data are lost");
         let mut ledger = self.ledger.lock();
         let gone: Vec<_> = ledger
             .regions
@@ -491,14 +492,14 @@ impl Stock {
         self.note_loss();
     }
 
-    /// Forgets nodes on which this stock holds nothing any more.
+    /// Forgets nodes on which this stock holds no region any more.
     pub fn forget_idle_nodes(&self) {
         let mut ledger = self.ledger.lock();
         let Ledger { regions, nodes, .. } = &mut *ledger;
         nodes.retain(|id, _| regions.keys().any(|region| region.node == *id));
     }
 
-    /// Nodes on which this stock holds something.
+    /// Nodes on which this stock holds regions.
     pub fn nodes(&self) -> Vec<Arc<NodeState>> {
         self.ledger.lock().nodes.values().cloned().collect()
     }
@@ -517,11 +518,11 @@ impl Stock {
         self.ledger.lock().regions.values().cloned().collect()
     }
 
-    /// Lets go of regions that are no longer needed; the caller tells their nodes.
+    /// Removes regions that are no longer needed; the caller gives them back to their nodes.
     pub fn shrink(&self, linger: Duration) -> Vec<Arc<LeasedRegion>> {
         let idle = {
             let mut space = self.space.lock();
-            // A stock in use will want to grow; an unused one needs nothing.
+            // A stock in use will need more extents; an unused one needs none.
             let keep_free = if space.is_unused() { 0 } else { 2 * LOW_WATER_EXTENTS };
             space.shrink(self.now().0, linger.as_millis() as u64, keep_free)
         };
@@ -529,17 +530,17 @@ impl Stock {
         idle
     }
 
-    /// Whether a later process is to find what this one holds.
+    /// Whether a later process is to take over what this one holds.
     pub fn is_kept(&self) -> bool {
         self.journal.as_ref().is_some_and(|journal| journal.is_whole())
     }
 
-    /// Where the stock writes down all that it holds; `None`: nowhere.
+    /// The journal in which the stock records all that it holds, if there is one.
     pub fn journal(&self) -> Option<&Arc<dyn Journal>> {
         self.journal.as_ref()
     }
 
-    /// Lets go of everything.
+    /// Removes all regions, and returns them.
     pub fn retire_all(&self) -> Vec<Arc<LeasedRegion>> {
         let all = self.regions();
         self.space.lock().remove(|_| true);
@@ -547,7 +548,7 @@ impl Stock {
         all
     }
 
-    /// The request that gives regions back to their node, after this stock has let go of them.
+    /// The request that gives regions back to their node, after this stock has removed them.
     pub fn release_request(&self, regions: &[Arc<LeasedRegion>]) -> ReleaseRequest {
         let leases = regions.iter().map(|held| (held.id.index, held.epoch, &held.key));
         self.with_holder(|holder| holder.release(leases))
@@ -576,7 +577,7 @@ impl Stock {
         let _always = self.pool_free_regions.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
     }
 
-    /// How large the pool is for this owner. Free regions elsewhere are as last heard.
+    /// How large the pool is for this owner. The number of free regions is the broker's last answer.
     pub fn capacity(&self) -> Capacity {
         let (held, free_extents) = {
             let space = self.space.lock();

@@ -1,7 +1,8 @@
-//! The thread that checks whether the nodes live, and makes idle sessions let go of regions.
+//! The thread that checks whether the nodes live, and makes idle sessions detach regions.
 //!
-//! A client learns of a node's death from its own operations. But memory that is mapped here outlives the
-//! node, and an idle mount has no operations. So each node is pinged over the fabric.
+//! A client learns of a node's death when its operations fail. But over shared memory they do not fail, since
+//! mapped memory outlives the node, and an idle mount has no operations. So each node is pinged over the
+//! fabric.
 
 use std::io;
 use std::rc::Rc;
@@ -72,7 +73,7 @@ async fn watch_all(shared: &Shared, endpoint: &Endpoint, stopped: &AtomicBool) {
     let sessions = async {
         while !stopped.load(Ordering::Relaxed) {
             for session in shared.sessions() {
-                // A busy session lets go by itself soon, or at the next look.
+                // A busy session is tried again in the next round.
                 if let Some(session) = session.try_lock() {
                     session.let_go();
                 }
@@ -84,7 +85,7 @@ async fn watch_all(shared: &Shared, endpoint: &Endpoint, stopped: &AtomicBool) {
     futures_util::future::select(std::pin::pin!(sessions), std::pin::pin!(nodes)).await;
 }
 
-/// Pings all nodes on which the stock holds something, and gives up those that do not answer. Does not end.
+/// Pings all nodes on which the stock holds regions, and gives up those that do not answer. Does not end.
 pub async fn watch_nodes(stock: &Stock, endpoint: &Endpoint) {
     let mut watched: Vec<Arc<NodeState>> = Vec::new();
     let mut watches = FuturesUnordered::new();
@@ -99,14 +100,14 @@ pub async fn watch_nodes(stock: &Stock, endpoint: &Endpoint) {
         }
         let pause = std::pin::pin!(endpoint.sleep(LOOK_EVERY));
         let ended = async {
-            // An empty set would end at once, again and again.
+            // `next` of an empty set would return at once, again and again.
             if watches.is_empty() { std::future::pending().await } else { watches.next().await }
         };
         futures_util::future::select(std::pin::pin!(ended), pause).await;
     }
 }
 
-/// Pings one node until it is given up, or nothing of this process lies there any more.
+/// Pings one node until it is given up, or the stock holds no region there any more.
 async fn watch_node(stock: &Stock, endpoint: &Endpoint, node: Arc<NodeState>) {
     let mut eye = Eye { endpoint, queue: None, attached: None };
     let mut said = false;
@@ -118,10 +119,11 @@ async fn watch_node(stock: &Stock, endpoint: &Endpoint, node: Arc<NodeState>) {
                 tracing::debug!(node = %node.peer.node, ?sign, "ping failed");
                 stock.node_failed(&node, sign);
             }
-            // This says nothing about the node. Sessions that use the node find out by themselves meanwhile.
+            // A shortage here says nothing about the node. Meanwhile, sessions that use the node notice if it
+            // dies.
             Err(Blind::Short(error)) => {
                 if !said {
-                    tracing::warn!(node = %node.peer.node, %error, "cannot look after the node for now; trying on");
+                    tracing::warn!(node = %node.peer.node, %error, "cannot ping the node for now; trying again");
                 }
                 said = true;
             }
@@ -140,7 +142,7 @@ struct Eye<'a> {
 
 enum Seen {
     Answer,
-    /// There was nothing to ask.
+    /// There was no ping.
     Nothing,
 }
 
@@ -162,7 +164,7 @@ impl Eye<'_> {
         let Some(queue) = &self.queue else { return Ok(Seen::Nothing) };
         match ask(self.endpoint, queue, &mut self.attached, stock, node).await {
             Ok(seen) => Ok(seen),
-            // A refusal is an answer, too: the node lives.
+            // A refusal is an answer: the node lives.
             Err(OpError::Refused(refusal)) => {
                 if refusal == Refusal::NotAttached {
                     self.attached = None; // the memory has moved
@@ -192,7 +194,7 @@ impl Eye<'_> {
     }
 }
 
-/// Asks the node for something that it answers at once: to attach a region of this process, or a ping.
+/// Sends the node a request that it answers at once: to attach a region of this process, or a ping.
 async fn ask(
     endpoint: &Endpoint,
     queue: &Queue,
@@ -200,20 +202,20 @@ async fn ask(
     stock: &Stock,
     node: &Arc<NodeState>,
 ) -> Result<Seen, OpError> {
-    if let Some(over) = attached.take_if(|region| region.is_over()) {
-        queue.detach(over.id, over.epoch).await?;
+    if let Some(ended) = attached.take_if(|region| region.has_ended()) {
+        queue.detach(ended.id, ended.epoch).await?;
     }
     if attached.is_some() {
         return ping(endpoint, queue).await;
     }
-    let usable = |region: &Arc<LeasedRegion>| Arc::ptr_eq(&region.node, node) && !region.is_over();
+    let usable = |region: &Arc<LeasedRegion>| Arc::ptr_eq(&region.node, node) && !region.has_ended();
     let Some(region) = stock.regions().into_iter().find(usable) else { return Ok(Seen::Nothing) };
     region.attach(queue).await?;
     *attached = Some(region);
     Ok(Seen::Answer)
 }
 
-/// Whether the stock still holds something on the node.
+/// Whether the stock still holds a region on the node.
 fn is_known(stock: &Stock, node: &Arc<NodeState>) -> bool {
     stock.nodes().iter().any(|known| Arc::ptr_eq(known, node))
 }

@@ -44,13 +44,13 @@ pub extern "C" fn farpool_double_open_at(calls: u32) {
     CALLS_WORTH_OPENING.store(calls, Ordering::Relaxed);
 }
 
-/// From now on the mount is dead.
+/// From now on the stand-in acts as a mount that has ended.
 #[unsafe(no_mangle)]
 pub extern "C" fn farpool_double_die() {
     DEAD.store(true, Ordering::Relaxed);
 }
 
-/// From now on every operation panics, as a fault of the library's own.
+/// From now on every operation panics, as if the library had a fault.
 #[unsafe(no_mangle)]
 pub extern "C" fn farpool_double_fail() {
     FAULTY.store(true, Ordering::Relaxed);
@@ -61,7 +61,7 @@ struct Tmpfs;
 /// Files by device and inode.
 type Files = HashMap<(u64, u64), Arc<StdFile>>;
 
-/// What the daemon would know: all files ever registered.
+/// The files that the daemon would know: all that were ever registered.
 static FILES: Mutex<Option<Files>> = Mutex::new(None);
 
 /// The first of the stand-in's own descriptors. It is high, so that programs get the numbers that they would
@@ -142,7 +142,7 @@ impl Host for Joined {
         Some(Box::new(Session { process: self.process }))
     }
 
-    fn is_over(&self) -> bool {
+    fn has_ended(&self) -> bool {
         DEAD.load(Ordering::Relaxed)
     }
 

@@ -36,8 +36,9 @@ pub trait Backend: Sync {
     /// not on a mount, or its file is not to be accelerated.
     fn register(&self, fd: RawFd) -> Option<Registration>;
 
-    /// Gives up acceleration of the description for good, also of one that was never registered. Returns when
-    /// no operation on it is in flight. It makes plain system calls only, because a `vfork` child calls it.
+    /// Gives up acceleration of the description for good, also of a description that was never registered.
+    /// Returns when no operation on it is in flight. It makes plain system calls only, because a `vfork`
+    /// child calls it.
     fn unregister(&self, fd: RawFd);
 
     /// Connects to the host of a mount.
@@ -53,10 +54,10 @@ pub trait Host: Send + Sync {
     fn session(&self) -> Option<Box<dyn Any>>;
 
     /// Whether the mount has ended. Then no further file is opened here, and its files answer `None`.
-    fn is_over(&self) -> bool;
+    fn has_ended(&self) -> bool;
 
-    /// Called in the child of a fork: leaves everything alone that the parent still has. What remains is
-    /// leaked. Takes no lock.
+    /// Called in the child of a fork: touches nothing that the parent still uses. The rest is leaked. Takes
+    /// no lock.
     fn abandon(&self);
 }
 

@@ -87,8 +87,8 @@ impl Engine {
         })
     }
 
-    /// Whether the descriptor belongs to a mount; finds out if that is not known yet. For callers that must
-    /// not read the program's memory if it does not.
+    /// Whether the descriptor belongs to a mount. Asks the mount if that is not known yet. For callers that
+    /// may read the program's memory only if it does.
     pub fn is_ours(&self, fd: RawFd) -> bool {
         if self.table.is_plain(fd) {
             return false;
@@ -221,8 +221,8 @@ impl Engine {
         let is_registered = backend.register(fd).is_some();
         let guard = if is_registered { new_guard(fd, limit) } else { None };
         let Some(guard) = guard else {
-            // Undone with the mount first: while it counts the description as registered, other processes may
-            // work on the file directly, and the kernel's pages of the file would not be updated.
+            // Unregister with the mount first: while it counts the description as registered, other processes
+            // may work on the file directly, and the kernel's pages of the file would not be updated.
             if is_registered {
                 backend.unregister(fd);
             }

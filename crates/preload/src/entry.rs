@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_is_within_does_not_enter_again() {
+    fn a_thread_within_the_library_does_not_enter_again() {
         assert_eq!(within(|| Some(within(|| Some(())))), Some(None));
         assert_eq!(within(|| Some(())), Some(()));
     }

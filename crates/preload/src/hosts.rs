@@ -115,7 +115,7 @@ impl Hosts {
             // SAFETY: null or from `Box::into_raw`; freed only under the right, which the caller holds.
             // Acquire pairs with the release in `join`.
             let entry = unsafe { entry.load(Ordering::Acquire).as_ref() }?;
-            (entry.socket == *socket && !entry.joined.host.is_over()).then(|| entry.joined.clone())
+            (entry.socket == *socket && !entry.joined.host.has_ended()).then(|| entry.joined.clone())
         })
     }
 
@@ -138,10 +138,11 @@ impl Hosts {
         // SAFETY: null or from `Box::into_raw`; freed only under the right, which the caller holds. Acquire
         // pairs with the release in `join`.
         let entry = unsafe { entry.load(Ordering::Acquire).as_ref() };
-        entry.is_none_or(|entry| entry.joined.host.is_over())
+        entry.is_none_or(|entry| entry.joined.host.has_ended())
     }
 
-    /// Called in the child of a fork: forgets the parent's mounts without ending anything.
+    /// Called in the child of a fork: forgets the parent's mounts without ending their sessions or
+    /// connections.
     pub fn forget(&self) {
         GENERATION.fetch_add(1, Ordering::Relaxed);
         for entry in &self.entries {

@@ -217,8 +217,8 @@ impl Engine {
         word.is_some_and(|(word, bit)| word.load(Ordering::Relaxed) & bit != 0)
     }
 
-    /// The flags that `F_GETFL` returns: without the bit that the library has set.
-    pub fn shown_flags(&self, fd: RawFd, status: i32) -> i32 {
+    /// The flags that `F_GETFL` returns to the program: without the bit that the library has set.
+    pub fn program_flags(&self, fd: RawFd, status: i32) -> i32 {
         if status < 0 || status & libc::O_DIRECT == 0 || self.table.live() == 0 {
             return status;
         }

@@ -10,8 +10,8 @@
 //!     an `exec`.
 //! I4. A program that never makes a positional call on a file of a mount is left alone: no thread, no
 //!     allocation, no descriptor, no output.
-//! I5. No lock is held across anything that could wait for it: a thread that finds the table busy asks the
-//!     kernel.
+//! I5. While a thread holds a lock of the library, it does nothing that could wait for that lock. A thread
+//!     that finds the table locked asks the kernel.
 //!
 //! **Signals.** A thread that is within the library is marked ([`entry`]). If a signal handler interrupts it
 //! and makes a hooked call, that call goes straight to the kernel. So each hook is as async-signal-safe as

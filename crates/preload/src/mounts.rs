@@ -1,5 +1,5 @@
-//! The mounts of this machine, as a backend: two ioctls to the daemon through the kernel, and the socket of
-//! its host.
+//! The backend for the mounts of this machine: two ioctls to the daemon through the kernel, and the socket of
+//! the daemon.
 
 use std::any::Any;
 use std::os::fd::RawFd;
@@ -106,8 +106,8 @@ impl Host for Joined {
         self.0.session().ok().map(|session| Box::new(session) as Box<dyn Any>)
     }
 
-    fn is_over(&self) -> bool {
-        self.0.is_over()
+    fn has_ended(&self) -> bool {
+        self.0.has_ended()
     }
 
     fn abandon(&self) {

@@ -1,9 +1,9 @@
 //! Which process does this memory belong to? A page that the kernel clears in the child of a fork answers
 //! that without a system call.
 //!
-//! Every way of forking that copies memory clears it, including those that run no handlers (`_Fork`,
-//! `clone`). A `vfork` child shares its parent's memory and finds the page as the parent left it; only its
-//! process id differs.
+//! The kernel clears the page in every fork that copies memory, including those that run no handlers
+//! (`_Fork`, `clone`). A `vfork` child shares its parent's memory and finds the page as the parent left it;
+//! only its process id differs.
 
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, Ordering};
 
@@ -31,7 +31,7 @@ pub struct Process {
     page: AtomicPtr<Page>,
 }
 
-/// The right to change the state of the process: a lock that no thread waits for.
+/// The right to change the state of the process: a lock for which no thread waits.
 pub struct Right<'a>(&'a Page);
 
 impl Drop for Right<'_> {
@@ -122,8 +122,8 @@ impl Process {
         free.then_some(Right(page))
     }
 
-    /// Called in the child of a fork: notes that the memory belongs to the child from now on. A single store,
-    /// as is fitting in a fork handler.
+    /// Called in the child of a fork: records that the memory belongs to the child from now on. It makes a
+    /// single store, because a fork handler may do little.
     pub fn note_owner(&self) {
         if let Some(page) = self.page() {
             page.owner.store(sys::process_id(), Ordering::Relaxed);
@@ -158,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nobody_has_the_right_twice() {
+    fn the_right_has_at_most_one_holder() {
         let process = Process::new();
         assert!(process.right().is_none());
         assert!(process.start() && process.is_ready(|| panic!("nothing was forked")));

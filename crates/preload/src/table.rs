@@ -451,8 +451,8 @@ impl Table {
         }
     }
 
-    /// Called in the child of a fork: counts references anew, and forgets the parent's state without ending
-    /// it.
+    /// Called in the child of a fork: counts references anew, and forgets the parent's state without closing
+    /// anything of the parent's.
     pub fn adopt(&self) {
         for description in self.all() {
             description.opened.store(null_mut(), Ordering::Relaxed);

@@ -85,10 +85,10 @@ fn small_file_is_opened_once_it_has_seen_as_many_calls_as_that_costs_and_a_large
     grown.write_all_at(&[1], 0).unwrap();
     assert_eq!(served(&grown, 1), 0);
     open(&path("grown")).set_len(LARGE_BYTES).unwrap();
-    assert_eq!(served(&grown, 1), 1, "a file that somebody else has made large");
+    assert_eq!(served(&grown, 1), 1, "a file that another opening has made large");
 
-    assert_eq!(served_in_child(&small, 3), 3, "a child goes on where its parent was");
+    assert_eq!(served_in_child(&small, 3), 3, "a child uses the count of its parent");
     let counted = open(&path("small"));
     assert_eq!(served(&counted, WORTH - 2), 0);
-    assert_eq!(served_in_child(&counted, 3), 2, "a child goes on counting");
+    assert_eq!(served_in_child(&counted, 3), 2, "a child continues the count");
 }

@@ -218,7 +218,7 @@ fn in_child(claim: impl FnOnce() -> bool) {
     let mut status = -1;
     // SAFETY: waits for the child made above; `status` lives until the call returns.
     unsafe { libc::waitpid(child, &raw mut status, 0) };
-    assert_eq!(status, 0, "the child saw something else");
+    assert_eq!(status, 0, "the child read other bytes than expected");
 }
 
 /// How many descriptors are open between half the limit, where guards begin, and the first of the stand-in's

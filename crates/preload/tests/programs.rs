@@ -94,7 +94,7 @@ fn random_calls_answer_the_same_with_the_library_as_without() {
 }
 
 #[test]
-fn threads_and_signal_handlers_read_what_was_written_whoever_closes_descriptors() {
+fn threads_and_signal_handlers_read_what_was_written_while_descriptors_are_closed() {
     same_in_all_worlds("threads", Path::new(TMPFS), &[]);
 }
 

@@ -13,13 +13,13 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use farpool_fabric::sim::{
-    Executor, Faults, HostId, Mutation, Network, Path, ProcessId, Random, Service, Span, Tasks, World,
-    WorldConfig,
+    Executor, Faults, Mutation, Network, Path, ProcessId, Random, Service, Span, Tasks, World, WorldConfig,
 };
 
+use crate::place::ClientPlace;
 use crate::runner::{RunReport, Scenario, run_to_end};
 use crate::staying::Left;
-use director::{Board, Node};
+use director::{Board, FabricNode};
 use history::History;
 
 /// The scenario of the fabric.
@@ -50,21 +50,13 @@ struct Run {
     mutation: Option<&'static str>,
     history: RefCell<History>,
     board: RefCell<Board>,
-    nodes: Vec<Rc<Node>>,
+    nodes: Vec<Rc<FabricNode>>,
     /// The current process of each client.
     clients: RefCell<Vec<ProcessId>>,
     /// Client tasks that have not finished. When there are none left, the nodes stop lending.
     left: Left,
     /// A counter that names clients' streams of randomness, and sessions.
     names: RefCell<u64>,
-}
-
-/// Where a client lives and how it reaches the nodes.
-#[derive(Clone, Copy)]
-struct Place {
-    index: u32,
-    host: HostId,
-    path: Path,
 }
 
 impl Run {
@@ -81,7 +73,7 @@ impl Run {
         self.mutation == Some(mutation)
     }
 
-    fn is_over(&self) -> bool {
+    fn has_ended(&self) -> bool {
         self.left.get() == 0
     }
 
@@ -123,11 +115,11 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
     let world = world_of(seed, mutation, trace, &mut random);
     let executor = Executor::new(world.clone());
     let tasks = executor.tasks();
-    let nodes: Vec<Rc<Node>> = (0..1 + random.below(2))
+    let nodes: Vec<Rc<FabricNode>> = (0..1 + random.below(2))
         .map(|index| {
             let host = world.add_host(clock_rate(&mut random));
             let service = if random.chance(500) { Service::Whole } else { Service::Torn };
-            Rc::new(Node::new(index, host, service, world.add_process(host)))
+            Rc::new(FabricNode::new(index, host, service, world.add_process(host)))
         })
         .collect();
     let places = places(&world, &nodes, &mut random);
@@ -156,34 +148,24 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
     let history = run.history.take();
     let operations = history.operations();
     let violations = judge::judge(history);
-    RunReport {
-        seed,
-        panicked,
-        violations,
-        trace_hash: world.trace_hash(),
-        events: world.trace_events(),
-        operations,
-        virtual_us: world.now_ns() / 1_000,
-        trace: world.trace_lines(),
-        history: Vec::new(),
-    }
+    RunReport { seed, panicked, violations, operations, ..RunReport::of_world(&world) }
 }
 
 /// Two to four clients. Some are on a node's host and access its memory directly; the others use the network.
-fn places(world: &World, nodes: &[Rc<Node>], random: &mut Random) -> Vec<Place> {
-    let count = 2 + random.below(3) as u32;
+fn places(world: &World, nodes: &[Rc<FabricNode>], random: &mut Random) -> Vec<ClientPlace> {
+    let count = 2 + random.below(3) as usize;
     (0..count)
         .map(|index| {
             if random.chance(450) {
-                Place { index, host: nodes[random.index(nodes.len())].host, path: Path::Shared }
+                ClientPlace { index, host: nodes[random.index(nodes.len())].host, path: Path::Shared }
             } else {
-                Place { index, host: world.add_host(clock_rate(random)), path: Path::Checked }
+                ClientPlace { index, host: world.add_host(clock_rate(random)), path: Path::Checked }
             }
         })
         .collect()
 }
 
 /// A new process for a client, at its start and after each crash.
-fn new_process(run: &Run, place: Place) -> ProcessId {
+fn new_process(run: &Run, place: ClientPlace) -> ProcessId {
     run.world.add_process(place.host)
 }

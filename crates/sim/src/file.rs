@@ -280,11 +280,11 @@ fn clock_rate(random: &mut Random) -> u64 {
 fn nodes_of(
     world: &World,
     own_host: HostId,
-    bears: bool,
+    is_redundant: bool,
     mutation: Option<&'static str>,
     random: &mut Random,
 ) -> Vec<Rc<Node>> {
-    let count = if bears { 3 + random.below(3) } else { 1 + random.below(4) };
+    let count = if is_redundant { 3 + random.below(3) } else { 1 + random.below(4) };
     // Direct clients write only to nodes of this machine. Without such a node, few worlds would have direct
     // clients that make a file longer.
     let is_about_growth = matches!(mutation, Some(GROWTH_GOES_ON | UNTOLD));
@@ -292,7 +292,7 @@ fn nodes_of(
         let shares_host = index == 0 && (random.chance(500) || is_about_growth);
         let host = if shares_host { own_host } else { world.add_host(clock_rate(random)) };
         let service = if random.chance(500) { Service::Whole } else { Service::Torn };
-        let regions = if bears { 8 } else { 2 + random.below(3) as u32 };
+        let regions = if is_redundant { 8 } else { 2 + random.below(3) as u32 };
         Rc::new(Node::new(NodeId(0xA0 + index), host, world.add_process(host), regions, service))
     };
     (0..count).map(node).collect()
@@ -301,23 +301,23 @@ fn nodes_of(
 fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
     broken::set(mutation);
     let mut random = Random::new(seed, 30);
-    let bears = random.chance(worlds::BEARING_PERMILLE) && mutation != Some(LATE_FORGOTTEN);
+    let is_redundant = random.chance(worlds::REDUNDANT_PERMILLE) && mutation != Some(LATE_FORGOTTEN);
     // A separate stream of randomness, so that the worlds of existing seeds stay the same.
     let mut refusals = Random::new(seed, 33);
     let refuses = mutation.map_or(refusals.chance(REFUSING_PERMILLE), |broken| broken == REFUSED_IS_DEAD);
     let moves = worlds::is_about_moves(seed, mutation) && !refuses;
-    let bears = (bears || moves) && !refuses;
+    let is_redundant = (is_redundant || moves) && !refuses;
     let Ills { faults, delivery, shaking, harmless } = match () {
         () if refuses => Ills::none(),
         () if moves => worlds::moving(mutation),
-        () if bears => worlds::bearable(mutation, &mut random),
+        () if is_redundant => worlds::survivable(mutation, &mut random),
         () => ills(mutation, &mut random),
     };
     let world = world_of(seed, trace, faults);
     let mut executor = Executor::new(world.clone());
     let host = world.add_host(clock_rate(&mut random));
     let home = world.add_process(host);
-    let nodes = nodes_of(&world, host, bears, mutation, &mut random);
+    let nodes = nodes_of(&world, host, is_redundant, mutation, &mut random);
     let broker_host = world.add_host(clock_rate(&mut random));
     let nowhere = world.add_process(world.add_host(1_000_000));
     let region_bytes = REGION_EXTENTS * EXTENT_BYTES;
@@ -335,7 +335,7 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
     let plane = Plane::new(world.clone(), executor.tasks(), config);
     let has_guests = random.chance(600);
     let is_about_owners = matches!(mutation, Some(FREES_UNWRITTEN | LOCKS_LEFT | LATE_FORGOTTEN));
-    let limit_regions = (!bears && random.chance(300)).then(|| 2 + random.below(5));
+    let limit_regions = (!is_redundant && random.chance(300)).then(|| 2 + random.below(5));
     let owner = OwnerId(plane.next_name());
     let legacy =
         (!has_guests && random.chance(700) || is_about_owners).then(|| Legacy::new(owner, limit_regions));
@@ -348,11 +348,11 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
     let mut mishaps = match () {
         () if refuses => nemesis::draw_refusals(&plane, &mut refusals),
         () if moves => nemesis::draw_moves(&plane, &mut random),
-        () if bears => nemesis::draw_bearable(&plane, &mut random),
+        () if is_redundant => nemesis::draw_survivable(&plane, &mut random),
         () => nemesis::draw(&plane, &mut random),
     };
     if legacy.is_some() && !refuses {
-        mishaps.extend(nemesis::draw_deaths_of_the_owner(&plane, bears, &mut random));
+        mishaps.extend(nemesis::draw_deaths_of_the_owner(&plane, is_redundant, &mut random));
     }
     nemesis::delay_to_moves(&mut mishaps, &mut Random::new(seed, 36));
     let owner_dies = mishaps.iter().any(nemesis::Mishap::is_of_the_owner);
@@ -382,7 +382,7 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
         excuses: Excuses {
             calm: harmless && mishaps.is_empty(),
             short: shaking.short_permille > 0,
-            bears,
+            is_redundant,
             flips,
             owner_dies,
             stores_succeed: moves && !owner_dies,
@@ -424,15 +424,6 @@ fn report(run: &Run) -> RunReport {
     let operations = run.history.len();
     let (mut violations, judged) = run.oracle.take().verdict();
     violations.extend(judge::judge(&run.history.take(), run.excuses, &run.redundancies.borrow()));
-    RunReport {
-        seed: run.seed,
-        violations,
-        panicked: false,
-        trace_hash: run.world.trace_hash(),
-        events: run.world.trace_events(),
-        operations: operations + judged,
-        virtual_us: run.world.now_ns() / 1_000,
-        trace: run.world.trace_lines(),
-        history: Vec::new(),
-    }
+    let operations = operations + judged;
+    RunReport { seed: run.seed, violations, operations, ..RunReport::of_world(&run.world) }
 }

@@ -25,6 +25,7 @@ use farpool_txn::{Memory, MemoryError, Piece, Shipped};
 use farpool_wire::{AccessKey, Epoch, NodeId, RegionId, SessionId};
 
 use crate::lending::LendingHost;
+use crate::place::ClientPlace;
 use crate::runner::{RunReport, Scenario, run_to_end};
 use crate::staying::Left;
 use judge::History;
@@ -70,7 +71,7 @@ struct Run {
     world: World,
     tasks: Tasks,
     seed: u64,
-    nodes: Vec<Node>,
+    nodes: Vec<HashNode>,
     layout: IndexLayout,
     pieces: Vec<Piece>,
     /// Clients run transactions on a table with keys.
@@ -88,17 +89,9 @@ struct Run {
     names: Cell<u64>,
 }
 
-struct Node {
+struct HashNode {
     host: HostId,
     peer: Peer,
-}
-
-/// Where a client lives, and how it reaches the nodes.
-#[derive(Clone, Copy)]
-struct Place {
-    index: usize,
-    host: HostId,
-    path: Path,
 }
 
 impl Run {
@@ -124,7 +117,7 @@ impl Run {
     async fn memory(
         self: &Rc<Self>,
         process: ProcessId,
-        place: Place,
+        place: ClientPlace,
         deadline: Duration,
     ) -> Result<Memory, MemoryError> {
         let run = self.clone();
@@ -173,7 +166,8 @@ fn run_by<R: IndexRules>(seed: u64, trace: bool) -> RunReport {
     let world = world_of(seed, trace, &mut random);
     let executor = Executor::new(world.clone());
     let run = Rc::new(setting(world.clone(), executor.tasks(), seed, &mut random));
-    let places: Vec<Place> = (0..2 + random.index(3)).map(|index| place(&run, index, &mut random)).collect();
+    let places: Vec<ClientPlace> =
+        (0..2 + random.index(3)).map(|index| place(&run, index, &mut random)).collect();
     run.clients.replace(places.iter().map(|place| run.world.add_process(place.host)).collect());
     let transactions = run.is_of_transactions.then(|| Transactions::start::<R>(&run, &places, &mut random));
     if transactions.is_none() {
@@ -192,17 +186,7 @@ fn run_by<R: IndexRules>(seed: u64, trace: bool) -> RunReport {
         operations += count;
         violations.extend(judged.err().map(|violation| violation.to_string()));
     }
-    RunReport {
-        seed,
-        panicked,
-        violations,
-        trace_hash: world.trace_hash(),
-        events: world.trace_events(),
-        operations,
-        virtual_us: world.now_ns() / 1_000,
-        trace: world.trace_lines(),
-        history: Vec::new(),
-    }
+    RunReport { seed, panicked, violations, operations, ..RunReport::of_world(&world) }
 }
 
 /// Any subset of faults, so that some seeds test one fault alone.
@@ -221,13 +205,13 @@ fn world_of(seed: u64, trace: bool, random: &mut Random) -> World {
 
 /// One to three nodes with one or two pieces of the index each.
 fn setting(world: World, tasks: Tasks, seed: u64, random: &mut Random) -> Run {
-    let nodes: Vec<Node> = (0..1 + random.below(3))
+    let nodes: Vec<HashNode> = (0..1 + random.below(3))
         .map(|index| {
             let host = world.add_host(1_000_000);
             let memory = Arc::new(LendingHost::new(NodeId(index + 1), REGIONS, REGION_BYTES));
             (0..REGIONS).for_each(|region| memory.open(region, EPOCH, key()));
             let service = if random.chance(400) { Service::Whole } else { Service::Torn };
-            Node { host, peer: world.serve(host, memory, service) }
+            HashNode { host, peer: world.serve(host, memory, service) }
         })
         .collect();
     let pieces_each = 1 + random.below(2);
@@ -267,10 +251,10 @@ fn setting(world: World, tasks: Tasks, seed: u64, random: &mut Random) -> Run {
 }
 
 /// Draws where a client lives: with the memory of a single node mapped, or across the network.
-fn place(run: &Run, index: usize, random: &mut Random) -> Place {
+fn place(run: &Run, index: usize, random: &mut Random) -> ClientPlace {
     if run.nodes.len() == 1 && random.chance(400) {
-        Place { index, host: run.nodes[0].host, path: Path::Shared }
+        ClientPlace { index, host: run.nodes[0].host, path: Path::Shared }
     } else {
-        Place { index, host: run.world.add_host(950_000 + random.below(100_000)), path: Path::Checked }
+        ClientPlace { index, host: run.world.add_host(950_000 + random.below(100_000)), path: Path::Checked }
     }
 }

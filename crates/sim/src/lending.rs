@@ -1,10 +1,30 @@
 //! A node's memory: real regions behind a shell that can be broken on purpose.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use farpool_fabric::{AccessError, AccessKind, Host, Locking, Mapping, RegionSet};
+use farpool_fabric::sim::HostId;
+use farpool_fabric::{AccessError, AccessKind, Host, Locking, Mapping, Peer, RegionSet};
 use farpool_wire::{AccessKey, Epoch, NodeId, Refusal};
 
+/// A node of a world in which nodes do not restart.
+pub(crate) struct LendingNode {
+    pub(crate) host: HostId,
+    pub(crate) peer: Peer,
+    pub(crate) memory: Arc<LendingHost>,
+    /// Serves one operation at a time. On a node that serves word by word, as a NIC does, memory that moves
+    /// in the middle of an operation costs the connection.
+    pub(crate) is_whole: bool,
+}
+
+/// The key of a grant. Any key will do, as long as each grant has a different one.
+pub(crate) fn key_of(grant: Epoch) -> AccessKey {
+    let mut bytes = [9; AccessKey::BYTES];
+    bytes[..8].copy_from_slice(&grant.0.to_le_bytes());
+    AccessKey::from_bytes(bytes)
+}
+
+/// A node's memory, as it is served.
 pub(crate) struct LendingHost {
     node: NodeId,
     count: u32,

@@ -14,6 +14,7 @@ mod file;
 mod hash;
 mod lending;
 mod members;
+mod place;
 mod plane;
 mod pool;
 mod register;

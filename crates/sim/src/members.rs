@@ -21,15 +21,15 @@ use std::time::Duration;
 use farpool_fabric::sim::{
     Executor, Faults, HostId, Network, Path, ProcessId, Random, Service, Span, Tasks, World, WorldConfig,
 };
-use farpool_fabric::{Endpoint, EndpointConfig, Peer};
+use farpool_fabric::{Endpoint, EndpointConfig};
 use farpool_namdb::{Ended, TxError};
 use farpool_pool::GrantError;
 use farpool_txn::judge::judge;
 use farpool_txn::{DatabaseLayout, DatabaseShape, Limits};
-use farpool_wire::{AccessKey, Epoch, NodeId, RegionId, SessionId};
+use farpool_wire::{Epoch, NodeId, RegionId, SessionId};
 use parking_lot::Mutex;
 
-use crate::lending::LendingHost;
+use crate::lending::{LendingHost, LendingNode, key_of};
 use crate::runner::{RunReport, Scenario, run_to_end};
 use crate::staying::Left;
 use crate::transacting::Ledger;
@@ -77,7 +77,7 @@ struct Run {
     tasks: Tasks,
     /// A process for actions that belong to no process of the run.
     nowhere: ProcessId,
-    nodes: Vec<Node>,
+    nodes: Vec<LendingNode>,
     layout: DatabaseLayout,
     patience: Duration,
     /// Versions that the ring of a record has room for.
@@ -95,16 +95,7 @@ struct Run {
     /// No more faults occur.
     is_quiet: Cell<bool>,
     /// The auditor has finished.
-    is_over: Cell<bool>,
-}
-
-struct Node {
-    host: HostId,
-    peer: Peer,
-    memory: Arc<LendingHost>,
-    /// Serves one operation at a time. On a node that serves word by word, as a NIC does, memory that moves
-    /// in the middle of an operation costs the connection.
-    is_whole: bool,
+    has_ended: Cell<bool>,
 }
 
 impl Run {
@@ -113,7 +104,7 @@ impl Run {
         self.layout.regions.iter().position(|known| *known == region).expect("a region of this database")
     }
 
-    fn node_of(&self, region: RegionId) -> &Node {
+    fn node_of(&self, region: RegionId) -> &LendingNode {
         &self.nodes[region.node.0 as usize - 1]
     }
 
@@ -218,13 +209,6 @@ impl Run {
     }
 }
 
-/// Any key will do, as long as each grant has a different one.
-fn key_of(grant: Epoch) -> AccessKey {
-    let mut bytes = [9; AccessKey::BYTES];
-    bytes[..8].copy_from_slice(&grant.0.to_le_bytes());
-    AccessKey::from_bytes(bytes)
-}
-
 fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
     broken::set(mutation);
     let mut random = Random::new(seed, 10);
@@ -257,17 +241,8 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
     let mut violations = run.ledger.complaints.take();
     violations.append(&mut run.observer.lock().complaints);
     violations.extend(judge(&history).err().map(|violation| violation.to_string()));
-    RunReport {
-        seed,
-        panicked,
-        violations,
-        trace_hash: world.trace_hash(),
-        events: world.trace_events(),
-        operations: history.len() as u64,
-        virtual_us: world.now_ns() / 1_000,
-        trace: world.trace_lines(),
-        ..RunReport::default()
-    }
+    let operations = history.len() as u64;
+    RunReport { seed, panicked, violations, operations, ..RunReport::of_world(&world) }
 }
 
 fn world_of(seed: u64, trace: bool, kinds: FaultKinds, random: &mut Random) -> World {
@@ -301,7 +276,7 @@ fn setting(world: World, tasks: Tasks, seed: u64, faults: FaultKinds, random: &m
         let service = if is_whole { Service::Whole } else { Service::Torn };
         let watched = Watched { memory: memory.clone(), observer: observer.clone() };
         let peer = world.serve(host, Arc::new(watched), service);
-        Node { host, peer, memory, is_whole }
+        LendingNode { host, peer, memory, is_whole }
     });
     let nodes = nodes.collect();
     let patience = if faults.are_any() { PATIENCES[random.index(PATIENCES.len())] } else { CALM_PATIENCE };
@@ -321,7 +296,7 @@ fn setting(world: World, tasks: Tasks, seed: u64, faults: FaultKinds, random: &m
         cuts: RefCell::default(),
         bank: Bank::default(),
         is_quiet: Cell::new(false),
-        is_over: Cell::new(false),
+        has_ended: Cell::new(false),
     }
 }
 

@@ -40,7 +40,7 @@ pub(crate) enum Ending {
 }
 
 /// Lists the processes that would use a region now under a lease that ends in this way.
-type WhoTrusts = Box<dyn Fn(RegionId, Epoch, Ending) -> Vec<u64>>;
+type TrustingProcesses = Box<dyn Fn(RegionId, Epoch, Ending) -> Vec<u64>>;
 
 /// State that all parts of the control plane share.
 pub(crate) struct Plane {
@@ -63,7 +63,7 @@ pub(crate) struct Plane {
     /// A process on a host of its own, for tasks that belong to no participant.
     pub(crate) nowhere: ProcessId,
     /// Called when a lease ends. Without it, no process counts as trusting a lease.
-    pub(crate) trusting: RefCell<Option<WhoTrusts>>,
+    pub(crate) trusting: RefCell<Option<TrustingProcesses>>,
 }
 
 /// What a scenario decides about its control plane.
@@ -138,7 +138,7 @@ impl Plane {
     }
 
     /// The processes that would use a region now under this lease, and should not, since it ends.
-    pub(crate) fn who_trusts(&self, region: RegionId, epoch: Epoch, ending: Ending) -> Vec<u64> {
+    pub(crate) fn trusting_processes(&self, region: RegionId, epoch: Epoch, ending: Ending) -> Vec<u64> {
         self.trusting.borrow().as_ref().map_or(Vec::new(), |trusting| trusting(region, epoch, ending))
     }
 

@@ -23,7 +23,7 @@ use crate::plane::{
 };
 use crate::runner::{RunReport, Scenario};
 use client::{Client, Seat};
-use nemesis::Who;
+use nemesis::Participant;
 
 /// The scenario of leases.
 pub const POOL: Scenario = Scenario { name: "pool", mutations: MUTATIONS, run };
@@ -73,7 +73,7 @@ struct Run {
     clients: RefCell<Vec<Option<Rc<Client>>>>,
     phase: Cell<Phase>,
     /// Participants that are about to die, or are dead and about to be restarted.
-    dying: RefCell<BTreeSet<Who>>,
+    dying: RefCell<BTreeSet<Participant>>,
     /// Mishaps in progress. The busy phase ends only when there are none.
     mishaps: Cell<u32>,
 }
@@ -100,7 +100,7 @@ impl Run {
     }
 
     /// The processes that would use a region now under this lease.
-    fn who_trusts(&self, region: RegionId, epoch: Epoch, ending: Ending) -> Vec<u64> {
+    fn trusting_processes(&self, region: RegionId, epoch: Epoch, ending: Ending) -> Vec<u64> {
         let lease = self.oracle.borrow().lease_of(region, epoch);
         let trusts = |client: &&Rc<Client>| {
             client.trusts(region, epoch)
@@ -210,10 +210,10 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
         mishaps: Cell::new(0),
     });
     let asked = Rc::downgrade(&run);
-    let who_trusts = move |region, epoch, ending| {
-        asked.upgrade().map_or(Vec::new(), |run| run.who_trusts(region, epoch, ending))
+    let trusting_processes = move |region, epoch, ending| {
+        asked.upgrade().map_or(Vec::new(), |run| run.trusting_processes(region, epoch, ending))
     };
-    *run.trusting.borrow_mut() = Some(Box::new(who_trusts));
+    *run.trusting.borrow_mut() = Some(Box::new(trusting_processes));
     run.plane.start();
     for seat in &run.seats {
         client::start(&run, seat);
@@ -227,15 +227,5 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
     drop(executor);
     run.clients.borrow_mut().clear(); // breaks the cycle of references between run and clients
     let (violations, operations) = run.oracle.take().verdict();
-    RunReport {
-        seed,
-        violations,
-        panicked: false,
-        trace_hash: world.trace_hash(),
-        events: world.trace_events(),
-        operations,
-        virtual_us: world.now_ns() / 1_000,
-        trace: world.trace_lines(),
-        history: Vec::new(),
-    }
+    RunReport { seed, violations, operations, ..RunReport::of_world(&world) }
 }

@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use farpool_fabric::sim::{Executor, RunEnd};
+use farpool_fabric::sim::{Executor, RunEnd, World};
 use serde::{Serialize, Serializer};
 
 /// The most failing seeds that are kept. One is enough to find the fault; a few show whether failures are
@@ -38,6 +38,19 @@ pub struct RunReport {
     /// unless the scenario has such a form and a trace was asked for.
     #[serde(skip)]
     pub history: Vec<String>,
+}
+
+impl RunReport {
+    /// The report of a world at its end. The scenario adds the seed, the operations and its judgement.
+    pub(crate) fn of_world(world: &World) -> RunReport {
+        RunReport {
+            trace_hash: world.trace_hash(),
+            events: world.trace_events(),
+            virtual_us: world.now_ns() / 1_000,
+            trace: world.trace_lines(),
+            ..RunReport::default()
+        }
+    }
 }
 
 /// Something to simulate, with the ways to break it.

@@ -11,7 +11,9 @@ use std::time::Duration;
 
 use farpool_fabric::sim::{Random, World};
 use farpool_txn::judge::{Outcome, Read, Transaction as Judged, Value, Write};
-use farpool_txn::{BeginError, CommitError, Cut, ReadError, Row, Rules, Session, Table, Transaction, Worker};
+use farpool_txn::{
+    BeginError, CommitError, Cut, ReadError, Row, Rules, SessionState, Table, Transaction, Worker,
+};
 use farpool_wire::Version;
 
 /// Words of a record's data, all equal, so that a reader detects a mixture of two versions.
@@ -151,7 +153,7 @@ impl Transactor {
     pub(crate) async fn transact<R: Rules>(
         &mut self,
         worker: &Worker<R>,
-        session: &mut Session,
+        session: &mut SessionState,
         records: &[(u64, bool)],
     ) -> Result<bool, Stopped> {
         match self.try_once(worker, session, records).await {
@@ -165,7 +167,7 @@ impl Transactor {
     async fn try_once<R: Rules>(
         &mut self,
         worker: &Worker<R>,
-        session: &mut Session,
+        session: &mut SessionState,
         records: &[(u64, bool)],
     ) -> Result<bool, Stopped> {
         let table = self.table.clone();

@@ -1,6 +1,6 @@
 //! `sim txn`: transactions on records in the memory of several nodes, judged by the guarantees of snapshot
 //! isolation (`docs/src/txn.md`). Operations are slow, torn and out of step. Clients die, stop, and are
-//! declared dead while they live. Recoverers roll back what they left, and may die themselves.
+//! declared dead while they live. Recoverers roll back their commits, and may die themselves.
 
 #[cfg(test)]
 mod anomalies;
@@ -38,15 +38,15 @@ use farpool_fabric::sim::{
     Executor, Faults, HostId, Mutation, Network, Path, ProcessId, Random, Service, Span, Tasks, World,
     WorldConfig,
 };
-use farpool_fabric::{AccessError, AccessKind, Endpoint, EndpointConfig, Mapping, OpError, Peer};
+use farpool_fabric::{AccessError, AccessKind, Endpoint, EndpointConfig, Mapping, OpError};
 use farpool_txn::horizon::{HorizonAt, HorizonLayout};
 use farpool_txn::judge::judge;
 use farpool_txn::log::{LogAt, LogLayout};
 use farpool_txn::slab::SlabLayout;
 use farpool_txn::{Memory, MemoryError, Oracle, Piece, RecordId, RecordLayout, Table};
-use farpool_wire::{AccessKey, Epoch, GrantMode, NodeId, Refusal, RegionId, SessionId};
+use farpool_wire::{Epoch, GrantMode, NodeId, Refusal, RegionId, SessionId};
 
-use crate::lending::LendingHost;
+use crate::lending::{LendingHost, LendingNode, key_of};
 use crate::runner::{RunReport, Scenario, run_to_end};
 use crate::staying::Left;
 use crate::transacting::{DATA_WORDS, Ledger};
@@ -93,7 +93,8 @@ struct Run {
     world: World,
     tasks: Tasks,
     seed: u64,
-    nodes: Vec<Node>,
+    /// One region of each has records, one has logs, and another may have a part of the oracle.
+    nodes: Vec<LendingNode>,
     /// Parts of the oracle.
     parts: u64,
     /// Slots that have clients; one more is the auditor's.
@@ -121,17 +122,7 @@ struct Run {
     /// All clients except the auditor have ended, and no more faults occur.
     is_quiet: Cell<bool>,
     /// The auditor has finished.
-    is_over: Cell<bool>,
-}
-
-/// A node. One of its regions has records, one has logs, and another may have a part of the oracle.
-struct Node {
-    host: HostId,
-    peer: Peer,
-    memory: Arc<LendingHost>,
-    /// Serves one operation at a time. On a node that serves word by word, as a NIC does, memory that moves
-    /// in the middle of an operation costs the connection.
-    is_whole: bool,
+    has_ended: Cell<bool>,
 }
 
 /// The current client of a slot.
@@ -171,7 +162,7 @@ impl Run {
         self.ledger.complain(what);
     }
 
-    fn node(&self, node: NodeId) -> &Node {
+    fn node(&self, node: NodeId) -> &LendingNode {
         self.nodes.iter().find(|found| found.peer.node == node).expect("a node of this run")
     }
 
@@ -352,13 +343,6 @@ const REGIONS: u32 = 4;
 /// The grant of the lessee of the regions. No process of a run has it.
 const OWNER: Epoch = Epoch(7);
 
-/// Any key will do, as long as each grant has a different one.
-fn key_of(grant: Epoch) -> AccessKey {
-    let mut bytes = [9; AccessKey::BYTES];
-    bytes[..8].copy_from_slice(&grant.0.to_le_bytes());
-    AccessKey::from_bytes(bytes)
-}
-
 fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
     broken::set(mutation);
     let mut random = Random::new(seed, 10);
@@ -385,17 +369,9 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
     let history = run.ledger.history.take();
     let mut violations = run.ledger.complaints.take();
     violations.extend(judge(&history).err().map(|violation| violation.to_string()));
-    RunReport {
-        seed,
-        panicked,
-        violations,
-        trace_hash: world.trace_hash(),
-        events: world.trace_events(),
-        operations: history.len() as u64,
-        virtual_us: world.now_ns() / 1_000,
-        trace: world.trace_lines(),
-        history: if trace { elle::lines(&history) } else { Vec::new() },
-    }
+    let operations = history.len() as u64;
+    let history = if trace { elle::lines(&history) } else { Vec::new() };
+    RunReport { seed, panicked, violations, operations, history, ..RunReport::of_world(&world) }
 }
 
 fn world_of(seed: u64, trace: bool, random: &mut Random) -> World {
@@ -413,7 +389,7 @@ fn world_of(seed: u64, trace: bool, random: &mut Random) -> World {
 
 /// One to three nodes with some records each, and the oracle on the first or on several.
 fn setting(world: World, tasks: Tasks, seed: u64, random: &mut Random) -> Run {
-    let nodes: Vec<Node> = (0..1 + random.below(3))
+    let nodes: Vec<LendingNode> = (0..1 + random.below(3))
         .map(|index| {
             let host = world.add_host(1_000_000);
             let memory = Arc::new(LendingHost::new(NodeId(index + 1), REGIONS, REGION_BYTES));
@@ -421,7 +397,7 @@ fn setting(world: World, tasks: Tasks, seed: u64, random: &mut Random) -> Run {
             let is_whole = random.chance(400);
             let service = if is_whole { Service::Whole } else { Service::Torn };
             let peer = world.serve(host, memory.clone(), service);
-            Node { host, peer, memory, is_whole }
+            LendingNode { host, peer, memory, is_whole }
         })
         .collect();
     let slots = 2 + random.below(3) as u16;
@@ -457,7 +433,7 @@ fn setting(world: World, tasks: Tasks, seed: u64, random: &mut Random) -> Run {
         has_mishaps: Cell::new(false),
         left: Left::default(),
         is_quiet: Cell::new(false),
-        is_over: Cell::new(false),
+        has_ended: Cell::new(false),
     }
 }
 

@@ -15,7 +15,7 @@ pub struct Cut {
 }
 
 impl Cut {
-    /// The cut that sees only what was there before the first transaction.
+    /// The cut that sees only the initial versions, those before the first transaction.
     pub fn first(slots: usize) -> Cut {
         Cut { sequence: 0, counts: vec![0; slots].into() }
     }

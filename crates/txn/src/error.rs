@@ -97,7 +97,7 @@ pub enum CommitError {
 pub enum LeaveError {
     /// Try again when they have ended.
     #[error("commits of this slot are in flight")]
-    UnderWay,
+    InFlight,
     /// Have the slot recovered: the outcome of a commit is unknown, or that of writing a payload.
     #[error("a commit of this slot, or a write, is in doubt")]
     Stuck,

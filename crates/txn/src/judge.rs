@@ -79,7 +79,7 @@ struct Committed<'a> {
     by_version: BTreeMap<Version, usize>,
 }
 
-/// For each record, its versions in their order. The first is what was there before the first transaction.
+/// For each record, its versions in their order. The first is the one before the first transaction.
 type Chains = BTreeMap<Record, Vec<Version>>;
 
 impl<'a> Committed<'a> {

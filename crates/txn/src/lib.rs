@@ -1,14 +1,15 @@
 //! NAM-DB: transactions with snapshot isolation over one-sided operations (paper 3, completed where it leaves
 //! something open).
 //!
-//! - A [`Worker`] runs transactions of [`Session`]s on [`Table`]s; [`Transaction`] reads, writes and commits.
+//! - A [`Worker`] runs transactions on [`Table`]s, for users whose sessions have a [`SessionState`] each;
+//!   [`Transaction`] reads, writes and commits.
 //! - A [`Cut`] is a read timestamp: how many commits of each slot a transaction sees.
 //! - [`oracle`] makes cuts: each transaction begins from a published one, and published ones are totally
 //!   ordered.
 //! - [`horizon`] says which old versions no snapshot needs any more.
 //! - [`judge`] tells whether a history of transactions is snapshot isolation.
-//! - [`log`] holds what commits are about to replace; with it, [`recovery`] undoes what a dead client has
-//!   left.
+//! - [`log`] holds the data that commits are about to replace; with it, [`recovery`] rolls back the commits
+//!   of a dead client.
 //! - [`membership`] says which compute servers work on a database, and which of them recovers the slot of a
 //!   dead one.
 //! - A [`DatabaseLayout`] says where all this lies in a database's regions.
@@ -54,7 +55,7 @@ pub use record::{
     FoundVersion, MOST_OLD_VERSIONS, MOST_RECORD_BYTES, NumberedHeader, RecordId, RecordLayout, Ring,
 };
 pub use rules::{Rules, Shipped, Step};
-pub use slot::{Held, MAX_COMMITS_UNDER_WAY, MAX_COUNTS_AHEAD, SharedSlot};
+pub use slot::{Held, MAX_COMMITS_IN_FLIGHT, MAX_COUNTS_AHEAD, SharedSlot};
 pub use table::Table;
 pub use transaction::{Committing, Row, Transaction};
-pub use worker::{Session, StampError, Stamped, Worker};
+pub use worker::{SessionState, StampError, Stamped, Worker};

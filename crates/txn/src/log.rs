@@ -1,9 +1,9 @@
-//! A slot's private log (paper 3, section 6.2): what its client is about to replace. From it, the slot's
-//! recoverer undoes what the client has locked.
+//! A slot's private log (paper 3, section 6.2): the data that its client is about to replace. From it, the
+//! slot's recoverer restores the records that the client has locked.
 //!
 //! L1. An intent is whole in both copies before anything of it is locked. So if a record says that a commit
 //!     has locked it, either copy tells what was there before.
-//! L2. A commit's head lies at its count modulo [`MAX_COMMITS_UNDER_WAY`](crate::MAX_COMMITS_UNDER_WAY). The
+//! L2. A commit's head lies at its count modulo [`MAX_COMMITS_IN_FLIGHT`](crate::MAX_COMMITS_IN_FLIGHT). The
 //!     watermark has reached the commit whose head lay there before, or nothing of that commit is left. The
 //!     same holds for commits whose intents, in a ring of bytes, are overwritten.
 //! L3. What is read from the log is checked by checksums. Bytes that a transaction writes to records are
@@ -20,7 +20,7 @@ use std::ops::Range;
 use farpool_wire::{MAX_TRANSFER_BYTES, Version};
 
 use crate::memory::Piece;
-use crate::slot::MAX_COMMITS_UNDER_WAY;
+use crate::slot::MAX_COMMITS_IN_FLIGHT;
 
 const WORD_BYTES: u64 = 8;
 
@@ -64,12 +64,12 @@ impl LogLayout {
 
     /// Where all heads lie.
     pub fn heads(&self) -> Range<u64> {
-        0..(MAX_COMMITS_UNDER_WAY * Head::PLACE_BYTES) as u64
+        0..(MAX_COMMITS_IN_FLIGHT * Head::PLACE_BYTES) as u64
     }
 
     /// Where the head of a commit lies, without its verdict.
     pub fn head(&self, version: Version) -> Range<u64> {
-        let start = version.count() % MAX_COMMITS_UNDER_WAY as u64 * Head::PLACE_BYTES as u64;
+        let start = version.count() % MAX_COMMITS_IN_FLIGHT as u64 * Head::PLACE_BYTES as u64;
         start..start + Head::BYTES as u64
     }
 

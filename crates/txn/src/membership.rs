@@ -29,7 +29,7 @@ mod watch;
 
 pub use duties::{Duties, Duty};
 pub use layout::{MembersAt, MembersLayout, Role, SeatWords};
-pub use recovering::{Lookout, Premises, SeatRecoveryError};
+pub use recovering::{Recoverable, SeatRecoveryError, SeatWatch};
 pub use roles::{fill_role, give_up_role, role_of, take_role};
 pub use rules::SeatRules;
 pub use vouching::{Part, Sign, Vouching, signs_of};
@@ -130,7 +130,7 @@ pub async fn leave_seat<R: SeatRules, E: From<MemoryError>>(
     pause: Duration,
     mut meanwhile: impl AsyncFnMut() -> Result<(), E>,
 ) -> Result<bool, E> {
-    while R::waits_for_duties() && duties.are_under_way() {
+    while R::waits_for_duties() && duties.are_in_flight() {
         meanwhile().await?;
         memory.endpoint().sleep(pause).await;
     }

@@ -27,7 +27,7 @@ use crate::rules::{Rules, Shipped};
 
 const WORD_BYTES: u64 = 8;
 
-/// What was found of a slot's last client, and what was done about it.
+/// The result of a slot's recovery.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Recovered {
     /// The slot's word: its next client begins after this count.
@@ -62,7 +62,7 @@ pub enum RecoveryError {
     Memory(#[from] MemoryError),
 }
 
-/// What became of a commit.
+/// The outcome of a commit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fate {
     /// It took effect.
@@ -75,9 +75,9 @@ pub enum Fate {
     Forgotten,
 }
 
-/// Undoes what a slot's client left in flight, and lets the slot go on, with both copies of its log. All
-/// grants of the client must have been fenced, no other process may be about to do the same, and `memory`
-/// must have attached all regions that a transaction may have written to.
+/// Undoes the commits that a slot's client left in flight, and lets the slot go on, with both copies of its
+/// log. All grants of the client must have been fenced, no other process may be about to do the same, and
+/// `memory` must have attached all regions that a transaction may have written to.
 ///
 /// # Errors
 /// Then the slot's word stays as it is, so that recovery can start again. A record that cannot be restored
@@ -136,7 +136,7 @@ async fn recover_with<R: Rules>(
             copies.unless_lost(copy, written)?;
         }
     }
-    let last = R::behind_what_is_in_doubt(watermark).ok_or(RecoveryError::UsedUp(slot.index()))?;
+    let last = R::start_after_recovery(watermark).ok_or(RecoveryError::UsedUp(slot.index()))?;
     memory.write_word(&piece, word, last).await?;
     let rolled_back = rolled_back.into_iter().map(|(version, _)| version).collect();
     Ok(Recovered { last, rolled_back, lost_copy: copies.lost })
@@ -244,7 +244,7 @@ async fn read_at(
     Ok(Some(memory.read(region, start..end).await?.to_vec()))
 }
 
-/// What became of a commit whose client was not told, or has died. One copy of the log tells it, unless a
+/// The outcome of a commit whose client was not told, or has died. One copy of the log tells it, unless a
 /// recovery has lost that copy.
 ///
 /// # Errors

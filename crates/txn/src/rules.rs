@@ -23,7 +23,7 @@ pub enum Step {
     Reached,
 }
 
-/// What decides what a transaction sees and whether it may commit.
+/// The rules that decide what a transaction sees and whether it may commit.
 pub trait Rules: 'static {
     /// The cut from which a session begins whose last commit is `own`. `None`: it has to wait for a later
     /// cut.
@@ -31,7 +31,7 @@ pub trait Rules: 'static {
         own.is_none_or(|own| published.sees(own)).then_some(published)
     }
 
-    /// Whether a transaction takes the slots' words themselves as its cut, not what was published.
+    /// Whether a transaction takes the slots' words themselves as its cut, not a published one.
     fn begins_from_words() -> bool {
         false
     }
@@ -145,7 +145,7 @@ pub trait Rules: 'static {
 
     /// Whether the log's room for a commit is given back when the commit has finished, rather than when the
     /// watermark has reached it.
-    fn frees_log_when_over() -> bool {
+    fn frees_log_when_finished() -> bool {
         false
     }
 
@@ -162,7 +162,7 @@ pub trait Rules: 'static {
     /// The count after which a slot's next client begins, given the slot's word when its last client died:
     /// the start of the generation after the last count that may have been given out. `None`: there is none
     /// left.
-    fn behind_what_is_in_doubt(word: u64) -> Option<u64> {
+    fn start_after_recovery(word: u64) -> Option<u64> {
         next_generation(word.saturating_add(MAX_COUNTS_AHEAD))
     }
 
@@ -188,7 +188,7 @@ mod tests {
     #[test]
     fn a_slot_goes_on_after_all_counts_that_may_have_been_given_out_also_in_the_next_generation() {
         const GENERATION: u64 = 1 << 32;
-        let behind = |word| Shipped::behind_what_is_in_doubt(word);
+        let behind = |word| Shipped::start_after_recovery(word);
         assert_eq!(behind(0), Some(GENERATION));
         assert_eq!(behind(GENERATION - 1 - MAX_COUNTS_AHEAD), Some(GENERATION));
         for ahead in [1, 100, MAX_COUNTS_AHEAD] {

@@ -26,14 +26,14 @@ use crate::record::RecordId;
 use crate::rules::Rules;
 use crate::slab::Fresh;
 use crate::table::{Place, Table};
-use crate::worker::{Session, Worker};
+use crate::worker::{SessionState, Worker};
 pub use commit::Committing;
 use reading::ToWrite;
 
 /// A transaction. Dropping it aborts it: nothing was written yet.
 pub struct Transaction<'a, R> {
     worker: &'a Worker<R>,
-    session: &'a mut Session,
+    session: &'a mut SessionState,
     cut: Cut,
     writes: BTreeMap<RecordId, Write>,
     /// Records that were taken to be written, and are not among the writes so far.
@@ -71,7 +71,7 @@ impl Row {
 impl<'a, R: Rules> Transaction<'a, R> {
     pub(crate) fn new(
         worker: &'a Worker<R>,
-        session: &'a mut Session,
+        session: &'a mut SessionState,
         cut: Cut,
         open: Option<Open<'a>>,
     ) -> Self {

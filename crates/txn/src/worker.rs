@@ -67,9 +67,9 @@ struct Snapshot<'a> {
     open: Option<Open<'a>>,
 }
 
-/// One user of a worker, which runs one transaction after the other.
+/// What a worker keeps of one session: one user, who runs one transaction after the other.
 #[derive(Debug, Default)]
-pub struct Session {
+pub struct SessionState {
     /// Its last commit.
     own: Option<Version>,
     /// The number of the cut from which it last began.
@@ -89,7 +89,7 @@ impl<R: Rules> Worker<R> {
     pub fn sharing(memory: Memory, oracle: impl Into<Oracle>, slot: Arc<SharedSlot>) -> Option<Self> {
         let oracle = oracle.into();
         let word = oracle.word(slot.slot())?;
-        let hand = slot.joins(memory.endpoint().turns());
+        let hand = slot.add_worker(memory.endpoint().turns());
         Some(Worker {
             memory,
             oracle,
@@ -128,7 +128,10 @@ impl<R: Rules> Worker<R> {
     ///
     /// # Errors
     /// When far memory does not answer, or nothing is published any more.
-    pub async fn begin<'a>(&'a self, session: &'a mut Session) -> Result<Transaction<'a, R>, BeginError> {
+    pub async fn begin<'a>(
+        &'a self,
+        session: &'a mut SessionState,
+    ) -> Result<Transaction<'a, R>, BeginError> {
         if self.is_put_off.take() {
             self.write_watermark().await?;
         }
@@ -137,7 +140,7 @@ impl<R: Rules> Worker<R> {
     }
 
     /// The snapshot from which a transaction begins.
-    async fn snapshot(&self, session: &mut Session) -> Result<Snapshot<'_>, BeginError> {
+    async fn snapshot(&self, session: &mut SessionState) -> Result<Snapshot<'_>, BeginError> {
         let mut give_up_at = None;
         loop {
             // The later image may be torn now although it was not before. A session does not go back to the
@@ -190,15 +193,15 @@ impl<R: Rules> Worker<R> {
 
     /// Begins the next commit, with room for this many bytes of intents, unless too many commits are in
     /// flight.
-    pub(crate) fn begin_commit(&self, log_bytes: u64) -> Result<UnderWay<'_, R>, CommitError> {
+    pub(crate) fn begin_commit(&self, log_bytes: u64) -> Result<CommitInFlight<'_, R>, CommitError> {
         // The buffer is taken now: once something is locked, a commit must not fail for lack of memory.
         self.keep_buffer().map_err(CommitError::Nothing)?;
         let begun = self.slot.begin(log_bytes);
         self.is_put_off.set(matches!(begun, Err(CommitError::Busy)));
         let (version, log_start) = begun?;
-        let holding = Some(self.hand.holds());
-        let (open, is_over, is_touched) = (None, false, false);
-        Ok(UnderWay { worker: self, version, log_start, holding, open, is_over, is_touched })
+        let holding = Some(self.hand.hold());
+        let (open, has_finished, is_touched) = (None, false, false);
+        Ok(CommitInFlight { worker: self, version, log_start, holding, open, has_finished, is_touched })
     }
 
     /// Takes a buffer for the slot's word.
@@ -215,7 +218,7 @@ impl<R: Rules> Worker<R> {
         let buffer = self.buffer.borrow_mut().take().expect("one write is in flight at a time");
         let (piece, at) = &self.word;
         self.is_writing.set(true);
-        let written = self.memory.write_word_from(buffer, piece, *at, writing.come()).await;
+        let written = self.memory.write_word_from(buffer, piece, *at, writing.up_to()).await;
         self.is_writing.set(false);
         *self.buffer.borrow_mut() = Some(written?);
         writing.done();
@@ -226,7 +229,7 @@ impl<R: Rules> Worker<R> {
     /// commit can begin before that.
     async fn write_watermark(&self) -> Result<(), MemoryError> {
         self.keep_buffer()?;
-        match self.slot.show_over() {
+        match self.slot.start_write() {
             Some(writing) => self.write(writing).await,
             None => Ok(()), // nothing to write, or another worker writes
         }
@@ -252,7 +255,7 @@ impl<R: Rules> Worker<R> {
     /// is this worker's turn. False: this slot's workers will not move the watermark that far.
     async fn raise_watermark(&self, version: Version, holding: Option<Holding<'_>>) -> bool {
         let writing = self.slot.end(version);
-        if R::frees_log_when_over() {
+        if R::frees_log_when_finished() {
             self.slot.forget(version);
         }
         if let Some(writing) = writing {
@@ -273,7 +276,7 @@ impl<R: Rules> Worker<R> {
                 Either::Left((Turn::Reached, _)) => return true,
                 Either::Left((Turn::Stuck, _)) => return false,
                 Either::Left((Turn::Write(writing), _)) => {
-                    let _holding = self.hand.holds();
+                    let _holding = self.hand.hold();
                     drop(self.write(writing).await);
                 }
                 // An earlier commit of the slot makes no progress: this one is in doubt with it.
@@ -285,7 +288,7 @@ impl<R: Rules> Worker<R> {
 
 /// A commit from its beginning to its end. If this is dropped before that, the commit is in doubt, unless
 /// nothing has been touched.
-pub(crate) struct UnderWay<'a, R: Rules> {
+pub(crate) struct CommitInFlight<'a, R: Rules> {
     worker: &'a Worker<R>,
     version: Version,
     log_start: u64,
@@ -293,11 +296,11 @@ pub(crate) struct UnderWay<'a, R: Rules> {
     holding: Option<Holding<'a>>,
     /// While this is there, the versions that its snapshot needs are kept: the commit writes to their places.
     open: Option<Open<'a>>,
-    is_over: bool,
+    has_finished: bool,
     is_touched: bool,
 }
 
-impl<'a, R: Rules> UnderWay<'a, R> {
+impl<'a, R: Rules> CommitInFlight<'a, R> {
     /// Its version.
     pub(crate) fn version(&self) -> Version {
         self.version
@@ -315,17 +318,17 @@ impl<'a, R: Rules> UnderWay<'a, R> {
 
     /// Keeps its transaction's snapshot in use until the commit has finished. If it is in doubt, until its
     /// slot has been recovered.
-    pub(crate) fn keeps(&mut self, open: Option<Open<'a>>) {
+    pub(crate) fn keep_snapshot(&mut self, open: Option<Open<'a>>) {
         self.open = open;
     }
 
     /// From now on something of it may be in far memory.
-    pub(crate) fn touches(&mut self) {
+    pub(crate) fn mark_touched(&mut self) {
         self.is_touched = true;
     }
 
     /// Nothing of it is left, and nothing in flight any more.
-    pub(crate) fn vanished(mut self) {
+    pub(crate) fn vanish(mut self) {
         self.is_touched = false;
     }
 
@@ -335,33 +338,33 @@ impl<'a, R: Rules> UnderWay<'a, R> {
         // From here on other workers may move the watermark over it. If this is dropped, the commit is in
         // doubt, even if it has no records.
         self.is_touched = true;
-        self.is_over = self.worker.raise_watermark(self.version, self.holding.take()).await;
-        self.is_over
+        self.has_finished = self.worker.raise_watermark(self.version, self.holding.take()).await;
+        self.has_finished
     }
 }
 
-impl<R: Rules> Drop for UnderWay<'_, R> {
+impl<R: Rules> Drop for CommitInFlight<'_, R> {
     fn drop(&mut self) {
-        match (self.is_over, self.is_touched) {
+        match (self.has_finished, self.is_touched) {
             (true, _) => {}
             (false, true) => {
                 self.worker.slot.mark_stuck();
-                self.open.take().into_iter().for_each(Open::stays);
+                self.open.take().into_iter().for_each(Open::keep_announced);
             }
             (false, false) => self.worker.slot.vanish(self.version),
         }
     }
 }
 
-impl Session {
+impl SessionState {
     /// A session that has committed nothing yet.
-    pub fn new() -> Session {
-        Session::default()
+    pub fn new() -> SessionState {
+        SessionState::default()
     }
 
     /// A session that begins from this cut or a later one.
-    pub fn behind(cut: &Cut) -> Session {
-        Session { own: None, begun_from: cut.sequence() }
+    pub fn behind(cut: &Cut) -> SessionState {
+        SessionState { own: None, begun_from: cut.sequence() }
     }
 
     pub(crate) fn committed(&mut self, version: Version) {

@@ -180,7 +180,7 @@ fn read_all(pipe: Option<impl Read + Send + 'static>) -> Result<Option<Reading>>
     let read = move || {
         let mut bytes = Vec::new();
         let read = pipe.read_to_end(&mut bytes).map(|_| String::from_utf8_lossy(&bytes).into_owned());
-        drop(done.send(read)); // fails once nobody waits for it
+        drop(done.send(read)); // fails once the receiver has given up
     };
     thread::Builder::new().name("child-output".into()).spawn(read).context(NO_THREAD)?;
     Ok(Some(reading))

@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn every_request_is_answered_whatever_the_shape() {
+    fn requests_of_every_shape_are_answered() {
         let address = server();
         let read = small(TransportChoice::Tcp, IoOp::Read);
         for options in [

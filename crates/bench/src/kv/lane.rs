@@ -5,13 +5,13 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use farpool_txn::{CommitError, ReadError, Row, Session, Table, Transaction, Worker};
+use farpool_txn::{CommitError, ReadError, Row, SessionState, Table, Transaction, Worker};
 use farpool_wire::Version;
 
 use super::chooser::Chooser;
 use super::content::{RECORD_BYTES, fill, value};
 use super::options::KvMix;
-use crate::slices::Plan;
+use crate::slices::SlicePlan;
 use crate::stop::check_stop;
 use crate::tally::Tally;
 
@@ -44,7 +44,7 @@ pub struct Course {
 
 impl Course {
     /// A course that has counted nothing yet.
-    pub fn new(plan: &Plan) -> Result<Course> {
+    pub fn new(plan: &SlicePlan) -> Result<Course> {
         let slices = vec![0; plan.slices];
         Ok(Course { slices, committed: 0, aborted: 0, latencies: Tally::new()?, last: None })
     }
@@ -71,7 +71,7 @@ pub struct Lanes<'a> {
     /// What each transaction does.
     pub mix: KvMix,
     /// The division of time.
-    pub plan: Plan,
+    pub plan: SlicePlan,
     /// When the first slice begins.
     pub began: Instant,
     /// Whether the thread has other lanes that wait for their turn.
@@ -85,7 +85,7 @@ pub struct Lanes<'a> {
 impl Lanes<'_> {
     /// Runs transactions until the last slice has ended. All of them see the commit `loaded`.
     pub async fn run(&self, mut chooser: Chooser, loaded: Version) -> Result<()> {
-        let mut session = Session::new();
+        let mut session = SessionState::new();
         wait_until_seen(self.worker, &mut session, &[loaded]).await?;
         let endpoint = self.worker.memory().endpoint();
         let mut last = Instant::now();
@@ -109,7 +109,7 @@ impl Lanes<'_> {
     /// again.
     async fn transact(
         &self,
-        session: &mut Session,
+        session: &mut SessionState,
         chooser: &mut Chooser,
         since: Instant,
     ) -> Result<(Option<Version>, u64)> {
@@ -140,7 +140,7 @@ impl Lanes<'_> {
         bail!("a transaction was started again too often")
     }
 
-    async fn read(&self, session: &mut Session, numbers: &[u64; READ]) -> Result<Outcome> {
+    async fn read(&self, session: &mut SessionState, numbers: &[u64; READ]) -> Result<Outcome> {
         let transaction = self.worker.begin(session).await?;
         let Some(rows) = again(transaction.read_many(self.table, numbers).await)? else {
             return Ok(Outcome::Again);
@@ -153,7 +153,7 @@ impl Lanes<'_> {
 
     async fn write(
         &self,
-        session: &mut Session,
+        session: &mut SessionState,
         numbers: &[u64; WRITTEN],
         next: impl Fn(u64) -> u64,
     ) -> Result<Outcome> {
@@ -207,7 +207,7 @@ pub fn check_data(number: u64, data: Option<&[u8]>) -> Result<u64> {
 }
 
 /// Waits until a session begins from a cut that has all these commits.
-pub async fn wait_until_seen(worker: &Worker, session: &mut Session, commits: &[Version]) -> Result<()> {
+pub async fn wait_until_seen(worker: &Worker, session: &mut SessionState, commits: &[Version]) -> Result<()> {
     let started = Instant::now();
     loop {
         let has_all = {

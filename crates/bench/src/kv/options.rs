@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use farpool_txn::{MAX_COMMITS_UNDER_WAY, MOST_OLD_VERSIONS};
+use farpool_txn::{MAX_COMMITS_IN_FLIGHT, MOST_OLD_VERSIONS};
 use serde::{Deserialize, Serialize};
 
 use super::chooser::RECORDS_MAX;
@@ -74,7 +74,7 @@ impl KvOptions {
     pub fn check(&self) -> Result<(), String> {
         let counts = [
             ("--threads", self.threads as u64, 1, THREADS_MAX as u64),
-            ("--in-flight", self.in_flight as u64, 1, MAX_COMMITS_UNDER_WAY as u64),
+            ("--in-flight", self.in_flight as u64, 1, MAX_COMMITS_IN_FLIGHT as u64),
             ("--nodes", self.nodes as u64, 1, NODES_MAX as u64),
             ("--records", self.records, RECORDS_MIN, RECORDS_MAX),
             ("--old-versions", self.old_versions as u64, 1, MOST_OLD_VERSIONS as u64),
@@ -119,7 +119,7 @@ pub(super) mod tests {
         small().check().unwrap();
         let bad = [
             (KvOptions { threads: 0, ..small() }, "--threads"),
-            (KvOptions { in_flight: MAX_COMMITS_UNDER_WAY + 1, ..small() }, "--in-flight"),
+            (KvOptions { in_flight: MAX_COMMITS_IN_FLIGHT + 1, ..small() }, "--in-flight"),
             (KvOptions { nodes: 0, ..small() }, "--nodes"),
             (KvOptions { records: 3, ..small() }, "--records"),
             (KvOptions { records: RECORDS_MAX + 1, ..small() }, "--records"),

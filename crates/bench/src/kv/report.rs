@@ -10,7 +10,7 @@ use super::content::RECORD_BYTES;
 use super::options::{KvMix, KvOptions};
 use super::run::Thread;
 use crate::machine::Origin;
-use crate::slices::Plan;
+use crate::slices::SlicePlan;
 use crate::spread::{grouped, many};
 use crate::tally::Tally;
 
@@ -19,7 +19,7 @@ pub struct Measured {
     /// The results of each thread.
     pub threads: Vec<Thread>,
     /// The division of time.
-    pub plan: Plan,
+    pub plan: SlicePlan,
     /// The traffic of the publisher and the collector.
     pub service_traffic: Traffic,
 }
@@ -186,7 +186,7 @@ mod tests {
 
     fn report() -> KvReport {
         let slice = Duration::from_millis(1);
-        let plan = Plan { warm_up: slice, slices: 3, slice };
+        let plan = SlicePlan { warm_up: slice, slices: 3, slice };
         let thread = |slices: [u64; 3]| {
             let mut course = Course::new(&plan).unwrap();
             course.latencies.record(Duration::from_micros(3), 1);

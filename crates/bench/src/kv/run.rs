@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use farpool_fabric::{CardTransport, Transports, block_on};
 use farpool_txn::oracle::LOOK;
-use farpool_txn::{Session, Traffic, Worker};
+use farpool_txn::{SessionState, Traffic, Worker};
 use farpool_wire::{Slot, Version};
 use futures_util::TryStreamExt;
 use futures_util::stream::FuturesUnordered;
@@ -26,7 +26,7 @@ use crate::crew::Crew;
 use crate::meeting::Seat;
 use crate::service::Service;
 use crate::site::Site;
-use crate::slices::Plan;
+use crate::slices::SlicePlan;
 use crate::stop::check_stop;
 
 /// Room for a thread's transfers: for filling the table, and some pages for each step of each transaction in
@@ -55,7 +55,7 @@ pub fn run_kv(
     let arena_bytes = ARENA_BYTES + options.in_flight * ARENA_BYTES_EACH;
     let site = Site::start(transports, ground.lend, arena_bytes, farpool, stop)?;
     let laid = ground.lay(&site.pieces())?;
-    let plan = Plan::of(options.duration, options.warm_up);
+    let plan = SlicePlan::of(options.duration, options.warm_up);
     let run = Run { options, site: &site, laid: &laid, plan, stop, loaded: OnceLock::new() };
     let pace = laid.oracle.pace(LOOK); // as in a database
     let mut services: Vec<_> =
@@ -85,7 +85,7 @@ struct Run<'a> {
     options: &'a KvOptions,
     site: &'a Site,
     laid: &'a Laid,
-    plan: Plan,
+    plan: SlicePlan,
     stop: &'a AtomicBool,
     /// The commit that filled the table.
     loaded: OnceLock<Version>,
@@ -101,7 +101,7 @@ impl Run<'_> {
     fn prepare(&self, number: usize) -> Result<Worker> {
         let worker = self.worker(number)?;
         if number == 0 {
-            let mut session = Session::new();
+            let mut session = SessionState::new();
             let load = worker.load(&mut session, &self.laid.table, |number, data| fill(data, number, 0));
             let loaded = block_on(worker.memory().endpoint(), load).context("cannot fill the table")?;
             self.loaded.get_or_init(|| loaded);
@@ -161,7 +161,7 @@ impl Run<'_> {
         // The worker commits nothing, so it may share the slot of the first thread.
         let worker = self.announced(self.worker(0)?, self.options.threads)?;
         let sum = block_on(worker.memory().endpoint(), async {
-            let mut session = Session::new();
+            let mut session = SessionState::new();
             wait_until_seen(&worker, &mut session, &commits).await?;
             self.sum(&worker, &mut session).await
         })?;
@@ -169,7 +169,7 @@ impl Run<'_> {
         check_sum(self.options.mix, committed, sum)
     }
 
-    async fn sum(&self, worker: &Worker, session: &mut Session) -> Result<u64> {
+    async fn sum(&self, worker: &Worker, session: &mut SessionState) -> Result<u64> {
         let transaction = worker.begin(session).await?;
         let table = &self.laid.table;
         let (mut sum, mut wrong) = (0_u64, None);

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use farpool_fabric::block_on;
 use farpool_txn::oracle::NaiveAt;
-use farpool_txn::{Memory, Session, Traffic, Worker};
+use farpool_txn::{Memory, SessionState, Traffic, Worker};
 use farpool_wire::Version;
 
-use crate::slices::Plan;
+use crate::slices::SlicePlan;
 use crate::stop::check_stop;
 use crate::tally::Tally;
 
@@ -44,7 +44,7 @@ pub struct VectorClient {
     /// The client's worker, with its slot.
     pub worker: Worker,
     /// Its session, which continues over all transactions.
-    pub session: Session,
+    pub session: SessionState,
 }
 
 impl Client for VectorClient {
@@ -103,7 +103,7 @@ pub struct Course {
 /// `stop` is set.
 pub fn drive(
     client: &mut impl Client,
-    plan: Plan,
+    plan: SlicePlan,
     timed_together: usize,
     stop: &AtomicBool,
 ) -> Result<Course> {
@@ -116,7 +116,7 @@ pub fn drive(
 
 async fn transact<K: Client>(
     client: &mut K,
-    plan: Plan,
+    plan: SlicePlan,
     timed_together: usize,
     stop: &AtomicBool,
 ) -> Result<Course> {

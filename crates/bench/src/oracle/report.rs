@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::client::Course;
 use super::options::{OracleKind, OracleOptions};
 use crate::machine::Origin;
-use crate::slices::Plan;
+use crate::slices::SlicePlan;
 use crate::spread::{grouped, many};
 use crate::tally::Tally;
 
@@ -18,7 +18,7 @@ pub struct Measured {
     /// The results of each client.
     pub courses: Vec<Course>,
     /// The division of time.
-    pub plan: Plan,
+    pub plan: SlicePlan,
     /// Transactions between two readings of the clock.
     pub timed_together: usize,
     /// The traffic of the oracle's own threads.
@@ -198,7 +198,7 @@ mod tests {
             traffic: Traffic { operations: 60, bytes: 480 },
         };
         let slice = Duration::from_millis(1);
-        let plan = Plan { warm_up: slice, slices: 3, slice };
+        let plan = SlicePlan { warm_up: slice, slices: 3, slice };
         let courses = vec![course([10, 20, 0]), course([0, 10, 20])];
         let service_traffic = Traffic { operations: 6, bytes: 600 };
         let options = OracleOptions { clients: 2, compress: true, ..small() };

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 use farpool_fabric::{CardTransport, Transports, block_on};
 use farpool_txn::log::{LogAt, LogLayout};
 use farpool_txn::oracle::{LOOK, NaiveAt, read_published};
-use farpool_txn::{Fetched, Memory, Oracle, Session, SharedSlot, Shipped, Worker};
+use farpool_txn::{Fetched, Memory, Oracle, SessionState, SharedSlot, Shipped, Worker};
 use farpool_wire::Slot;
 
 use super::client::{Client, Course, NaiveClient, VectorClient, drive};
@@ -21,7 +21,7 @@ use crate::local_pool::Lend;
 use crate::meeting::Seat;
 use crate::service::Service;
 use crate::site::Site;
-use crate::slices::Plan;
+use crate::slices::SlicePlan;
 use crate::stop::check_stop;
 
 /// Bytes that a node lends: the smallest region.
@@ -95,7 +95,7 @@ fn vector(options: &OracleOptions, site: &Site, stop: &AtomicBool) -> Result<Mea
                 Some(fetched) => worker.with_fetched(fetched.clone()),
                 None => worker,
             };
-            Ok(VectorClient { worker, session: Session::new() })
+            Ok(VectorClient { worker, session: SessionState::new() })
         }));
         run.client(seat, ready)
     };
@@ -165,8 +165,8 @@ impl<'a> Run<'a> {
         if self.crew.site.is_shared_memory() { TIMED_TOGETHER } else { 1 }
     }
 
-    fn plan(&self) -> Plan {
-        Plan::of(self.options.duration, WARM_UP.min(self.options.duration))
+    fn plan(&self) -> SlicePlan {
+        SlicePlan::of(self.options.duration, WARM_UP.min(self.options.duration))
     }
 
     /// Lets a client work once all clients are ready.

@@ -45,8 +45,8 @@ const BORROWER_DEADLINE: Duration = Duration::from_secs(60);
 /// Whether, and how, the lender's memory is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Use {
-    /// Nobody uses it.
-    Nobody,
+    /// The memory is not used.
+    Unused,
     /// Over shared memory: the borrower's processor loads from it.
     Shm,
     /// Over TCP: the lender's processor answers.
@@ -55,12 +55,12 @@ pub enum Use {
 
 impl Use {
     /// All of them, the one to compare with first.
-    pub const ALL: [Self; 3] = [Self::Nobody, Self::Shm, Self::Tcp];
+    pub const ALL: [Self; 3] = [Self::Unused, Self::Shm, Self::Tcp];
 
     /// The name that readers see.
     pub fn name(self) -> &'static str {
         match self {
-            Self::Nobody => "nobody borrows",
+            Self::Unused => "nobody borrows",
             Self::Shm => "borrowed over shm",
             Self::Tcp => "borrowed over tcp",
         }
@@ -116,7 +116,7 @@ pub fn measure(effort: &Effort<'_>, stop: &StopFlag) -> Result<Vec<Slice>> {
         for turn in 0..Use::ALL.len() {
             let usage = Use::ALL[(turn + round) % Use::ALL.len()];
             let file = match usage {
-                Use::Nobody => None,
+                Use::Unused => None,
                 Use::Shm => Some(borrowed(&shm)),
                 Use::Tcp => Some(borrowed(&tcp)),
             };
@@ -240,7 +240,7 @@ impl Scans {
         let count = took_ms.len();
         ensure!(count > 0, "no scan ended: give more --seconds");
         Ok(Slice {
-            usage: Use::Nobody,
+            usage: Use::Unused,
             round: 0,
             per_second: count as f64 / time.as_secs_f64(),
             mean_ms: took_ms.iter().sum::<f64>() / count as f64,

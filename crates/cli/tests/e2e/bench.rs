@@ -167,7 +167,7 @@ fn folder_for_temporary_files_that_is_too_deep_for_a_socket_is_an_error_that_nam
 }
 
 #[test]
-fn what_cannot_be_measured_is_a_usage_error_with_the_fix() {
+fn an_impossible_measurement_is_a_usage_error_with_the_fix() {
     let bad = |args: &[&str], fix: &str| {
         let usual = ["bench", "io", "--seconds", "1"];
         assert_complaint(&run(usual.iter().chain(args)), 2, fix);

@@ -537,7 +537,7 @@ fn assert_refused(file: &Path, fix: &str) {
 }
 
 #[test]
-fn what_is_no_database_or_is_gone_is_refused_with_the_reason() {
+fn a_file_of_no_database_or_of_a_lost_one_is_refused_with_the_reason() {
     let dir = tempfile::tempdir().unwrap();
     assert_refused(&dir.path().join("none.far"), "farpool db up");
     assert_refused(dir.path(), "is a directory");

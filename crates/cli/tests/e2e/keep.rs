@@ -262,17 +262,17 @@ fn killed_while_writing(transport: &str, redundancy: &str) {
 }
 
 #[test]
-fn what_was_acknowledged_before_a_kill_is_found_again_over_shared_memory() {
+fn acknowledged_data_are_found_again_after_a_kill_over_shared_memory() {
     killed_while_writing("shm", "stripe");
 }
 
 #[test]
-fn what_was_acknowledged_before_a_kill_is_found_again_over_tcp() {
+fn acknowledged_data_are_found_again_after_a_kill_over_tcp() {
     killed_while_writing("tcp", "stripe");
 }
 
 #[test]
-fn what_was_acknowledged_before_a_kill_is_found_again_in_rows() {
+fn acknowledged_data_in_rows_are_found_again_after_a_kill() {
     killed_while_writing("tcp", "parity:2");
 }
 

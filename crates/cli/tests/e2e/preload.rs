@@ -73,7 +73,7 @@ fn a_program_that_cannot_be_accelerated_runs_with_a_warning() {
 }
 
 #[test]
-fn what_is_missing_is_named_with_the_fix() {
+fn a_missing_program_or_library_is_an_error_with_the_fix() {
     let dir = TempDir::new().unwrap();
     let library = stand_in(dir.path());
     assert_complaint(&run_with(&library, &["no-such-program"]), 1, "in PATH");

@@ -146,11 +146,11 @@ impl Server {
     /// Whether the grants of all attachments have ended. False if there are more than [`LOOKED_AT`]
     /// attachments.
     pub(super) fn has_only_ended_grants(&self, connection: &Connection) -> bool {
-        let is_over = |(region, epoch)| {
+        let has_ended = |(region, epoch)| {
             let looked = self.host.with_region(region, epoch, AccessKind::Read, &mut |_| Ok(()));
             matches!(looked, Err(Refusal::StaleEpoch | Refusal::NotAttached))
         };
         let mut grants = connection.grants();
-        grants.by_ref().take(LOOKED_AT).all(is_over) && grants.next().is_none()
+        grants.by_ref().take(LOOKED_AT).all(has_ended) && grants.next().is_none()
     }
 }

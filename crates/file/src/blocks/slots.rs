@@ -1,8 +1,9 @@
 //! Sizes and times of kept files, beside the words.
 //!
 //! A size is stored twice, on two pages, one copy after the other. Each copy carries a check that is bound to
-//! its place, and a count of stores. The count shows a copy that is older than a kill between the two stores
-//! explains. So one damaged page costs nothing; two cost the file, since its end is not guessed.
+//! its place, and a count of stores. A kill between the two stores leaves the second copy one store behind;
+//! by the count, an older copy is recognised as damaged. So one damaged page costs nothing. Two cost the
+//! file, since its end is not guessed.
 
 use super::{BlockWords, ECHOES, KEPT_FILES, SLOTS, WORD_BYTES};
 use crate::file_core::MAX_FILE_BYTES;
@@ -118,11 +119,15 @@ mod tests {
         assert_eq!(agreed(Some(new), None), size(2000));
         assert_eq!(agreed(None, Some(new)), size(2000));
         assert_eq!(agreed(Some(new), Some(old)), size(2000), "killed between the two");
-        assert_eq!(agreed(Some(old), Some(new)), None, "the first is the older one, which no kill explains");
+        assert_eq!(
+            agreed(Some(old), Some(new)),
+            None,
+            "the first copy is the older one, which no kill explains"
+        );
         assert_eq!(
             agreed(Some(said(1000, 3)), Some(said(2000, 1))),
             None,
-            "the second is older than a kill explains"
+            "the second copy is older than a kill explains"
         );
         assert_eq!(agreed(None, None), None);
         assert!(agreed(Some(said(7, 1) | CUT), Some(said(7, 1) | CUT)).unwrap().is_being_cut);

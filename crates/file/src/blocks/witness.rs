@@ -1,10 +1,10 @@
 //! Witnesses of the words of blocks: which blocks of an extent have contents, and which are lost, stored on a
 //! page of their own. Words that have outlived their writer are checked against them.
 //!
-//! A word with a checksum is checked against the block's contents whenever these are read. Two words say
-//! something without a checksum: *empty*, which is all zeros like memory that was never written; and
-//! *locked*, after which the block is taken for whatever lies there. These two are believed only if the
-//! witness agrees.
+//! A word with a checksum is checked against the block's contents whenever these are read. Two kinds of words
+//! have no checksum: *empty*, which is all zeros like memory that was never written; and *locked*, after
+//! which the bytes in the block's place count as its contents. These two are believed only if the witness
+//! agrees.
 //!
 //! Z1. Each word of a witness carries a check of 31 bits that is bound to its place: zeros fail it, and so
 //!     does the word of another extent.
@@ -68,12 +68,12 @@ fn believed(found: BlockWord, said: Option<(bool, bool)>) -> BlockWord {
         None => found,
         Some((_, true)) if found.is_lost() => found,
         Some((_, true)) => found.lost(),
-        // The block was empty, or about to become so.
+        // The block was empty, or was being emptied.
         Some((false, false)) if found.is_locked() => BlockWord::EMPTY.locked(),
         Some((false, false)) if found.is_empty() => found,
         Some((false, false)) => found.lost(),
         Some((true, false)) if found.is_empty() => found.lost(),
-        // A first write was under way: the block may have its contents.
+        // A first write was in progress: the block may have its contents.
         Some((true, false)) if found.was_empty() => BlockWord::EMPTY.written(0).locked(),
         Some((true, false)) => found,
     }
@@ -99,14 +99,15 @@ impl BlockWords {
         let next = next.unlocked();
         let mut said = [(contents_at(number), !next.is_empty()), (losses_at(number), next.is_lost())];
         if next.is_lost() {
-            said.reverse(); // a kill between the two must not leave it with contents
+            said.reverse(); // a kill between the two stores must not leave the block with contents
         }
         for (at, holds) in said {
             self.update(at, |said| if holds { said | bit } else { said & !bit });
         }
     }
 
-    /// Changes a word of a witness by compare-and-swap: writers of other blocks of the extent change it, too.
+    /// Changes a word of a witness by compare-and-swap, because writers of other blocks of the extent change
+    /// it, too.
     fn update(&self, at: u64, change: impl Fn(u64) -> u64) {
         let covered = "an extent of the table has a witness";
         let mut found = self.table.load(at).expect(covered);
@@ -139,7 +140,7 @@ impl BlockWords {
         }
     }
 
-    /// Notes beside the mark of an extent that a write may still land there.
+    /// Records in the witness, too, that a write may still land on an extent.
     pub(super) fn witness_doubt(&self, extent: &Extent) {
         if self.memory.is_some() && !self.is_abandoned() {
             self.update(losses_at(extent.number()), |said| said | DOUBT);
@@ -183,7 +184,7 @@ impl BlockWords {
         let right = Testimony::beside(&words);
         if testimony.is_none_or(|(said, _)| said != right) {
             let is_doubted = testimony.is_none_or(|(_, is_doubted)| is_doubted);
-            // Last: after a kill before this, the next examination comes to the same result.
+            // Stored last: after a kill before this store, the next examination gives the same result.
             self.store_testimony(number, right, is_doubted);
         }
         disbelieved
@@ -217,9 +218,10 @@ mod tests {
             let between = if is_lost { (had, is_lost) } else { (has, was_lost) };
             for said in [(had, was_lost), between, (has, is_lost)] {
                 let word = believed(before.locked(), Some(said));
-                // A block is lost only if it was, or was about to be.
+                // A block is lost only if it was lost, or was becoming lost.
                 prop_assert!(!word.is_lost() || before.is_lost() || after.is_lost());
-                // A block is taken for whatever lies there only if it had contents, or was about to.
+                // The bytes in a block's place count as its contents only if it had contents, or was getting
+                // them.
                 let is_stored = |word: BlockWord| !word.is_empty() && !word.is_lost();
                 let is_taken = word.is_locked() && !word.was_empty() && !word.is_lost();
                 prop_assert!(!is_taken || is_stored(before) || is_stored(after), "{:?}", said);
@@ -227,14 +229,14 @@ mod tests {
         }
 
         #[test]
-        fn whatever_replaces_a_word_no_wrong_bytes_are_returned(truth in word(), found: u64) {
+        fn an_arbitrary_word_yields_no_wrong_bytes(truth in word(), found: u64) {
             let found = BlockWord(found);
             for found in [found, BlockWord::EMPTY, BlockWord::EMPTY.locked(), found.unlocked(), found.locked()] {
                 let word = believed(found, Some(said_of(truth)));
                 if word.is_empty() || word.was_empty() {
                     prop_assert!(truth.is_empty(), "{:?} reads as zeros", truth);
                 } else if word.is_locked() && !word.is_lost() {
-                    prop_assert!(!truth.is_empty() && !truth.is_lost(), "{:?} reads as what lies there", truth);
+                    prop_assert!(!truth.is_empty() && !truth.is_lost(), "{:?} reads as the bytes in its place", truth);
                 }
                 // All other words are errors, or carry a checksum that is compared with the contents.
                 prop_assert!(word.0 & OF_GUESTS == 0);

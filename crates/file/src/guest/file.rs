@@ -1,5 +1,5 @@
-//! A file as a direct client (called *guest* in the code) works on it: by the owner's protocol, and only
-//! where nothing is out of the ordinary (G1).
+//! A direct client's (called *guest* in the code) operations on a file. They follow the owner's protocol, and
+//! leave exceptional cases to the owner (G1).
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -91,8 +91,8 @@ impl<R: Rules> GuestFileCore<R> {
         let own = |piece: &Piece| data.behind((piece.file_offset(piece.start) - offset) as usize);
         let writes =
             pieces(offset, data.len() as u64).map(|piece| self.write_piece(core, piece, own(&piece)));
-        // All run to their end: a write dropped halfway would be in doubt. If the owner has to be asked, it
-        // stores what was stored here once more.
+        // All writes run to their end: a write dropped halfway would be in doubt. If the owner has to be
+        // asked, it writes all of the data again.
         join_all(writes).await.into_iter().collect::<Result<(), _>>()?;
         if !self.layout.grow_as_guest(R::size_after_write(self.layout.size(), end)) {
             return Err(AskOwner);
@@ -146,7 +146,7 @@ impl<R: Rules> GuestFileCore<R> {
         let blocks = piece.first_block()..piece.end_block();
         let locks = Locks::<R>::take(&self.store.words, core, &extent, piece, blocks).await;
         let mut locks = locks.map_err(|_| AskOwner)?;
-        // If the extent was moved meanwhile, or has to be because a late write may still land there, the
+        // If the extent was moved meanwhile, or must be moved because a late write may still land there, the
         // owner is asked.
         let in_place = self.layout.extent(piece.stripe) == Some(extent.number());
         if !in_place || self.store.words.is_doubted(&extent) || locks.any(|word| word.is_lost()) {
@@ -167,7 +167,7 @@ impl<R: Rules> GuestFileCore<R> {
                 locks.release(|word, _| word);
                 Err(AskOwner)
             }
-            Err(_) => Err(AskOwner), // the locks note the doubt
+            Err(_) => Err(AskOwner), // dropping the locks records the doubt
         }
     }
 

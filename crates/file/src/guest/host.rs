@@ -30,12 +30,13 @@ use super::owner::GuestId;
 use super::program::{Given, Room, fill_all};
 use super::store::{GuestMemory, GuestPlace, GuestRegion, GuestStore};
 
-/// How long the daemon may take to answer. It answers at once, unless it was stopped.
+/// How long the daemon may take to answer. It answers at once, unless it is stopped.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(3);
 /// How often the connection to the daemon is checked while there is work. A killed daemon is noticed within
 /// this time.
 const LOOK_EVERY_NS: u64 = 5_000_000;
-/// Room for the largest transfer with the blocks at both ends completed, and for the old contents of these.
+/// Room for the largest transfer, extended to whole blocks at both ends, and for the old contents of those
+/// blocks.
 const ARENA_BYTES: usize = 2 * MAX_TRANSFER_BYTES + (128 << 10);
 
 /// The daemon of a mount, as another process of its host sees it. Not for the child of a fork: see
@@ -48,7 +49,7 @@ pub struct Host {
 /// The connection to the daemon.
 struct Line {
     socket: Mutex<Descriptor>,
-    is_over: AtomicBool,
+    has_ended: AtomicBool,
     looked_at_ns: AtomicU64,
 }
 
@@ -85,8 +86,8 @@ impl Transport for Reach {
 impl Line {
     fn ask(&self, ask: Ask) -> io::Result<(GuestAnswer, Vec<OwnedFd>)> {
         let socket = self.socket.lock();
-        if self.is_over.load(Ordering::Relaxed) {
-            return Err(io::ErrorKind::NotConnected.into()); // an earlier holder of the lock has found out
+        if self.has_ended.load(Ordering::Relaxed) {
+            return Err(io::ErrorKind::NotConnected.into()); // an earlier holder of the lock noticed the end
         }
         let message = GuestRequest { ask: Some(ask) }.encode_to_vec();
         let answered =
@@ -111,13 +112,13 @@ impl Line {
     }
 
     fn end(&self) {
-        // Relaxed, pairs with nothing, as all accesses to it: once set it stays set, and may be seen a moment
-        // later.
-        self.is_over.store(true, Ordering::Relaxed);
+        // Relaxed, as all accesses to this flag: it guards no other memory. Once set it stays set, and
+        // another thread may see that a moment later.
+        self.has_ended.store(true, Ordering::Relaxed);
     }
 
-    fn is_over(&self) -> bool {
-        if self.is_over.load(Ordering::Relaxed) {
+    fn has_ended(&self) -> bool {
+        if self.has_ended.load(Ordering::Relaxed) {
             return true;
         }
         let now_ns = MonotonicClock.now_ns();
@@ -125,11 +126,11 @@ impl Line {
             return false;
         }
         self.looked_at_ns.store(now_ns, Ordering::Relaxed);
-        // A thread that holds the lock is being answered, or finds out by itself.
+        // A thread that holds the lock gets its answer, or notices the end itself.
         if self.socket.try_lock().is_some_and(|socket| line::is_cut(socket.as_fd())) {
             self.end();
         }
-        self.is_over.load(Ordering::Relaxed)
+        self.has_ended.load(Ordering::Relaxed)
     }
 }
 
@@ -163,11 +164,11 @@ impl Host {
         rustix::net::connect(&fd, &address)?;
         let line = Arc::new(Line {
             socket: Mutex::new(fd),
-            is_over: AtomicBool::new(false),
+            has_ended: AtomicBool::new(false),
             looked_at_ns: AtomicU64::new(0),
         });
         let (answer, descriptors) = line.ask(Ask::Join(GuestJoin { version: GUEST_VERSION }))?;
-        let invalid = || io::Error::new(io::ErrorKind::InvalidData, "the daemon's answer makes no sense");
+        let invalid = || io::Error::new(io::ErrorKind::InvalidData, "the daemon's answer is invalid");
         let [words, table] = <[OwnedFd; 2]>::try_from(descriptors).map_err(|_| invalid())?;
         let guest = u16::try_from(answer.guest).ok().and_then(GuestId::from_number).ok_or_else(invalid)?;
         let asking = line.clone();
@@ -181,9 +182,9 @@ impl Host {
         Ok(Arc::new(Host { line, store: Arc::new(store) }))
     }
 
-    /// Whether the daemon is gone: then nothing more can be done here.
-    pub fn is_over(&self) -> bool {
-        self.line.is_over()
+    /// Whether the daemon has ended. Then all operations of this host fail.
+    pub fn has_ended(&self) -> bool {
+        self.line.has_ended()
     }
 
     /// Opens a file by the ticket that its registration gave.
@@ -208,9 +209,9 @@ impl Host {
         Ok(GuestSession { core, place, gathered: RefCell::default() })
     }
 
-    /// For the child of a fork: nothing that the parent had is touched any more. What is left of it in the
-    /// child may be leaked. It may also be dropped, but that closes connections and frees memory, which a
-    /// child may not be free to do at once.
+    /// For the child of a fork: from now on this value touches nothing that the parent still uses. The child
+    /// may leak the value, or drop it. Dropping closes connections and frees memory, which a child may not be
+    /// allowed to do right after the fork.
     pub fn abandon(&self) {
         self.store.abandon();
         self.line.end();
@@ -222,7 +223,7 @@ impl GuestFile {
     /// kernel.
     pub fn read_at(&self, session: &GuestSession, offset: u64, to: &[Room<'_>]) -> Option<usize> {
         let length: usize = to.iter().map(Room::len).sum();
-        if length > MAX_TRANSFER_BYTES || !self.core.is_open() || self.host.is_over() {
+        if length > MAX_TRANSFER_BYTES || !self.core.is_open() || self.host.has_ended() {
             return None;
         }
         let read = self.core.read(&session.core, &session.place, offset, length);
@@ -233,7 +234,7 @@ impl GuestFile {
     /// Writes these pieces of memory, in order. `None`: ask the kernel, for all of it.
     pub fn write_at(&self, session: &GuestSession, offset: u64, from: &[Given<'_>]) -> Option<usize> {
         let length: usize = from.iter().map(Given::len).sum();
-        if length == 0 || length > MAX_TRANSFER_BYTES || !self.core.is_open() || self.host.is_over() {
+        if length == 0 || length > MAX_TRANSFER_BYTES || !self.core.is_open() || self.host.has_ended() {
             return None;
         }
         let mut gathered = session.gathered.try_borrow_mut().ok()?;
@@ -254,7 +255,7 @@ impl GuestFile {
 }
 
 impl GuestSession {
-    /// Lets go of regions that are lost or given back. Threads that do not end call this now and then.
+    /// Detaches regions that are lost or given back. Long-lived threads call this now and then.
     pub fn let_go(&self) {
         block_on(self.core.endpoint(), self.core.let_go());
     }

@@ -1,10 +1,10 @@
 //! One file as its owner and the direct clients (called *guests* in the code) see it: how far it reaches,
 //! where its extents lie, whether direct clients may work on it.
 //!
-//! L1. The owner alone changes where extents lie. An entry that changes was true before, and what it named is
-//!     not used again while an operation is under way that may have seen it.
-//! L2. The size is stored here only. The owner changes it. Direct clients raise it while a bit of the same
-//!     word allows that, so all of them stop as soon as the owner clears the bit.
+//! L1. Only the owner changes where extents lie. When an entry changes, its old extent is not reused before
+//!     every operation that may have seen the entry has finished.
+//! L2. The size is stored only here. The owner changes it. Direct clients raise it while a bit of the same
+//!     word allows that, so they all stop as soon as the owner clears the bit.
 //! L3. A direct client touches nothing of the file unless it finds the file open to direct clients within its
 //!     operation.
 
@@ -73,12 +73,14 @@ impl Layout {
         self.load(STATE) == OPEN
     }
 
-    /// Opens the file to direct clients, or closes it; the caller makes sure that the two take turns.
+    /// Opens the file to direct clients, or closes it. The caller makes sure that each call changes the
+    /// state.
     pub(crate) fn set_open(&self, open: bool) {
         self.add(STATE, if open { OPEN } else { OPEN.wrapping_neg() });
     }
 
-    /// Keeps direct clients out until [`resume`](Self::resume); any number of operations may do so at a time.
+    /// Keeps direct clients out until [`resume`](Self::resume). Any number of operations may do so at the
+    /// same time.
     pub(crate) fn pause(&self) {
         self.add(STATE, PAUSE);
     }
@@ -141,7 +143,7 @@ impl Layout {
         }
     }
 
-    /// Whether some block of the file is known to be lost: then direct clients leave the file alone.
+    /// Whether some block of the file is known to be lost. Then direct clients do not work on the file.
     pub(crate) fn has_losses(&self) -> bool {
         self.load(LOSSES) != 0
     }
@@ -150,7 +152,7 @@ impl Layout {
         self.store(LOSSES, losses.into());
     }
 
-    /// Whether direct clients may write; if not, they only read, because only the owner maintains parities.
+    /// Whether direct clients may write. If not, the file has parities, which only the owner maintains.
     pub(crate) fn is_writable(&self) -> bool {
         self.load(WRITABLE) != 0
     }
@@ -164,7 +166,7 @@ impl Layout {
         self.store(WRITTEN_NS, now_ns);
     }
 
-    /// When a direct client last wrote, by the wall clock; 0: not since this was last asked.
+    /// When a direct client last wrote, by the wall clock; 0: not since the last call.
     pub(crate) fn take_written(&self) -> u64 {
         let written = self.load(WRITTEN_NS);
         if written != 0 {
@@ -197,7 +199,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_open_only_while_nobody_keeps_guests_out() {
+    fn a_file_is_open_only_while_no_operation_keeps_guests_out() {
         let (layout, _memory) = Layout::create().unwrap();
         assert!(!layout.is_open());
         layout.set_open(true);
@@ -241,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn stripes_have_extents_once_they_are_said() {
+    fn stripes_have_extents_once_they_are_set() {
         let (layout, _memory) = Layout::create().unwrap();
         assert_eq!(layout.extent(MAX_STRIPES - 1), None);
         layout.set_extent(MAX_STRIPES - 1, Some(0));

@@ -16,7 +16,7 @@ use rustix::net::{
 
 use super::store::GuestRegion;
 
-/// Longest message: an answer about a region, with a socket's path as long as such paths may be.
+/// Longest message: an answer about a region, with a socket's path of the greatest length.
 pub const MAX_MESSAGE_BYTES: usize = 512;
 /// Most descriptors beside a message.
 const MAX_DESCRIPTORS: usize = 2;
@@ -36,7 +36,8 @@ pub fn send(socket: BorrowedFd<'_>, message: &[u8], descriptors: &[BorrowedFd<'_
     Ok(())
 }
 
-/// Receives a packet: its bytes, and the descriptors that came beside it. No bytes: the other side is gone.
+/// Receives a packet: its bytes, and the descriptors that came beside it. No bytes: the other side has closed
+/// the connection.
 ///
 /// # Errors
 /// Any error of the socket; also for packets that are too long.
@@ -53,13 +54,13 @@ pub fn receive(socket: BorrowedFd<'_>) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
         }
     }
     if received.flags.contains(rustix::net::ReturnFlags::TRUNC) {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "a message that is too long"));
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "the message is too long"));
     }
     bytes.truncate(received.bytes);
     Ok((bytes, descriptors))
 }
 
-/// Whether the other side is gone, as far as is known without waiting.
+/// Whether the other side is known to have closed the connection. Does not wait.
 pub(crate) fn is_cut(socket: BorrowedFd<'_>) -> bool {
     use rustix::event::{PollFd, PollFlags, poll};
     let mut look = [PollFd::from_borrowed_fd(socket, PollFlags::empty())];
@@ -85,7 +86,7 @@ impl GuestRegion {
         }
     }
 
-    /// The region in a message; `None`: the message makes no sense.
+    /// The region in a message; `None`: the message is invalid.
     pub fn from_wire(wire: &control::GuestRegion) -> Option<Self> {
         let node = NodeId(wire.node);
         let peer = Peer {

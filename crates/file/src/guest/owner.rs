@@ -19,11 +19,12 @@ use crate::error::FileError;
 use crate::file_core::FileCore;
 use crate::rules::Rules;
 
-/// How long the owner waits for direct clients to finish their operations. These take no longer than a node's
-/// deadline and a wait for locks: a direct client that takes longer was stopped.
+/// How long the owner waits for direct clients to finish their operations. An operation takes at most a
+/// node's deadline and a wait for locks. A direct client that takes longer was stopped.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(15);
 const LOOK_INTERVAL: Duration = Duration::from_micros(50);
-/// Looks before sleeping between them: most operations finish within microseconds.
+/// How many times the owner checks before it sleeps between checks: most operations finish within
+/// microseconds.
 const EAGER_LOOKS: u32 = 200;
 
 /// A direct client's number, by which it holds its locks. Never the owner's own.
@@ -31,12 +32,12 @@ const EAGER_LOOKS: u32 = 200;
 pub struct GuestId(pub(crate) u16);
 
 impl GuestId {
-    /// The number as it goes over a socket.
+    /// The number as it is sent over a socket.
     pub fn number(self) -> u16 {
         self.0
     }
 
-    /// The direct client with a number that came over a socket; `None`: none can have it.
+    /// The direct client with a number that was received over a socket; `None`: the number is out of range.
     pub fn from_number(number: u16) -> Option<Self> {
         (1..=BlockWord::MAX_GUEST).contains(&number).then_some(GuestId(number))
     }
@@ -68,8 +69,8 @@ pub(crate) struct Guests {
     table: Table,
     memory: SharedMemory,
     words: Arc<BlockWords>,
-    /// Extents that direct clients may still be at work on, each with the epoch whose operations have to
-    /// finish first.
+    /// Dropped extents that direct clients may still use, each with the epoch whose operations have to finish
+    /// first.
     limbo: Mutex<Vec<(u64, Arc<Extent>)>>,
     known: Mutex<BTreeSet<GuestId>>,
 }
@@ -84,15 +85,15 @@ impl Guests {
         self.memory.fd()
     }
 
-    /// What direct clients have read and written by themselves.
+    /// How many bytes direct clients have read and written without the kernel.
     pub(crate) fn moved(&self) -> DirectBytes {
         self.table.moved()
     }
 
-    /// What a file needs so that direct clients can be admitted to it.
+    /// The memory that a file needs so that direct clients can be admitted to it.
     ///
     /// # Errors
-    /// When there is no memory for it, or no descriptor to spare.
+    /// When there is no memory or no descriptor for it.
     pub(crate) fn layout(self: &Arc<Self>) -> io::Result<Shared> {
         let (layout, memory) = Layout::create()?;
         if !leaves_room(memory.fd()) {
@@ -109,22 +110,22 @@ impl Guests {
         Ok(guest)
     }
 
-    /// Forgets a direct client that is dead, and of which nothing is left in any file.
+    /// Forgets a dead direct client that has no lock in any file any more.
     pub(crate) fn remove(&self, guest: GuestId) {
         self.known.lock().remove(&guest);
     }
 
-    /// The operations of a dead direct client are over.
+    /// Frees the places of a dead direct client, whose operations have ended.
     pub(crate) fn free_places_of(&self, guest: GuestId) {
         self.table.free_places_of(guest.0);
     }
 
-    /// Keeps an extent until no direct client can be at work on it (G2).
+    /// Keeps an extent until no direct client can be using it (G2).
     pub(crate) fn retire(&self, extent: Arc<Extent>) {
-        // First of all: an operation that begins later does not find the extent, because the layout no longer
-        // names it or the file is closed to direct clients.
+        // The epoch begins first: an operation that begins later does not find the extent, because the layout
+        // no longer names it or the file is closed to direct clients.
         let epoch = self.table.begin_waiting();
-        if !self.table.is_over(epoch) {
+        if !self.table.has_finished(epoch) {
             self.limbo.lock().push((epoch, extent));
             return;
         }
@@ -137,19 +138,19 @@ impl Guests {
         }
     }
 
-    /// Frees what no direct client can be at work on any more.
+    /// Frees the extents that no direct client can be using any more.
     pub(crate) fn collect(&self) {
-        let is_over = |(epoch, _): &mut (u64, Arc<Extent>)| self.table.is_over(*epoch);
-        let over: Vec<_> = self.limbo.lock().extract_if(.., is_over).collect();
-        over.iter().for_each(|(_, extent)| self.let_go(extent)); // and dropped, without the lock
+        let has_finished = |(epoch, _): &mut (u64, Arc<Extent>)| self.table.has_finished(*epoch);
+        let unused: Vec<_> = self.limbo.lock().extract_if(.., has_finished).collect();
+        unused.iter().for_each(|(_, extent)| self.let_go(extent)); // and then dropped, without the lock
     }
 
-    /// Waits until every operation of direct clients that is under way has finished.
+    /// Waits until every operation of direct clients that is now in progress has finished.
     pub(crate) async fn quiesce(&self, endpoint: &Endpoint) -> Result<(), FileError> {
         let epoch = self.table.begin_waiting();
         let give_up_at = endpoint.now_ns() + PATIENCE.as_nanos() as u64;
         let mut looks = 0;
-        while !self.table.is_over(epoch) {
+        while !self.table.has_finished(epoch) {
             if endpoint.now_ns() > give_up_at {
                 return Err(FileError::GuestAtWork);
             }
@@ -185,7 +186,7 @@ impl Drop for Alone {
 }
 
 impl<R: Rules> FileCore<R> {
-    /// Makes direct clients see the file, though it is closed to them until it is
+    /// Creates the layout that direct clients see. The file stays closed to them until it is
     /// [opened](Self::open_to_guests).
     ///
     /// # Errors
@@ -199,7 +200,7 @@ impl<R: Rules> FileCore<R> {
         if map.shared().is_none() {
             map.share(fresh);
         }
-        Ok(map.shared().expect("shared just now, or by somebody else").clone())
+        Ok(map.shared().expect("shared just now, or by another task").clone())
     }
 
     /// Opens the file to direct clients.
@@ -214,8 +215,8 @@ impl<R: Rules> FileCore<R> {
         Ok(())
     }
 
-    /// Closes the file to direct clients: when this returns, no operation of theirs is under way, and none
-    /// begins.
+    /// Closes the file to direct clients: when this returns, none of their operations is in progress, and
+    /// none begins.
     ///
     /// # Errors
     /// When a direct client does not finish its operation; the file is closed to direct clients all the same.
@@ -243,8 +244,9 @@ impl<R: Rules> FileCore<R> {
         }
     }
 
-    /// Takes that back: from now on only the owner changes the size. It waits for no direct client: one whose
-    /// write comes too late to raise the size has not acknowledged that write, and asks the owner.
+    /// Ends the growth by direct clients: from now on only the owner changes the size. This does not wait for
+    /// direct clients: a client whose write is too late to raise the size has not acknowledged that write,
+    /// and asks the owner.
     pub fn end_growth_by_guests(&self) {
         if let Some(shared) = self.map.read().shared()
             && R::takes_growth_back()
@@ -253,7 +255,7 @@ impl<R: Rules> FileCore<R> {
         }
     }
 
-    /// When a direct client last wrote, in nanoseconds since 1970; `None`: not since this was last asked.
+    /// When a direct client last wrote, in nanoseconds since 1970; `None`: not since the last call.
     pub fn take_guests_written_ns(&self) -> Option<u64> {
         let written = self.map.read().shared().map(|shared| shared.layout.take_written());
         written.filter(|&ns| ns != 0)
@@ -278,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn an_extent_that_was_given_up_is_kept_while_a_guest_may_be_at_work_on_it() {
+    fn a_dropped_extent_is_kept_while_a_guest_may_be_using_it() {
         let (words, _memory) = BlockWords::create().unwrap();
         let guests = Guests::new(Arc::new(words)).unwrap();
         let place = guests.table.take_place(1).unwrap();
@@ -286,7 +288,7 @@ mod tests {
         guests.table.enter(place);
         guests.retire(one.clone());
         guests.collect();
-        assert_eq!(Arc::strong_count(&one), 2, "an operation is under way that began before");
+        assert_eq!(Arc::strong_count(&one), 2, "an operation that began before is in progress");
         guests.table.leave(place);
         guests.table.enter(place);
         guests.retire(other.clone());

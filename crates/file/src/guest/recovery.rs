@@ -1,5 +1,5 @@
-//! Recovering what direct clients (called *guests* in the code) leave when they die: their locks (G4). What
-//! they wrote beyond the end of a file, and did not live to make part of it, stays there. It may appear when
+//! Recovers the locks of dead direct clients (called *guests* in the code; G4). If a client died after it
+//! wrote beyond the end of a file, and before it raised the size, its bytes stay there. They may appear when
 //! the file grows, as the data of any unfinished write may.
 
 use std::sync::Weak;
@@ -16,9 +16,10 @@ use crate::staging::staging;
 use crate::store::StoreCore;
 
 impl<R: Rules> StoreCore<R> {
-    /// Recovers what a certainly dead direct client has left, and forgets the client.
-    pub async fn bury_guest(&self, core: &SessionCore, guest: GuestId) {
-        // Its operations are over; but the extents that it used are not free before its locks are taken over.
+    /// Recovers the locks of a direct client that is certainly dead, and forgets the client.
+    pub async fn recover_guest(&self, core: &SessionCore, guest: GuestId) {
+        // The dead client's operations have ended. But its places are freed only after its locks were taken
+        // over, so that the extents that it used are not reused before.
         for file in self.files().iter().filter_map(Weak::upgrade) {
             file.take_over_locks(core, guest).await;
         }
@@ -46,8 +47,8 @@ impl<R: Rules> FileCore<R> {
         }
     }
 
-    /// Settles a write whose writer is dead: the block is what it is now. A block that was never written
-    /// stays so, since what lies there may partly be another file's.
+    /// Settles a write whose writer is dead: the block keeps its present contents. A block that was never
+    /// written stays empty, since the bytes in its place may partly be another file's.
     async fn settle(
         &self,
         core: &SessionCore,
@@ -61,9 +62,9 @@ impl<R: Rules> FileCore<R> {
         } else if left.is_lost() {
             left.lost()
         } else {
-            // The lock has replaced the old generation, so the new one starts over. It differs from whatever
-            // a reader may have seen, except for a chance of one in thousands; and then the data have to be
-            // the same, too.
+            // The lock has replaced the old generation, so the generations start over. A reader takes the new
+            // word for the one that it has read before only if both happen to be equal, with a chance of one
+            // in thousands, and if the data are the same, too.
             match self.contents(core, extent, block).await {
                 Ok(checksum) => BlockWord::EMPTY.written(0).written(checksum),
                 Err(_) => left.lost(), // the region is gone

@@ -1,5 +1,5 @@
-//! A store as a direct client (called *guest* in the code) sees it: the words, the table, and the regions it
-//! has met.
+//! A store as a direct client (called *guest* in the code) sees it: the words, the table, and the regions
+//! that it has used so far.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -24,24 +24,24 @@ use crate::store::StoreCore;
 /// than the owner's patience.
 const TRY_WITHIN: Millis = Millis(1_000);
 
-/// What a direct client is given of a store, as duplicated descriptors.
+/// The memory of a store that a direct client gets, as duplicated descriptors.
 pub struct GuestMemory<D> {
     /// The words of all blocks.
     pub words: D,
-    /// Which operations are under way, and until when regions may be used.
+    /// Which operations are in progress, and until when regions may be used.
     pub table: D,
 }
 
-/// What a direct client is told of a region.
+/// The facts about a region that a direct client gets.
 #[derive(Clone)]
 pub struct GuestRegion {
-    /// Its name.
+    /// Its id.
     pub id: RegionId,
     /// The epoch of its lease.
     pub epoch: Epoch,
-    /// The key that opens it.
+    /// The key with which it is attached.
     pub key: AccessKey,
-    /// How its node is reached.
+    /// How to reach its node.
     pub peer: Peer,
 }
 
@@ -86,7 +86,7 @@ pub struct GuestPlace {
     pub(super) place: Place,
 }
 
-/// An operation under way. The owner waits for it.
+/// An operation in progress. The owner waits for it.
 pub(super) struct AtWork<'a> {
     place: &'a GuestPlace,
 }
@@ -123,8 +123,8 @@ impl GuestStore {
         Some(GuestPlace { store: self.clone(), place })
     }
 
-    /// From now on this view of the store changes nothing that is shared: the process was forked and this is
-    /// the child, or the view stands for a process that died.
+    /// From now on this view of the store changes no shared memory: this is the child of a fork, or the view
+    /// simulates a process that died.
     pub fn abandon(&self) {
         self.words.abandon();
         self.table.abandon();
@@ -135,7 +135,7 @@ impl GuestStore {
         let (region, place) = (number / self.extents_per_region, number % self.extents_per_region);
         let term = self.table.region(region)?;
         let is_lease = |id: RegionId, epoch: Epoch| id.node.0 == term.node && epoch.0 == term.epoch;
-        let is_it = |known: &&Arc<LeasedRegion>| is_lease(known.id, known.epoch) && !known.is_over();
+        let is_it = |known: &&Arc<LeasedRegion>| is_lease(known.id, known.epoch) && !known.has_ended();
         let known = self.met.read().regions.get(&region).filter(is_it).cloned();
         let known = match known {
             Some(known) => known,
@@ -150,8 +150,8 @@ impl GuestStore {
     }
 }
 
-/// A direct client gives nothing back and asks for nothing: what it finds out about nodes and leases is for
-/// itself.
+/// A direct client neither leases regions nor gives them back. What it learns about nodes and leases stays in
+/// the client.
 impl LeaseKeeper for GuestStore {
     fn now(&self) -> Millis {
         Millis(self.clock.now_ns() / 1_000_000)
@@ -166,7 +166,7 @@ impl LeaseKeeper for GuestStore {
 
     fn node_answered(&self, _: &NodeState) {}
 
-    /// Giving up costs nothing here: a direct client that asks the owner again learns of the node again.
+    /// Giving a node up costs nothing here: the direct client can ask the owner for the node again.
     fn patience_ended(&self, node: &NodeState) -> bool {
         node.give_up();
         true
@@ -174,8 +174,7 @@ impl LeaseKeeper for GuestStore {
 
     fn lease_lost(&self, _: RegionId, _: Epoch) {}
 
-    /// Few retries: the owner can be asked instead, and it waits for the operation if it wants the file for
-    /// itself.
+    /// Few retries: the client can ask the owner instead, and the owner may be waiting for the operation.
     fn retries(&self) -> RetryPolicy {
         RetryPolicy { try_within: TRY_WITHIN, while_moved: Millis(0) }
     }
@@ -189,7 +188,7 @@ impl GuestPlace {
 }
 
 impl AtWork<'_> {
-    /// Counts what the operation has moved.
+    /// Counts the bytes that the operation has moved.
     pub(super) fn note(&self, moved: DirectBytes) {
         self.place.store.table.note(self.place.place, moved);
     }
@@ -208,7 +207,7 @@ impl Drop for AtWork<'_> {
 }
 
 impl<R: Rules> StoreCore<R> {
-    /// Admits a direct client, which is given [`guest_memory`](Self::guest_memory).
+    /// Admits a direct client, which then gets [`guest_memory`](Self::guest_memory).
     ///
     /// # Errors
     /// When there are too many.
@@ -217,7 +216,7 @@ impl<R: Rules> StoreCore<R> {
         self.guests.add()
     }
 
-    /// What direct clients are given.
+    /// The memory that direct clients get.
     pub fn guest_memory(&self) -> GuestMemory<BorrowedFd<'_>> {
         GuestMemory { words: self.words_memory.fd(), table: self.guests.memory() }
     }
@@ -235,16 +234,17 @@ impl<R: Rules> StoreCore<R> {
         Some(GuestRegion { id, epoch, key, peer: node.peer.clone() })
     }
 
-    /// How a node is reached that direct clients were told of; `None`: there is no such node, or no longer.
+    /// How to reach a node that direct clients have learnt of; `None`: the store has no such node, or no
+    /// longer.
     pub fn peer_of_guests(&self, node: NodeId, shm_socket: &Path) -> Option<Peer> {
         let is_it = |peer: &&Peer| peer.node == node && peer.shm_socket.as_deref() == Some(shm_socket);
         let regions = self.stock.numbered_regions();
         regions.iter().map(|held| &held.region.node.peer).find(is_it).cloned()
     }
 
-    /// Does what direct clients need now and then, several times in the term of a lease: tells them until
-    /// when regions may be used, and frees extents that they no longer use.
-    pub fn look_after_guests(&self) {
+    /// Publishes until when regions may be used, and frees extents that direct clients no longer use. Call it
+    /// several times in the term of a lease.
+    pub fn maintain_guests(&self) {
         self.guests.publish(&self.stock);
         self.guests.collect();
     }

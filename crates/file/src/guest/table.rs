@@ -1,12 +1,12 @@
-//! What all processes of a host share of one store, beside the words: which threads are in an operation, and
-//! until when regions may be used. Memory of the owner, handed to its direct clients (called *guests* in the
-//! code).
+//! The table that all processes of a host share of one store, beside the words: which threads are in an
+//! operation, and until when regions may be used. It is the owner's memory, which its direct clients (called
+//! *guests* in the code) map.
 //!
-//! T1. A direct client enters an operation before it looks at anything shared, and leaves it when it touches
-//!     nothing any more. What the owner changed before it began to wait is seen by every operation for which
-//!     it does not wait.
-//! T2. A place belongs to one thread of one direct client. The owner frees the places of direct clients that
-//!     died, after it has recovered what they left.
+//! T1. A direct client enters an operation before it reads shared memory, and leaves it after its last
+//!     access. When the owner waits, every operation that it does not wait for sees all changes that the
+//!     owner made before.
+//! T2. A place belongs to one thread of one direct client. The owner frees the places of a dead direct client
+//!     after it has recovered the client's locks.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -27,7 +27,7 @@ const REGION_BYTES: u64 = 3 * WORD_BYTES;
 
 /// Where the epoch lies; the only other word on its page is at [`PLACES_USED`].
 const EPOCH: u64 = 0;
-/// How many places were ever in use: those after them need not be looked at.
+/// How many places were ever in use: later ones need not be checked.
 const PLACES_USED: u64 = PLACE_BYTES;
 const PLACES: u64 = 4096;
 const REGIONS: u64 = PLACES + MAX_PLACES * PLACE_BYTES;
@@ -50,7 +50,7 @@ const USABLE_UNTIL: u64 = 2 * WORD_BYTES;
 const IDLE: u64 = 0;
 const FIRST_EPOCH: u64 = 1;
 
-/// The table, as the owner or a direct client sees it. Sparse: what is not used takes no memory.
+/// The table, as the owner or a direct client sees it. Sparse: unused parts take no memory.
 pub(crate) struct Table {
     mapping: Arc<Mapping>,
     /// This process no longer changes the table.
@@ -61,12 +61,12 @@ pub(crate) struct Table {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Place(u64);
 
-/// Bytes that direct clients have read and written by themselves.
+/// Bytes that direct clients have read and written without the kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct DirectBytes {
-    /// Read.
+    /// Bytes read.
     pub read: u64,
-    /// Written.
+    /// Bytes written.
     pub written: u64,
 }
 
@@ -80,7 +80,7 @@ pub(crate) struct RegionTerm {
 }
 
 impl Table {
-    /// The owner's view; the memory is what direct clients are given.
+    /// The owner's view, and the memory that direct clients get.
     pub(crate) fn create() -> io::Result<(Table, SharedMemory)> {
         let memory = SharedMemory::create("farpool-guests", TABLE_BYTES)?;
         let table = Table { mapping: memory.mapping().clone(), abandoned: AtomicBool::new(false) };
@@ -152,18 +152,18 @@ impl Table {
     /// Begins an operation (T1).
     pub(crate) fn enter(&self, place: Place) {
         self.store(place.0 + STATE, self.load(EPOCH));
-        // Pairs with the fence in `begin_waiting`: either the owner sees this place in use, or what follows
-        // here sees what the owner has changed.
+        // Pairs with the fence in `begin_waiting`: either the owner sees this place in use, or the accesses
+        // after this fence see the owner's changes.
         fence(Ordering::SeqCst);
     }
 
-    /// Ends an operation: the store releases all that was done in it.
+    /// Ends an operation. The store releases all its accesses.
     pub(crate) fn leave(&self, place: Place) {
         self.store(place.0 + STATE, IDLE);
     }
 
-    /// Notes what an operation has moved. Only the place's thread does, so nothing is lost between load and
-    /// store.
+    /// Counts the bytes that an operation has moved. Only the place's thread changes its counts, so none is
+    /// lost between load and store.
     pub(crate) fn note(&self, place: Place, moved: DirectBytes) {
         for (at, bytes) in [(READ_BYTES, moved.read), (WRITTEN_BYTES, moved.written)] {
             if bytes > 0 {
@@ -172,7 +172,7 @@ impl Table {
         }
     }
 
-    /// What all operations have moved so far.
+    /// The bytes that all operations have moved so far.
     pub(crate) fn moved(&self) -> DirectBytes {
         self.places_used().fold(DirectBytes::default(), |sum, place| DirectBytes {
             read: sum.read.wrapping_add(self.load(place.0 + READ_BYTES)),
@@ -180,15 +180,15 @@ impl Table {
         })
     }
 
-    /// Begins a new epoch. [`is_over`](Self::is_over) of the returned one tells whether all operations that
-    /// began before have finished.
+    /// Begins a new epoch, and returns the one before. [`has_finished`](Self::has_finished) of that one tells
+    /// whether all operations that began before have finished.
     pub(crate) fn begin_waiting(&self) -> u64 {
         fence(Ordering::SeqCst); // pairs with the one in `enter`
         self.mapping.fetch_and_add(EPOCH, 1).expect("a place of the table lies within it")
     }
 
     /// Whether every operation that began in this epoch or before has finished.
-    pub(crate) fn is_over(&self, epoch: u64) -> bool {
+    pub(crate) fn has_finished(&self, epoch: u64) -> bool {
         self.places_used().all(|place| {
             let state = self.load(place.0 + STATE);
             state == IDLE || state > epoch
@@ -234,7 +234,10 @@ pub(crate) fn map(fd: &OwnedFd, bytes: u64) -> io::Result<Mapping> {
     let is_right =
         rustix::fs::fstat(fd)?.st_size as u64 == bytes && seals.contains(rustix::fs::SealFlags::SHRINK);
     if !is_right {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "this is not memory of a mount's daemon"));
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "this memory is not that of a mount's daemon",
+        ));
     }
     let fd: BorrowedFd<'_> = std::os::fd::AsFd::as_fd(fd);
     Mapping::new(fd, bytes, Protection::ReadWrite)
@@ -245,17 +248,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn waiting_ends_once_the_operations_of_before_have_ended_whatever_began_since() {
+    fn waiting_ends_once_all_earlier_operations_have_ended() {
         let (table, _memory) = Table::create().unwrap();
         let (one, two) = (table.take_place(1).unwrap(), table.take_place(2).unwrap());
         assert_ne!(one, two);
         table.enter(one);
         let epoch = table.begin_waiting();
         table.enter(two);
-        assert!(!table.is_over(epoch));
+        assert!(!table.has_finished(epoch));
         table.leave(one);
-        assert!(table.is_over(epoch));
-        assert!(!table.is_over(table.begin_waiting()), "the second goes on");
+        assert!(table.has_finished(epoch));
+        assert!(!table.has_finished(table.begin_waiting()), "the second operation is in progress");
     }
 
     #[test]
@@ -266,14 +269,14 @@ mod tests {
         table.enter(other);
         let epoch = table.begin_waiting();
         table.free_places_of(1);
-        assert!(!table.is_over(epoch));
+        assert!(!table.has_finished(epoch));
         table.free_places_of(2);
-        assert!(table.is_over(epoch));
+        assert!(table.has_finished(epoch));
         assert_eq!(table.take_place(3), Some(one));
     }
 
     #[test]
-    fn bytes_that_were_moved_stay_counted_when_their_guest_is_dead_and_its_place_another_s() {
+    fn moved_bytes_stay_counted_after_their_guest_has_died_and_its_place_is_reused() {
         let (table, _memory) = Table::create().unwrap();
         let (one, other) = (table.take_place(1).unwrap(), table.take_place(2).unwrap());
         table.note(one, DirectBytes { read: 3, written: 0 });

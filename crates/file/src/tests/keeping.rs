@@ -15,7 +15,7 @@ use super::{BLOCK, Rig, pattern, read};
 use crate::blocks::{ECHOES, SLOTS, WITNESSES};
 use crate::{FarFile, FileError, FileStore, KEPT_WORDS_BYTES, Redundancy, Session};
 
-/// What outlives an owner, and how its successor gets it.
+/// The state that outlives an owner, and that its successor takes over.
 struct Keep {
     journal: Arc<MemoryJournal>,
     words: OwnedFd,
@@ -48,7 +48,7 @@ impl Keep {
     }
 }
 
-/// Acts as if the process were killed: nothing that it does from now on changes what it leaves.
+/// Acts as if the process were killed: nothing that it does from now on changes the state that it leaves.
 fn kill(store: FileStore, files: Vec<FarFile>) -> Vec<u64> {
     store.core().abandon();
     files.iter().map(|file| file.core().kept_id().unwrap()).collect()
@@ -104,7 +104,7 @@ fn a_successor_finds_files_as_they_were_and_goes_on_with_them() {
 }
 
 #[test]
-fn a_lock_that_was_left_is_settled_to_what_lies_there() {
+fn a_lock_that_was_left_is_settled_to_the_present_contents() {
     let rig = Rig::new(3, 16);
     let mut keep = Keep::new();
     let (store, _) = keep.store(&rig, &[]);
@@ -117,7 +117,7 @@ fn a_lock_that_was_left_is_settled_to_what_lies_there() {
         let extent = file.core().extent_at(0).unwrap();
         let place = words.place(&extent, 1);
         words.store(place, words.load(place).locked());
-        // What this block held is unknown: its word is that of other data.
+        // This block's contents are unknown: its word is that of other data.
         let place = words.place(&extent, 2);
         words.store(place, BlockWord::EMPTY.written(5).locked());
         if let Some(rows) = file.core().rows() {
@@ -141,7 +141,7 @@ fn a_lock_that_was_left_is_settled_to_what_lies_there() {
 }
 
 #[test]
-fn what_lay_on_a_node_that_ended_meanwhile_is_lost_unless_others_have_it() {
+fn data_on_a_node_that_ended_meanwhile_are_lost_unless_other_nodes_have_them() {
     let mut rig = Rig::new(3, 16);
     let mut keep = Keep::new();
     let (store, _) = keep.store(&rig, &[]);
@@ -203,7 +203,7 @@ struct Tally {
     errors: u64,
 }
 
-/// Reads a file block by block. What is read must be right, or an error.
+/// Reads a file block by block. Each block must be correct, or an error.
 fn tally(file: &FarFile, session: &Session, right: &[u8]) -> Tally {
     let mut tally = Tally::default();
     for (block, right) in right.chunks(BLOCK as usize).enumerate() {

@@ -14,7 +14,7 @@ fn map_of(file: &FarFile) -> Vec<(u64, u64)> {
     found
 }
 
-/// Holes read as zeros, and the same data and holes are found from wherever the search starts.
+/// Checks that holes read as zeros, and that a search from any offset finds the same data and holes.
 pub(super) fn holes_agree_with_model(file: &FarFile, model: &[u8]) -> Result<(), TestCaseError> {
     let mut data = vec![false; model.len()];
     for (start, end) in map_of(file) {

@@ -30,7 +30,7 @@ impl FarFs {
                 Ok(0) => break,
                 Ok(bytes) => copied += bytes as u64,
                 Err(failure) if copied == 0 => return Err(failure),
-                Err(_) => break, // the next call runs into the error again
+                Err(_) => break, // the next call gets the error again
             }
         }
         if copied > 0 {

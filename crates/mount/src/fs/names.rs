@@ -224,7 +224,7 @@ impl FarFs {
     }
 }
 
-/// An entry on its way to the kernel.
+/// An entry that is about to be sent to the kernel.
 struct Listed {
     ino: Ino,
     cookie: u64,

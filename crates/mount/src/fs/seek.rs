@@ -8,7 +8,7 @@ use super::{FarFs, Outcome, Repeating};
 use crate::body::Body;
 use crate::errno::Failure;
 
-/// What an `lseek` looks for.
+/// What an `lseek` searches for.
 #[derive(Clone, Copy)]
 enum Wanted {
     Data,
@@ -33,7 +33,7 @@ impl FarFs {
         if flusher.flush(node, offset.max(0), answer).is_err()
             && let Some(left_out) = self.warnings.occurs(Repeating::Seeks, Instant::now())
         {
-            tracing::warn!(left_out, "too many processes look for data and holes at a time");
+            tracing::warn!(left_out, "too many processes search for data and holes at the same time");
         }
     }
 }

@@ -41,7 +41,7 @@ impl FarFs {
         Ok(None)
     }
 
-    /// Does what setting such an attribute asks for. False: the attribute is one that is kept.
+    /// Carries out the setting of a computed attribute. False: the attribute is one that is kept.
     pub(super) fn obeyed(&self, ino: Ino, name: &OsStr, value: &[u8]) -> Outcome<bool> {
         if name == REDUNDANCY {
             let redundancy = parse(value).ok_or(Errno::EINVAL)?;
@@ -101,12 +101,12 @@ fn json(status: &VolumeStatus, redundancy: Redundancy) -> String {
     };
     let waits_for = status.rebuild_waits_for.map_or("null".to_owned(), |error| quoted(&waits_for(error)));
     let VolumeStatus { files, redundant_files, extents, missing_extents, lost_extents, .. } = status;
-    let VolumeStatus { wrong_blocks, mended_blocks, lost_blocks, hedged_reads, to_rebuild, .. } = status;
+    let VolumeStatus { wrong_blocks, repaired_blocks, lost_blocks, hedged_reads, to_rebuild, .. } = status;
     format!(
         "{{\"redundancy\":\"{redundancy}\",\"files\":{files},\"redundant_files\":{redundant_files},\
          \"extents\":{extents},\"missing_extents\":{missing_extents},\
          \"lost_extents\":{lost_extents},\"to_rebuild\":{to_rebuild},\
-         \"wrong_blocks\":{wrong_blocks},\"mended_blocks\":{mended_blocks},\"lost_blocks\":{lost_blocks},\
+         \"wrong_blocks\":{wrong_blocks},\"repaired_blocks\":{repaired_blocks},\"lost_blocks\":{lost_blocks},\
          \"hedged_reads\":{hedged_reads},\
          \"rebuild\":{},\"scrub\":{},\"direct_read_bytes\":{},\"direct_written_bytes\":{}}}",
         progress(&status.rebuild, &format!("\"waits_for\":{waits_for}")),

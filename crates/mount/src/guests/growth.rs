@@ -5,8 +5,8 @@
 //! anything else about the file was answered meanwhile, and keeps its own size. So it must be *told* of sizes
 //! that others change (`Flusher::tell`) before it uses its own.
 //!
-//! S1. Direct clients extend a file only while it has a single handle, which is registered. All other changes
-//!     of a size come from the kernel.
+//! S1. Direct clients extend a file only while it has a single handle, which is registered. The kernel makes
+//!     all other changes of a size.
 //! S2. While direct clients may extend a file, and until the kernel was told the result, attributes of the
 //!     file have no lifetime. So any call that makes the kernel use its size for that handle (`SEEK_END`, a
 //!     read at the end) makes it ask first. That request ends the growth, and is answered after the kernel
@@ -30,7 +30,7 @@ pub(crate) struct Growth(Mutex<Inner>);
 struct Inner {
     state: State,
     /// Growth by direct clients has ended for good: the kernel has used its size once, and may do so again.
-    is_over: bool,
+    has_ended: bool,
     /// How often growth has ended.
     ends: u64,
 }
@@ -42,7 +42,7 @@ enum State {
     ByKernel,
     /// Direct clients may extend the file, or soon may.
     ByGuests,
-    /// Only the kernel extends the file, and it does not know yet the size that direct clients have left.
+    /// Only the kernel extends the file, and it does not know the size yet that direct clients have set.
     Untold,
 }
 
@@ -64,7 +64,7 @@ impl Growth {
     /// (S2).
     pub(crate) fn begin(&self) {
         let mut inner = self.0.lock();
-        if !inner.is_over {
+        if !inner.has_ended {
             inner.state = State::ByGuests;
         }
     }
@@ -79,7 +79,7 @@ impl Growth {
     /// Ends growth by direct clients: from now on only the kernel extends the file.
     pub(crate) fn end(&self, file: &FarFile, until: Until) {
         let mut inner = self.0.lock();
-        inner.is_over |= until == Until::Ever;
+        inner.has_ended |= until == Until::Ever;
         if inner.state == State::ByGuests {
             file.core().end_growth_by_guests();
             inner.state = State::Untold;

@@ -1,8 +1,8 @@
-//! The reaper: a thread that recovers what dead direct clients left behind (H4). That reads the block words
-//! of all files, so the server, on which live clients wait, does not do it.
+//! The reaper: a thread that recovers the locks of dead direct clients (H4). A recovery reads the block words
+//! of all files. Live clients wait for the server, so the server must not do that.
 //!
-//! It recovers clients one after the other, in the order in which they were found dead. A client's number is
-//! assigned again only once its locks have been taken over.
+//! The reaper recovers clients one after the other, in the order in which they were found dead. A client's
+//! number is assigned again only once its locks have been taken over.
 
 use std::io;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ pub(super) struct Reaper {
 }
 
 impl Reaper {
-    pub(super) fn start(mut bury: impl FnMut(GuestId) + Send + 'static) -> io::Result<Self> {
+    pub(super) fn start(mut recover: impl FnMut(GuestId) + Send + 'static) -> io::Result<Self> {
         let (queue, dead) = sync_channel(MAX_WAITING);
         let stopped = Arc::new(AtomicBool::new(false));
         let is_stopped = stopped.clone();
@@ -36,7 +36,7 @@ impl Reaper {
                 if is_stopped.load(Ordering::Relaxed) {
                     return;
                 }
-                bury(guest);
+                recover(guest);
             }
         };
         let thread = std::thread::Builder::new().name("guests-dead".into()).spawn(run)?;
@@ -47,7 +47,7 @@ impl Reaper {
     pub(super) fn takes(&self, guest: GuestId) {
         let taken = self.queue.as_ref().is_some_and(|queue| queue.try_send(guest).is_ok());
         if !taken {
-            tracing::error!(guest = guest.number(), "nobody looks after what a dead process left");
+            tracing::error!(guest = guest.number(), "the locks of a dead process are not recovered");
         }
     }
 }
@@ -59,7 +59,7 @@ impl Drop for Reaper {
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            tracing::error!("the thread that looks after what dead processes left panicked");
+            tracing::error!("the thread that recovers the locks of dead processes panicked");
         }
     }
 }
@@ -74,34 +74,34 @@ mod tests {
     const SOON: Duration = Duration::from_secs(20);
 
     #[test]
-    fn nobody_waits_for_a_burial_and_all_are_buried_in_their_order() {
-        let (buried, was_buried) = channel();
+    fn queueing_does_not_wait_for_a_recovery_and_guests_are_recovered_in_order() {
+        let (recovered, was_recovered) = channel();
         let (go_on, may_go_on) = channel::<()>();
-        let bury = move |guest: GuestId| {
+        let recover = move |guest: GuestId| {
             may_go_on.recv_timeout(SOON).unwrap();
-            buried.send(guest.number()).unwrap();
+            recovered.send(guest.number()).unwrap();
         };
-        let reaper = Reaper::start(bury).unwrap();
+        let reaper = Reaper::start(recover).unwrap();
         for number in 1..=BlockWord::MAX_GUEST {
             reaper.takes(GuestId::from_number(number).unwrap());
         }
         // All were queued before one was recovered.
-        assert!(was_buried.try_recv().is_err());
+        assert!(was_recovered.try_recv().is_err());
         for number in 1..=BlockWord::MAX_GUEST {
             go_on.send(()).unwrap();
-            assert_eq!(was_buried.recv_timeout(SOON), Ok(number));
+            assert_eq!(was_recovered.recv_timeout(SOON), Ok(number));
         }
     }
 
     #[test]
-    fn ending_does_not_wait_for_those_who_wait() {
+    fn stopping_does_not_wait_for_guests_that_are_still_queued() {
         let (begun, has_begun) = channel();
         let (go_on, may_go_on) = channel::<()>();
-        let bury = move |guest: GuestId| {
+        let recover = move |guest: GuestId| {
             begun.send(guest.number()).unwrap();
             may_go_on.recv_timeout(SOON).unwrap();
         };
-        let reaper = Reaper::start(bury).unwrap();
+        let reaper = Reaper::start(recover).unwrap();
         reaper.takes(GuestId::from_number(1).unwrap());
         reaper.takes(GuestId::from_number(2).unwrap());
         assert_eq!(has_begun.recv_timeout(SOON), Ok(1));

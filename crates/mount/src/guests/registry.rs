@@ -17,7 +17,7 @@ use crate::body::Body;
 use crate::fs::Kernel;
 use crate::namespace::Ino;
 
-/// Most tickets that were issued and not used yet; beyond that the oldest are void.
+/// Most tickets that were issued and not used yet. If there are more, the oldest become invalid.
 const MAX_TICKETS: usize = 4096;
 /// Most files that wait to be opened to direct clients. A further one stays with the kernel until it is
 /// registered again.
@@ -96,8 +96,8 @@ impl Registry {
         Ok(ticket)
     }
 
-    /// Exchanges a ticket for its file. From now on the file is to be open to direct clients whenever it may
-    /// be.
+    /// Exchanges a ticket for its file. From now on the file is opened to direct clients whenever that is
+    /// allowed.
     pub(super) fn redeem(&self, ticket: &[u8]) -> Option<Arc<Body>> {
         let (ino, body) = {
             let mut tickets = self.tickets.lock();
@@ -106,8 +106,8 @@ impl Registry {
             (ino, body.upgrade()?)
         };
         // The doors are not locked here: an `open` may hold that lock while it waits for a direct client's
-        // operation, and the operation may need an answer of this thread. The opener looks at the doors.
-        // Relaxed: the queue's lock orders the store before the opener's look.
+        // operation, and the operation may need an answer of this thread. The opener checks the doors.
+        // Relaxed: the queue's lock orders the store before the opener's check.
         body.wanted_by_guests.store(true, Ordering::Relaxed);
         self.wants_open(ino, &body);
         Some(body)
@@ -121,7 +121,10 @@ impl Registry {
         if let Err(TrySendError::Full(_)) = self.wishes.try_send((ino, Arc::downgrade(body)))
             && let Some(left_out) = self.left_to_kernel.occurs(Instant::now())
         {
-            tracing::warn!(left_out, "too many files wait for acceleration; one more is left to the kernel");
+            tracing::warn!(
+                left_out,
+                "too many files wait to be opened to direct clients; one more is served by the kernel only"
+            );
         }
     }
 }
@@ -135,7 +138,7 @@ fn open_files(wished: &Receiver<Wish>, kernel: &Kernel, growing: Growing) {
             && let Err(error) = open_file(ino, &body, kernel, growing)
             && !std::mem::replace(&mut said, true)
         {
-            tracing::warn!(%error, "some files cannot be worked on directly; the kernel does it all for them");
+            tracing::warn!(%error, "some files cannot be worked on directly; only the kernel serves them");
         }
     }
 }

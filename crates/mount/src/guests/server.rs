@@ -55,8 +55,8 @@ impl Server {
         rustix::net::listen(&listener, BACKLOG)?;
         let stop = Arc::new(rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?);
         let stopped = stop.clone();
-        let (burying, session) = (store.clone(), store.session());
-        let reaper = Reaper::start(move |guest| burying.bury_guest(&session, guest))?;
+        let (files, session) = (store.clone(), store.session());
+        let reaper = Reaper::start(move |guest| files.recover_guest(&session, guest))?;
         let run = move || {
             let (visitors, out_of_reach) = (Vec::new(), BTreeSet::new());
             let mut desk = Desk { registry, store, reaper, visitors, out_of_reach, is_short: false };
@@ -139,7 +139,7 @@ impl Desk {
         }
     }
 
-    /// Accepts a process, unless it is gone again. Fails for lack of descriptors or memory.
+    /// Accepts a process, unless it has hung up already. Fails for lack of descriptors or memory.
     fn receive(&mut self, listener: &OwnedFd) -> rustix::io::Result<()> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = match rustix::net::accept_with(listener, flags) {
@@ -218,7 +218,7 @@ impl Desk {
         }
     }
 
-    /// Makes a connection to a node for a direct client, and hands it over.
+    /// Makes a connection to a node for a direct client, and passes it to the client.
     fn connect(&mut self, guest: GuestId, socket: &OwnedFd, to: &GuestConnect) -> io::Result<()> {
         match self.store.connect_guest(NodeId(to.node), Path::new(&to.shm_socket)) {
             Ok(connection) => {
@@ -226,8 +226,7 @@ impl Desk {
                 send(socket, &done(guest), &[connection.as_fd()])
             }
             Err(error) => {
-                // An error without a number: the node's regions were given back meanwhile, and nothing is
-                // wrong.
+                // An error without a number is harmless: the node's regions were given back meanwhile.
                 let errno = Errno::from_io_error(&error);
                 if errno.is_some() {
                     self.complain(to, &error);
@@ -242,8 +241,8 @@ impl Desk {
         if self.out_of_reach.len() < MAX_OUT_OF_REACH && self.out_of_reach.insert(to.node) {
             tracing::warn!(
                 node = to.node, socket = to.shm_socket, %error,
-                "no memory of this node for processes that work on files directly, so the kernel does it for them; \
-                 run `farpool mount` as the user who runs the node, or let it reach the node's socket"
+                "processes that work on files directly cannot use the memory of this node, so the kernel serves them; \
+                 run `farpool mount` as the user that runs the node, or let it reach the node's socket"
             );
         }
     }

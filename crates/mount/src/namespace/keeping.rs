@@ -223,8 +223,8 @@ impl<F> Namespace<F> {
         names
     }
 
-    /// What a kept state contains and this namespace, restored from it, does not: to be written to the
-    /// journal as removed.
+    /// Entries of the kept state that this namespace, restored from it, does not contain. They must be
+    /// written to the journal as removed.
     pub fn left_out(&self, kept: &Kept) -> Vec<Change> {
         let mut gone = Vec::new();
         let mut look = |table, is_there: &dyn Fn(Ino, &OsStr, &[u8]) -> bool| {
@@ -412,7 +412,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_was_written_down_after_each_call_makes_the_same_names(
+        fn the_journal_written_after_each_call_restores_the_same_names(
             steps in vec((any::<u8>(), any::<u8>(), any::<u8>(), any::<u8>()), 0..80), opened: bool,
         ) {
             let (mut names, mut kept) = (names(), Kept::default());
@@ -436,7 +436,7 @@ mod tests {
         }
 
         #[test]
-        fn whatever_is_kept_names_are_made_of_it(
+        fn arbitrary_kept_state_restores_a_consistent_namespace(
             entries in vec((0..3usize, 0..4u64, vec(any::<u8>(), 0..3), 0..4u64, any::<bool>()), 0..30),
             kinds in vec(0..7u32, 4), garbage in vec(any::<u8>(), 0..20),
         ) {

@@ -130,7 +130,7 @@ fn only_an_empty_directory_is_removed_and_nothing_is_made_in_it_afterwards() {
 }
 
 #[test]
-fn a_listing_that_stopped_finds_the_rest_once_whatever_was_removed_and_added() {
+fn a_listing_that_stopped_finds_the_rest_once_after_removals_and_additions() {
     let mut space = empty();
     for text in ["a", "b", "c", "d"] {
         file(&mut space, Ino::ROOT, text);

@@ -52,7 +52,7 @@ struct Queue(libc::c_ulong);
 impl Queue {
     fn new() -> Self {
         let mut context: libc::c_ulong = 0;
-        // SAFETY: the kernel writes one word: `context` is one, borrowed by nobody else, and lives until the
+        // SAFETY: the kernel writes one word: `context` is one, has no other borrower, and lives until the
         // call returns.
         let made = unsafe { libc::syscall(libc::SYS_io_setup, DEPTH as libc::c_uint, &raw mut context) };
         assert_eq!(made, 0, "{}", io::Error::last_os_error());

@@ -141,7 +141,7 @@ fn a_tail_that_was_cut_off_reads_as_zeros_when_the_file_grows_again() {
 }
 
 #[test]
-fn opening_with_truncation_empties_the_file_for_everybody() {
+fn opening_with_truncation_empties_the_file_for_every_process() {
     let dir = Scratch::new();
     let path = dir.join("file");
     let old = read_write(&path);

@@ -27,7 +27,7 @@ fn copy(from: &File, mut at: u64, to: &File, mut target: u64, length: usize) -> 
 }
 
 #[test]
-fn a_copied_range_is_what_the_source_held_even_if_not_yet_written_back() {
+fn a_copied_range_has_the_source_s_data_even_if_not_yet_written_back() {
     let dir = Scratch::new();
     let open =
         |name: &str| File::options().read(true).write(true).create_new(true).open(dir.join(name)).unwrap();

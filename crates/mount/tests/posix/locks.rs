@@ -70,7 +70,7 @@ fn holder(file: &File) -> String {
     // SAFETY: the descriptor is open, and `record` lives until the call returns; nothing else borrows it.
     let result = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETLK, &raw mut record) };
     assert_eq!(result, 0);
-    if i32::from(record.l_type) == libc::F_UNLCK { "nobody".into() } else { record.l_pid.to_string() }
+    if i32::from(record.l_type) == libc::F_UNLCK { "none".into() } else { record.l_pid.to_string() }
 }
 
 /// Increments a number in the file's first bytes, each time under the lock.
@@ -160,7 +160,7 @@ fn new_file(dir: &Scratch, name: &str) -> PathBuf {
     path
 }
 
-/// Whether a process waits for a lock on the file.
+/// Whether a process is waiting for a lock on the file.
 fn is_awaited(path: &Path) -> bool {
     let inode = format!(":{} ", fs::metadata(path).unwrap().ino());
     let locks = fs::read_to_string("/proc/locks").unwrap();
@@ -238,11 +238,11 @@ fn a_process_that_waits_for_a_lock_can_be_killed() {
 }
 
 #[test]
-fn record_locks_are_for_ranges_and_tell_who_holds_them() {
+fn record_locks_are_for_ranges_and_name_their_holder() {
     let dir = Scratch::new();
     let path = new_file(&dir, "file");
     let (mut first, mut second) = (Locker::start(&path), Locker::start(&path));
-    assert_eq!(second.call("holder"), "nobody");
+    assert_eq!(second.call("holder"), "none");
     assert_eq!(first.call("lock record exclusive now 0 100"), "ok");
     assert_eq!(second.call("holder"), first.process.id().to_string());
     assert_eq!(second.call("lock record exclusive now 99 1"), taken());

@@ -151,7 +151,7 @@ fn aligned(buffer: &mut [u8], length: usize) -> &mut [u8] {
 }
 
 #[test]
-fn random_operations_through_all_doors_agree_with_a_vector() {
+fn random_operations_through_all_interfaces_agree_with_a_vector() {
     let dir = Scratch::new();
     let config = ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() };
     proptest!(config, |(steps in prop::collection::vec(step(), 1..60))| {

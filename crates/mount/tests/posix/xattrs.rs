@@ -63,7 +63,7 @@ fn attributes_are_kept_listed_replaced_and_removed() {
 }
 
 #[test]
-fn create_wants_a_new_attribute_and_replace_an_old_one() {
+fn create_needs_a_new_attribute_and_replace_an_old_one() {
     let dir = Scratch::new();
     let path = file(&dir);
     assert_eq!(setxattr(&path, "user.x", b"1", XattrFlags::REPLACE), Err(Errno::NODATA));

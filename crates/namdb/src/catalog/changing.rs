@@ -6,13 +6,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use farpool_fabric::Endpoint;
 use farpool_txn::membership::{Role, give_up_role, take_role};
 use farpool_txn::recovery::recover;
-use farpool_txn::{CommitError, LeaveError, Memory, MemoryError, Session, SharedSlot, Transaction, Worker};
+use farpool_txn::{
+    CommitError, LeaveError, Memory, MemoryError, SessionState, SharedSlot, Transaction, Worker,
+};
 
 use super::Catalog;
 use crate::environment::Environment;
 use crate::error::{DatabaseError, Ended, Stop, TxError};
 use crate::member::MemberCore;
-use crate::workers::Place;
+use crate::workers::ClientPlace;
 
 /// How often a change is tried. No other client writes there; only the log may be full for a moment.
 const TRIES: u32 = 100;
@@ -132,12 +134,12 @@ impl Drop for Turn<'_> {
 /// evicted.
 struct Taken<'a, E: Environment> {
     member: &'a MemberCore<E>,
-    place: Option<Place>,
+    place: Option<ClientPlace>,
 }
 
 impl<E: Environment> Taken<'_, E> {
     /// Gives the place back: nothing is in flight any more.
-    fn back(mut self) -> Place {
+    fn back(mut self) -> ClientPlace {
         self.place.take().expect("it was not given back")
     }
 }
@@ -171,7 +173,7 @@ impl<E: Environment> Change<'_, E> {
         &self,
         body: impl AsyncFn(&mut Transaction<'_, E::Rules>, &Catalog) -> Result<T, Stop>,
     ) -> Result<T, TxError> {
-        let (worker, mut session) = (&self.worker, Session::new());
+        let (worker, mut session) = (&self.worker, SessionState::new());
         let mut last = TxError::CatalogBusy;
         for _ in 0..TRIES {
             let mut transaction = worker.begin(&mut session).await?;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use farpool_fabric::Endpoint;
 use farpool_txn::recovery::{Fate, fate};
-use farpool_txn::{CommitError, Fetched, Session, Worker};
+use farpool_txn::{CommitError, Fetched, SessionState, Worker};
 use farpool_wire::Version;
 
 use crate::catalog::{self, Catalog, TableInfo};
@@ -17,7 +17,7 @@ use crate::member::MemberCore;
 use crate::member::living::IN_DOUBT;
 use crate::table::{Table, TableOptions};
 use crate::transacting::Tx;
-use crate::workers::Place;
+use crate::workers::ClientPlace;
 
 /// How often opening or creating a table is tried: between two tries another client has created or dropped
 /// it.
@@ -28,7 +28,7 @@ pub struct ClientCore<E: Environment> {
     member: Arc<MemberCore<E>>,
     worker: Worker<E::Rules>,
     /// The place where it announces its snapshots. `None` once it has left.
-    place: Option<Place>,
+    place: Option<ClientPlace>,
     /// How many transactions are open.
     open_count: Cell<u32>,
     catalog: Catalog,
@@ -105,7 +105,7 @@ impl<E: Environment> ClientCore<E> {
     /// What `body` returns, and then nothing of the transaction is left; or why it cannot be committed.
     pub async fn transact<T>(
         &self,
-        session: &mut Session,
+        session: &mut SessionState,
         body: &impl AsyncFn(&mut Tx<'_, E::Rules>) -> Result<T, TxError>,
     ) -> Result<T, TxError> {
         let _busy = match self.mark_busy().await {
@@ -138,7 +138,7 @@ impl<E: Environment> ClientCore<E> {
 
     async fn try_once<T>(
         &self,
-        session: &mut Session,
+        session: &mut SessionState,
         body: &impl AsyncFn(&mut Tx<'_, E::Rules>) -> Result<T, TxError>,
     ) -> Result<T, Stop> {
         self.member.check().map_err(TxError::Ended)?;
@@ -164,7 +164,7 @@ impl<E: Environment> ClientCore<E> {
     /// None of these shares this session, so by itself the session might begin from an older cut.
     async fn transact_up_to_date<T>(
         &self,
-        session: &mut Session,
+        session: &mut SessionState,
         body: &impl AsyncFn(&mut Tx<'_, E::Rules>) -> Result<T, TxError>,
     ) -> Result<T, TxError> {
         if let Err(error) = self.worker.catch_up(session).await {
@@ -179,7 +179,7 @@ impl<E: Environment> ClientCore<E> {
     /// When a table of that name exists, or there is no room for it.
     pub async fn create_table<K: Key + ?Sized, V>(
         &self,
-        session: &mut Session,
+        session: &mut SessionState,
         name: &str,
         options: &TableOptions,
     ) -> Result<Table<K, V>, TxError> {
@@ -194,7 +194,7 @@ impl<E: Environment> ClientCore<E> {
     /// As [`open_table`](Self::open_table) and [`create_table`](Self::create_table).
     pub async fn open_or_create_table<K: Key + ?Sized, V>(
         &self,
-        session: &mut Session,
+        session: &mut SessionState,
         name: &str,
         options: &TableOptions,
     ) -> Result<Table<K, V>, TxError> {
@@ -217,7 +217,7 @@ impl<E: Environment> ClientCore<E> {
     /// When no table has that name, or its keys are of another type.
     pub async fn open_table<K: Key + ?Sized, V>(
         &self,
-        session: &mut Session,
+        session: &mut SessionState,
         name: &str,
     ) -> Result<Table<K, V>, TxError> {
         let find = async |tx: &mut Tx<'_, E::Rules>| Ok((tx.schema(), tx.find_table(name).await?));
@@ -238,7 +238,7 @@ impl<E: Environment> ClientCore<E> {
     ///
     /// # Errors
     /// When far memory does not answer.
-    pub async fn tables(&self, session: &mut Session) -> Result<Vec<TableInfo>, TxError> {
+    pub async fn tables(&self, session: &mut SessionState) -> Result<Vec<TableInfo>, TxError> {
         self.transact_up_to_date(session, &async |tx: &mut Tx<'_, E::Rules>| tx.tables().await).await
     }
 

@@ -3,7 +3,7 @@
 
 use farpool_txn::horizon::collect;
 use farpool_txn::membership::{Duty, Role, fill_role};
-use farpool_txn::{BeginError, Cut, Memory, ReadError, Session, Table, Worker};
+use farpool_txn::{BeginError, Cut, Memory, ReadError, SessionState, Table, Worker};
 
 use super::{BEATS, MemberCore};
 use crate::catalog::Catalog;
@@ -13,7 +13,7 @@ use crate::rules::MemberRules;
 
 impl<E: Environment> MemberCore<E> {
     /// Collects, while no other member does.
-    pub(super) async fn collect_if_nobody_does(
+    pub(super) async fn collect_if_role_is_free(
         &self,
         memory: Memory,
         duty: &Duty,
@@ -27,12 +27,12 @@ impl<E: Environment> MemberCore<E> {
             let catalog = Catalog::new(self.at());
             let mut known = Known { member: self, worker: &worker, catalog, changes: None };
             let tables = async |cut: &Cut| known.tables(cut).await;
-            let is_over = duty.rounds(|| self.is_over());
-            collect::<E::Rules, _>(memory, &oracle, &horizon, tables, timing.collect_pause, is_over).await
+            let has_ended = duty.rounds(|| self.has_ended());
+            collect::<E::Rules, _>(memory, &oracle, &horizon, tables, timing.collect_pause, has_ended).await
         };
         let role = (Role::Collector, self.seat.claim);
-        let collected = fill_role(memory, &at, role, timing.role_pause, || self.is_over(), work);
-        duty.does(memory, self.patience / BEATS, collected).await
+        let collected = fill_role(memory, &at, role, timing.role_pause, || self.has_ended(), work);
+        duty.run(memory, self.patience / BEATS, collected).await
     }
 }
 
@@ -53,7 +53,7 @@ impl<E: Environment> Known<'_, E> {
         }
         // From that cut on, versions are moved only in tables that the cut has: the memory of any other may
         // already belong to another table.
-        let mut session = Session::behind(cut);
+        let mut session = SessionState::behind(cut);
         let transaction = self.worker.begin(&mut session).await.map_err(|error| match error {
             BeginError::Memory(error) => DatabaseError::Memory(error),
             error => DatabaseError::Begin(error),

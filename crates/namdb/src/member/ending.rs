@@ -99,7 +99,7 @@ impl<E: Environment> MemberCore<E> {
 
     async fn wait_for_end(&self, endpoint: &Endpoint, long: Duration) {
         let give_up_at = endpoint.now_ns() + long.as_nanos() as u64;
-        while !self.is_over() && endpoint.now_ns() < give_up_at {
+        while !self.has_ended() && endpoint.now_ns() < give_up_at {
             endpoint.sleep(self.timing().explain_pause).await;
         }
     }

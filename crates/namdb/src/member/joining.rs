@@ -64,7 +64,7 @@ impl<E: Environment> MemberCore<E> {
             spares: Mutex::default(),
             changes_catalog: AtomicBool::new(false),
             ended: Mutex::new(None),
-            is_over: AtomicBool::new(false),
+            has_ended: AtomicBool::new(false),
             has_left: AtomicBool::new(false),
         })
     }

@@ -94,7 +94,7 @@ impl<E: Environment> MemberCore<E> {
     async fn send_heartbeats(&self, memory: &Memory) -> Result<Heartbeats<E::Rules>, DatabaseError> {
         let vouching = Vouching::new(self.patience, self.timing().node_silence);
         let mut heartbeats = Heartbeats { vouching, count: 0, stuck: None };
-        while !self.is_over() {
+        while !self.has_ended() {
             self.send_heartbeat(&mut heartbeats, memory).await?;
             if let Some(region) = self.environment.lost_region() {
                 self.end(Ended::LeaseEnded(region));
@@ -131,7 +131,7 @@ impl<E: Environment> MemberCore<E> {
     /// reused.
     async fn clear_idle_words(&self, memory: &Memory) -> Result<(), DatabaseError> {
         let (at, first) = (self.at().horizon(), self.layout.client_words(self.seat.slot).start);
-        while !self.is_over() {
+        while !self.has_ended() {
             // A write of a commit in doubt may still land: the versions that its snapshot needs stay until
             // this member is evicted.
             let idle = if self.slot.is_in_doubt() { Vec::new() } else { self.places.idle() };
@@ -151,7 +151,7 @@ impl<E: Environment> MemberCore<E> {
     }
 
     /// Publishes cuts of all parts of the oracle, while no other member does.
-    pub(super) async fn publish_if_nobody_does(
+    pub(super) async fn publish_if_role_is_free(
         &self,
         memory: &Memory,
         duty: &Duty,
@@ -160,21 +160,22 @@ impl<E: Environment> MemberCore<E> {
         let pace = oracle.pace(self.timing().oracle_look);
         let work = || {
             let publish_part = |part: &_| {
-                publish::<E::Rules>(memory, *part, pace, Some(&self.slot), duty.rounds(|| self.is_over()))
+                publish::<E::Rules>(memory, *part, pace, Some(&self.slot), duty.rounds(|| self.has_ended()))
             };
             try_join_all(oracle.parts().iter().map(publish_part)).map_ok(drop)
         };
         let (at, role) = (self.at().members(), (Role::Publisher, self.seat.claim));
-        let published = fill_role(memory, &at, role, self.timing().role_pause, || self.is_over(), work);
-        Ok(duty.does(memory, self.patience / BEATS, published).await?)
+        let published = fill_role(memory, &at, role, self.timing().role_pause, || self.has_ended(), work);
+        Ok(duty.run(memory, self.patience / BEATS, published).await?)
     }
 
     /// Reads cuts for all clients of this member.
     pub(super) async fn fetch_for_all(&self, memory: &Memory, duty: &Duty) -> Result<(), DatabaseError> {
         let (oracle, no_pause) = (self.at().oracle(), Duration::ZERO);
         let Some(fetched) = &self.fetched else { return Ok(()) };
-        let fetching = fetch::<E::Rules>(memory, &oracle, fetched, no_pause, duty.rounds(|| self.is_over()));
-        Ok(duty.does(memory, self.patience / BEATS, fetching).await?)
+        let fetching =
+            fetch::<E::Rules>(memory, &oracle, fetched, no_pause, duty.rounds(|| self.has_ended()));
+        Ok(duty.run(memory, self.patience / BEATS, fetching).await?)
     }
 
     /// All members, according to the seats.

@@ -1,5 +1,5 @@
 //! The recoverer among a member's parts: it watches the other members, evicts those that have died, and rolls
-//! back what they left.
+//! back their commits.
 //!
 //! It is a future of its own with its own queues to far memory, because a fence asks a node by gRPC and may
 //! take seconds, and a recovery may have much to roll back. The member's other parts go on meanwhile. Waiting
@@ -9,7 +9,7 @@ use std::pin::pin;
 
 use farpool_fabric::Endpoint;
 use farpool_pool::GrantError;
-use farpool_txn::membership::{Duty, Lookout, Premises};
+use farpool_txn::membership::{Duty, Recoverable, SeatWatch};
 use farpool_txn::{DatabaseAt, Memory};
 use farpool_wire::Epoch;
 use futures_util::future::{Either, select};
@@ -22,7 +22,7 @@ impl<E: Environment> MemberCore<E> {
     /// Recovers the seats of silent members until this one has ended.
     pub(super) async fn recover_others(&self, memory: &Memory, duty: &Duty) -> Result<(), DatabaseError> {
         let recoverer = Recoverer { member: self, duty, endpoint: memory.endpoint() };
-        duty.does(memory, self.patience / BEATS, recoverer.watch(memory)).await
+        duty.run(memory, self.patience / BEATS, recoverer.watch(memory)).await
     }
 }
 
@@ -36,20 +36,20 @@ impl<E: Environment> Recoverer<'_, E> {
     /// Watches the seats. While this member lives and recovers a seat, no other member recovers it.
     async fn watch(&self, memory: &Memory) -> Result<(), DatabaseError> {
         let member = self.member;
-        let mut lookout = Lookout::<_, E::Rules>::new(memory, self, member.seat, member.patience);
-        let is_over = self.duty.rounds(|| member.is_over());
-        while !is_over() {
+        let mut watch = SeatWatch::<_, E::Rules>::new(memory, self, member.seat, member.patience);
+        let has_ended = self.duty.rounds(|| member.has_ended());
+        while !has_ended() {
             // While a node is stopped, members that reach it over a network cannot send heartbeats, though a
             // member that maps its memory can still read their seats. So seats are not read then: only what
             // was read counts as silence ([`Watch`](farpool_txn::membership)).
             if member.environment.nodes_answer() {
-                lookout
+                watch
                     .look(|slot, outcome| match outcome {
                         Ok(Some(recovered)) => {
                             member.environment.report(News::Recovered(slot, recovered.rolled_back.len()));
                         }
-                        Ok(None) => {}                   // another recoverer does it
-                        Err(_) if member.is_over() => {} // another recoverer will
+                        Ok(None) => {}                     // another recoverer does it
+                        Err(_) if member.has_ended() => {} // another recoverer will
                         Err(error) => member.environment.report(News::RecoveryFailed(slot, &error)),
                     })
                     .await?;
@@ -61,13 +61,13 @@ impl<E: Environment> Recoverer<'_, E> {
 
     /// Waits until this member has ended.
     async fn until_end(&self) {
-        while !self.member.is_over() {
+        while !self.member.has_ended() {
             self.endpoint.sleep(self.member.timing().role_pause).await;
         }
     }
 }
 
-impl<E: Environment> Premises for Recoverer<'_, E> {
+impl<E: Environment> Recoverable for Recoverer<'_, E> {
     type FenceError = GrantError;
 
     fn at(&self) -> DatabaseAt<'_> {
@@ -80,7 +80,7 @@ impl<E: Environment> Premises for Recoverer<'_, E> {
         let region = self.member.layout.regions[region];
         let (deadline, pause) = (self.member.timing().fence_deadline, self.member.patience / BEATS);
         let fencing = self.member.environment.fence_grant(region, grant);
-        let waiting = self.duty.waits(self.endpoint, deadline, pause, fencing);
+        let waiting = self.duty.wait(self.endpoint, deadline, pause, fencing);
         match select(pin!(waiting), pin!(self.until_end())).await {
             Either::Left((fenced, _)) => fenced,
             Either::Right(_) => {

@@ -1,4 +1,4 @@
-//! A compute server that was evicted is told so, whatever it asks for first.
+//! The first request of an evicted compute server fails with that reason, for each kind of request.
 
 use farpool_fabric::{TransportChoice, block_on};
 
@@ -37,7 +37,7 @@ fn words<T, E: std::error::Error>(done: Result<T, E>) -> Option<String> {
 }
 
 /// Each operation is the first one of an evicted compute server.
-fn assert_all_say_so(transport: TransportChoice) {
+fn assert_all_are_refused(transport: TransportChoice) {
     let rig = Rig::new();
     let by = rig.create(transport);
     let client = by.client().unwrap();
@@ -56,11 +56,11 @@ fn assert_all_say_so(transport: TransportChoice) {
 }
 
 #[test]
-fn an_evicted_compute_server_is_told_so_whatever_it_asks_for_first_over_shared_memory() {
-    assert_all_say_so(TransportChoice::Shm);
+fn the_first_request_of_an_evicted_compute_server_is_refused_as_evicted_over_shared_memory() {
+    assert_all_are_refused(TransportChoice::Shm);
 }
 
 #[test]
-fn an_evicted_compute_server_is_told_so_whatever_it_asks_for_first_over_tcp() {
-    assert_all_say_so(TransportChoice::Tcp);
+fn the_first_request_of_an_evicted_compute_server_is_refused_as_evicted_over_tcp() {
+    assert_all_are_refused(TransportChoice::Tcp);
 }

@@ -24,7 +24,7 @@ struct Shared {
 #[derive(Default)]
 struct State {
     holds_back: bool,
-    is_over: bool,
+    has_ended: bool,
     /// Both ends of all connections, present and past.
     ends: Vec<TcpStream>,
     copying: Vec<JoinHandle<()>>,
@@ -39,7 +39,7 @@ impl Proxy {
         let here = shared.clone();
         let accepting = std::thread::spawn(move || {
             for client in listener.incoming() {
-                if here.state.lock().is_over {
+                if here.state.lock().has_ended {
                     return;
                 }
                 here.connect(client.unwrap());
@@ -88,7 +88,7 @@ impl Shared {
         let mut bytes = [0; 16 << 10];
         while let Ok(count @ 1..) = from.read(&mut bytes) {
             let mut state = self.state.lock();
-            self.changed.wait_while(&mut state, |state| state.holds_back && !state.is_over);
+            self.changed.wait_while(&mut state, |state| state.holds_back && !state.has_ended);
             drop(state);
             if to.write_all(&bytes[..count]).is_err() {
                 break;
@@ -101,7 +101,7 @@ impl Shared {
 
 impl Drop for Proxy {
     fn drop(&mut self) {
-        self.shared.state.lock().is_over = true;
+        self.shared.state.lock().has_ended = true;
         self.shared.changed.notify_all();
         // Wakes the thread that accepts.
         let _ = TcpStream::connect(self.address);

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use farpool_fabric::{TransportChoice, block_on};
 use farpool_txn::oracle::fetch;
-use farpool_txn::{Fetched, Session, Shipped};
+use farpool_txn::{Fetched, SessionState, Shipped};
 
 use super::rig::{Rig, SOON};
 use crate::{Client, ClientCore, Credentials, Database, Reach, Table, TableOptions, TxError};
@@ -24,7 +24,7 @@ fn a_new_table_is_found_although_the_fetch_thread_has_not_read_its_cut_yet() {
     let (maker, of) = (rig.create(TransportChoice::Shm), rig.open(TransportChoice::Shm));
     let fetched = Arc::new(Fetched::new());
     let (stands_still, goes_on) = (AtomicBool::new(false), AtomicBool::new(false));
-    let is_over = AtomicBool::new(false);
+    let has_ended = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let endpoint = of.core.environment().endpoint();
@@ -33,14 +33,14 @@ fn a_new_table_is_found_although_the_fetch_thread_has_not_read_its_cut_yet() {
                 while stands_still.load(Ordering::Acquire) && !goes_on.load(Ordering::Acquire) {
                     std::thread::yield_now();
                 }
-                is_over.load(Ordering::Acquire)
+                has_ended.load(Ordering::Acquire)
             };
             let oracle = of.core.at().oracle();
             let fetching = fetch::<Shipped>(&memory, &oracle, &fetched, Duration::ZERO, next_round);
             block_on(memory.endpoint(), fetching).unwrap();
         });
         // Ends the thread, whatever fails.
-        let _ends = Ends(&goes_on, &is_over);
+        let _ends = Ends(&goes_on, &has_ended);
         let endpoint = of.core.environment().endpoint();
         let fetched = Some(fetched.clone());
         let beginning = ClientCore::beginning_from(of.core.clone(), endpoint.clone(), fetched);
@@ -49,7 +49,7 @@ fn a_new_table_is_found_although_the_fetch_thread_has_not_read_its_cut_yet() {
         stands_still.store(true, Ordering::Release);
         let options = TableOptions::rows(4);
         maker.client().unwrap().create_table::<u64, u64>("new", &options).unwrap();
-        let mut session = Session::new();
+        let mut session = SessionState::new();
         let mut opening = pin!(client.core().open_table::<u64, u64>(&mut session, "new"));
         let mut polls = 0;
         client.block_on(poll_fn(|context| {

@@ -187,12 +187,12 @@ mod tests {
         for state in STATES {
             for event in EVENTS {
                 if state.after(event) == Some(Free) {
-                    let is_over = match event {
+                    let is_settled = match event {
                         Event::Leaves => !matches!(state, Forgetting | Waking | Leaving | Kept | Free),
                         Event::WordGone => state == Leaving,
                         _ => false,
                     };
-                    assert!(is_over, "{state:?} {event:?}");
+                    assert!(is_settled, "{state:?} {event:?}");
                 }
             }
             assert_eq!(state.after(Event::Abandoned), Some(Kept));

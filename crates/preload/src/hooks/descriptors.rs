@@ -80,7 +80,7 @@ macro_rules! fcntl {
                     }
                     new
                 }
-                libc::F_GETFL => engine().shown_flags(fd, real(argument)),
+                libc::F_GETFL => engine().program_flags(fd, real(argument)),
                 libc::F_SETFL => engine().set_flags(fd, argument as c_int, |flags| real(flags as size_t)),
                 libc::F_SETLK | libc::F_SETLKW => {
                     engine().note_record_locks();

@@ -45,7 +45,7 @@ static void forks(const char *dir) {
     if (stands_in()) CHECK(guards() == 0);
 }
 
-/* Copies that were made behind the library's back share what is known of their description. */
+/* Copies that were made without the library's knowledge share the state of their description. */
 static void copies(const char *dir) {
     int fd = filled(dir, 19, 'c', 4096), before = guards();
     expect(fd, 'c');
@@ -205,8 +205,8 @@ static void close_above(unsigned fd, int how) {
     }
 }
 
-/* What the library has open goes with the rest, each time after it has come back. The stand-in's files are not the library's
- * to look after. */
+/* Closing all descriptors also closes the library's own, again and again. Not with the stand-in, whose
+ * descriptors would be closed, too. */
 static void everything_is_closed_again_and_again(const char *dir) {
     if (stands_in()) return;
     int fd = filled(dir, 33, 'y', 4096);
@@ -221,7 +221,7 @@ static void everything_is_closed_again_and_again(const char *dir) {
     CHECK(close(fd) == 0);
 }
 
-/* Record locks go when any descriptor of the file is closed: a guard must not be the one. */
+/* Closing any descriptor of a file drops its record locks, so the library must not close a guard. */
 static void record_locks_stay(const char *dir) {
     int fd = filled(dir, 33, 'l', 4096);
     struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = 10};
@@ -243,7 +243,7 @@ static void record_locks_stay(const char *dir) {
     if (stands_in()) CHECK(guards() == 0);
 }
 
-/* What a stand-in that died leaves to the kernel. */
+/* After the stand-in has ended, the kernel serves the calls. */
 static void the_mount_dies(const char *dir) {
     int fd = filled(dir, 34, 'd', 4096);
     expect(fd, 'd');
@@ -255,7 +255,7 @@ static void the_mount_dies(const char *dir) {
     CHECK(close(fd) == 0);
 }
 
-/* A fault of the library is not the program's: it goes on without. */
+/* After a fault of the library, the program continues without it. */
 static void the_library_fails(const char *dir) {
     int fd = filled(dir, 35, 'e', 4096);
     expect(fd, 'e');

@@ -1,4 +1,4 @@
-/* What the test programs share. They print what they see; the tests compare that with and without the library. */
+/* The test programs share this file. They print their results; the tests compare these with and without the library. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -26,18 +26,18 @@ extern char **environ;
 #define CHECK(claim)                                                                        \
     do {                                                                                    \
         if (!(claim)) {                                                                     \
-            fprintf(stderr, "%s:%d: not so: %s (errno %d)\n", __FILE__, __LINE__, #claim, errno); \
+            fprintf(stderr, "%s:%d: failed: %s (errno %d)\n", __FILE__, __LINE__, #claim, errno); \
             _exit(1);                                                                       \
         }                                                                                   \
     } while (0)
 
-/* So that guards lie above half of it, wherever the tests run. */
+/* Sets one limit of descriptors for all machines: guards have numbers from half of it. */
 __attribute__((constructor)) static void limit_descriptors(void) {
     struct rlimit limit = {1024, 1024};
     CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
 }
 
-/* A count of the stand-in; 0 where there is none. */
+/* A count of the stand-in; 0 without the stand-in. */
 static inline uint64_t count(const char *name) {
     uint64_t (*function)(void) = (uint64_t (*)(void))(uintptr_t)dlsym(RTLD_DEFAULT, name);
     return function ? function() : 0;

@@ -1,5 +1,5 @@
-/* prefetch DIR: asks the kernel to read a file ahead, overwrites it past the kernel, and opens it as any program does. What
- * that reads is what was written: the kernel has no older pages. */
+/* prefetch DIR: asks the kernel to read a file ahead, overwrites the file without the kernel, and opens it through the
+ * kernel. Reads there must return the new data: the kernel must have no older pages. */
 #include "refusing.h"
 
 enum { BYTES = 256 << 10, ROUNDS = 60, WAYS = 4 };

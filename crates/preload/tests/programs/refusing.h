@@ -1,4 +1,4 @@
-/* Has the kernel refuse to read and write by position: whatever succeeds from then on was served within the process. */
+/* Makes the kernel refuse to read and write by position: calls that succeed from then on were served within the process. */
 #include "common.h"
 
 #include <linux/filter.h>

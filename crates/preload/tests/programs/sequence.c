@@ -20,7 +20,7 @@ static void report(int step, const char *call, long answer, const char *bytes, s
     printf("%d %s %ld %d %llx\n", step, call, answer, error, (unsigned long long)(count ? hash(bytes, count) : 0));
 }
 
-/* Mostly an open one; else a number that nobody uses. */
+/* Mostly an open descriptor, sometimes an unused number. */
 static int some_fd(void) { return below(40) == 0 ? 300 + (int)below(200) : fds[below(OPEN_MAX_HERE)]; }
 
 static off_t some_offset(void) { return below(30) == 0 ? -1 - (off_t)below(3) : (off_t)below(40000); }
@@ -73,7 +73,7 @@ static long one_write(int fd, char *from, size_t bytes, off_t offset) {
     }
 }
 
-/* Each number is in one slot at most: which numbers there are is nobody's business. */
+/* Each number is in one slot at most. The output does not depend on which numbers are used. */
 static int copy_one(int slot) {
     int old = some_fd(), into = fds[slot], new = -1;
     switch (into < 0 ? 3 : below(4)) {
@@ -115,7 +115,7 @@ static long first_byte_mapped(int fd) {
     return first;
 }
 
-/* A mount's line takes numbers as well, so only whether one was given is told. */
+/* The library's connections take numbers as well, so the output only shows whether the call returned one. */
 static int made(int fd) { return fd < 0 ? fd : 0; }
 
 static void step(int number) {

@@ -1,5 +1,5 @@
-/* sizes DIR CHECKS WAY: asks for the size of a file in every way while the file grows. No answer may be older than what was
- * acknowledged before the question.
+/* sizes DIR CHECKS WAY: asks for the size of a file in every way while the file grows. No answer may be older than the size
+ * that was acknowledged before the question.
  *
  *   apart     five processes with an opening each: two append in turns, the others ask (lseek, pread, stat by the path)
  *   together  one process with a single opening, by which its threads append and ask; a second process asks by the path.
@@ -11,7 +11,7 @@
 
 enum { PAGE = 8192, MOST = 512 };
 
-/* How far the file was acknowledged to reach: its generation above, which is odd while the file is cut off, and the pages. */
+/* The acknowledged size: the upper half is the generation, odd while the file is truncated; the lower half is in pages. */
 static uint64_t generation_of(uint64_t word) { return word >> 32; }
 static uint64_t pages_of(uint64_t word) { return word & 0xffffffff; }
 
@@ -30,9 +30,10 @@ static void fail(const char *how, uint64_t before, uint64_t answer) {
 static uint64_t acknowledged(void) { return __atomic_load_n(&shared->acknowledged, __ATOMIC_SEQ_CST); }
 static void acknowledge(uint64_t word) { __atomic_store_n(&shared->acknowledged, word, __ATOMIC_SEQ_CST); }
 
-static int is_over(void) { return shared->end || shared->wrong; }
+static int has_ended(void) { return shared->end || shared->wrong; }
 
-/* Bytes of an answer, about a file that was at least as long as `before` says, and now may be one page longer than `after`. */
+/* Checks the size that a call returned. The file was at least as long as `before` says, and may now be one page longer than
+ * `after`. */
 static void judge(const char *how, uint64_t before, int64_t bytes) {
     uint64_t after = acknowledged();
     if (generation_of(before) != generation_of(after) || generation_of(before) % 2) return;
@@ -83,7 +84,7 @@ static void append(int fd) {
     acknowledge(word + 1);
 }
 
-/* What is never used by position is not registered, and ends acceleration for all. */
+/* Makes a positional call: a descriptor without one is not registered, and ends acceleration of the file for all. */
 static int open_registered(void) {
     char byte;
     int fd = open(path, O_RDWR);
@@ -91,10 +92,10 @@ static int open_registered(void) {
     return fd;
 }
 
-/* One of those who write in turns. */
+/* One of the processes that write in turns. */
 static void write_in_turns(uint64_t self) {
     int fd = open_registered();
-    while (!is_over()) {
+    while (!has_ended()) {
         if (__atomic_load_n(&shared->turn, __ATOMIC_SEQ_CST) != self) {
             sched_yield();
             continue;
@@ -112,7 +113,7 @@ static void write_in_turns(uint64_t self) {
 
 static void ask_apart(int way) {
     int fd = way == 2 ? -1 : open_registered();
-    while (!is_over()) {
+    while (!has_ended()) {
         if (way == 0) ask_end(fd);
         if (way == 1) ask_page(fd, 0), ask_page(fd, 1);
         if (way == 2) ask_stat(-1);
@@ -149,15 +150,15 @@ static volatile int current;
 
 static void ask_by_path(int way) {
     (void)way;
-    while (!is_over()) ask_stat(-1), sched_yield();
+    while (!has_ended()) ask_stat(-1), sched_yield();
 }
 
 /* A thread that asks by the single opening, from some moment of the file's growth on. */
 static void *ask_together(void *nothing) {
     (void)nothing;
-    for (uint64_t round = 0; !is_over(); round++) {
+    for (uint64_t round = 0; !has_ended(); round++) {
         uint64_t word = acknowledged(), from = next_random(&state) % (2 * MOST);
-        while (!is_over() && generation_of(acknowledged()) == generation_of(word)) {
+        while (!has_ended() && generation_of(acknowledged()) == generation_of(word)) {
             if (generation_of(word) % 2 || pages_of(acknowledged()) < from) {
                 sched_yield();
                 continue;
@@ -183,11 +184,11 @@ static void together(void) {
     pthread_t asking;
     pid_t child = begin(ask_by_path, 0);
     CHECK(pthread_create(&asking, NULL, ask_together, NULL) == 0);
-    for (uint64_t round = 0; !is_over(); round++) {
+    for (uint64_t round = 0; !has_ended(); round++) {
         current = open(path, O_RDWR | O_CREAT | O_EXCL, 0600);
         CHECK(current >= 0);
         acknowledge((2 * round + 2) << 32);
-        for (int pages = 0; pages < MOST && !is_over(); pages++) append(current);
+        for (int pages = 0; pages < MOST && !has_ended(); pages++) append(current);
         acknowledge((2 * round + 3) << 32);
         while (__atomic_load_n(&shared->asking, __ATOMIC_SEQ_CST)) sched_yield();
         CHECK(close(current) == 0 && unlink(path) == 0);

@@ -1,17 +1,18 @@
 /* stress DIR ROLE ID CONTROL: one of several processes that work on DIR/shared until they are told to end.
  *
- * Each block is written by one process, all words alike: the block's number and a count. Whoever reads a block finds words of
- * that block only, none older than what was there before; and who is killed has lost nothing that was written.
+ * Each block is written by one process, all words alike: the block's number and a count. A reader must find only words of
+ * that block, and none older than the last write that finished before. No finished write may be lost when a process is
+ * killed.
  *
  *   keeping    has the file open all the time
  *   reopening  opens it anew, now and then
  *   mapping    opens it anew, maps it, and reads it there
  *
- * What a process writes by way of the kernel's pages shows there before the mount has it, and is gone again if that process is
- * killed meanwhile: of such blocks, readers rely on what was written only. Of all others, also on what was once read.
+ * Data that a process writes through the kernel's pages can be read before the mount has them, and are lost if the process is
+ * killed before it has. So in such blocks readers expect only finished writes; in all others also data that they once read.
  *
- * CONTROL is a file with a word to end by, for each process a word of progress and one that says whether it writes by way of
- * the kernel's pages, and what was last written to each block. */
+ * CONTROL is a file with these words: one that ends the processes; for each process its progress, and whether it writes
+ * through the kernel's pages; and for each block the count that was last written. */
 #include "common.h"
 
 enum { PROCESSES = 6, BLOCKS = 24, WORDS = 1024, BLOCK = WORDS * 8, STRETCH = 40 };

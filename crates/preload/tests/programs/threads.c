@@ -1,12 +1,12 @@
-/* threads DIR: threads that read and write, one that opens and closes behind the library's back, and a signal handler
- * that interrupts them all and reads as well. */
+/* threads DIR: threads that read and write, one that opens and closes without the library's knowledge, and a signal
+ * handler that interrupts them all and reads as well. */
 #include "common.h"
 
 enum { THREADS = 3, ROUNDS = 4000, BLOCK = 512 };
 
 static int shared_fd, handler_fd;
 static const char *dir;
-static volatile sig_atomic_t interrupted, over;
+static volatile sig_atomic_t interrupted, ended;
 
 static void on_signal(int number) {
     (void)number;
@@ -33,7 +33,7 @@ static void *own_part(void *argument) {
     return NULL;
 }
 
-/* Descriptors are closed without the library's knowledge, and their numbers come again for other files. */
+/* Descriptors are closed without the library's knowledge, and their numbers are reused for other files. */
 static void *other_files(void *argument) {
     (void)argument;
     char name[PATH_MAX], seen[64];
@@ -51,8 +51,8 @@ static void *other_files(void *argument) {
 
 static void *wait_in_vain(void *argument) {
     char byte;
-    /* A cancellation point inside libc, which our hook must leave one. */
-    while (!over) CHECK(pread(*(int *)argument, &byte, 1, 0) == 1);
+    /* `pread` is a cancellation point in libc, and must stay one with the hook. */
+    while (!ended) CHECK(pread(*(int *)argument, &byte, 1, 0) == 1);
     return NULL;
 }
 
@@ -74,12 +74,12 @@ int main(int count_of, char **arguments) {
     CHECK(setitimer(ITIMER_PROF, &often, NULL) == 0);
     pthread_t waiting;
     CHECK(pthread_create(&waiting, NULL, wait_in_vain, &handler_fd) == 0);
-    over = 1;
+    ended = 1;
     CHECK(pthread_join(waiting, NULL) == 0);
     CHECK(interrupted > 0);
     if (stands_in()) {
         CHECK(served() > ROUNDS);
-        /* Two files are open; each number that was last closed behind the library's back keeps one guard. */
+        /* Two files are open; each number that was last closed without the library's knowledge keeps one guard. */
         CHECK(guards() <= 2 + 2 * (THREADS + 1));
     }
     return 0;

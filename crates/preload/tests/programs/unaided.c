@@ -1,5 +1,5 @@
-/* unaided DIR: reads and writes by position while the kernel refuses to do it: whatever succeeds was served within the
- * process. Ends well if nearly everything was, and nothing of that has taken a low descriptor. */
+/* unaided DIR: reads and writes by position while the kernel refuses such calls, so calls that succeed were served within the
+ * process. Exits with success if nearly all calls were, and the library has taken no low descriptor. */
 #include "refusing.h"
 
 enum { BYTES = 1 << 20, ROUNDS = 4000, LONGEST = 40000 };
@@ -13,7 +13,7 @@ static int low_descriptors(void) {
     return open;
 }
 
-/* What fails for once (say a block whose word is just being taken) is left out. */
+/* Single failures are left out (for example, because the lock of a block was just being taken). */
 static int served_here(long answer, size_t bytes) {
     if (answer < 0) CHECK(errno == REFUSED);
     else CHECK((size_t)answer == bytes);

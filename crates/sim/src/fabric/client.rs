@@ -9,12 +9,13 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use farpool_fabric::sim::{Path, Random};
-use farpool_fabric::{Endpoint, EndpointConfig, Link, OpError, Peer, Transport};
-use farpool_wire::{Hello, NodeId, SessionId};
+use farpool_fabric::{Endpoint, EndpointConfig, OpError};
+use farpool_wire::SessionId;
 
 use super::director::Offer;
 use super::history::{Actor, End};
-use super::{DEADLINE, Place, ROUNDS, Run, new_process};
+use super::{DEADLINE, ROUNDS, Run, new_process};
+use crate::place::{ClientPlace, Routed};
 use connection::Connection;
 
 /// Staging memory of a client: a few pages for each of its tasks.
@@ -25,18 +26,14 @@ const TASKS: u64 = 2;
 const ROUNDING_NS: u64 = 4;
 
 /// Starts a client's process. `again`: the client has crashed before.
-pub(super) fn start(run: &Rc<Run>, place: Place, again: bool) {
+pub(super) fn start(run: &Rc<Run>, place: ClientPlace, again: bool) {
     let process = new_process(run, place);
     let session = Rc::new(Cell::new(0));
     let given = session.clone();
     let namer = run.clone();
     let here = run.nodes.iter().find(|node| node.host == place.host).map(|node| node.id);
     let endpoint = Endpoint::new(EndpointConfig {
-        transport: Rc::new(Routed {
-            shared: run.world.transport(process, Path::Shared),
-            checked: run.world.transport(process, Path::Checked),
-            here: here.filter(|_| place.path == Path::Shared),
-        }),
+        transport: Routed::of(&run.world, process, here.filter(|_| place.path == Path::Shared)),
         clock: Rc::new(run.world.clock(place.host)),
         session_ids: Box::new(move || {
             given.set(namer.next_name());
@@ -67,27 +64,13 @@ pub(super) fn start(run: &Rc<Run>, place: Place, again: bool) {
             drop(staying);
         });
     }
-    run.clients.borrow_mut()[place.index as usize] = process;
-}
-
-/// Reaches nodes of this host through shared memory, the others through the network.
-struct Routed {
-    shared: Rc<dyn Transport>,
-    checked: Rc<dyn Transport>,
-    here: Option<NodeId>,
-}
-
-impl Transport for Routed {
-    fn open(&self, peer: &Peer, hello: Hello) -> std::io::Result<Box<dyn Link>> {
-        let transport = if self.here == Some(peer.node) { &self.shared } else { &self.checked };
-        transport.open(peer, hello)
-    }
+    run.clients.borrow_mut()[place.index] = process;
 }
 
 /// One task of a client.
 struct Client {
     run: Rc<Run>,
-    place: Place,
+    place: ClientPlace,
     process: farpool_fabric::sim::ProcessId,
     endpoint: Endpoint,
     /// The id of the session that the endpoint opened last.
@@ -133,7 +116,7 @@ impl Client {
             return Some(offer);
         }
         let board = self.run.board.borrow();
-        let offers = &board.offers[self.place.index as usize];
+        let offers = &board.offers[self.place.index];
         (!offers.is_empty()).then(|| offers[self.random.index(offers.len())])
     }
 

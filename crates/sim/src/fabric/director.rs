@@ -25,7 +25,7 @@ const SCRUB_RETRY: Duration = Duration::from_micros(15);
 const SCRUB_TRIES: u32 = 2_000;
 
 /// A node of the scenario. A restart replaces its memory and its process.
-pub(super) struct Node {
+pub(super) struct FabricNode {
     pub(super) index: u64,
     pub(super) id: NodeId,
     pub(super) host: HostId,
@@ -59,14 +59,14 @@ impl Board {
         Board { offers: vec![Vec::new(); clients], leases: 0 }
     }
 
-    fn withdraw(&mut self, over: impl Fn(&Offer) -> bool) {
-        self.offers.iter_mut().for_each(|offers| offers.retain(|offer| !over(offer)));
+    fn withdraw(&mut self, is_gone: impl Fn(&Offer) -> bool) {
+        self.offers.iter_mut().for_each(|offers| offers.retain(|offer| !is_gone(offer)));
     }
 }
 
-impl Node {
+impl FabricNode {
     pub(super) fn new(index: u64, host: HostId, service: Service, process: ProcessId) -> Self {
-        Node {
+        FabricNode {
             index,
             id: NodeId(0xA0 + index),
             host,
@@ -89,7 +89,7 @@ impl Node {
 }
 
 /// Starts a node, or restarts it with fresh memory.
-pub(super) fn start(run: &Rc<Run>, node: &Rc<Node>) {
+pub(super) fn start(run: &Rc<Run>, node: &Rc<FabricNode>) {
     node.incarnation.set(node.incarnation.get() + 1);
     let memory = LendingHost::new(node.id, REGIONS, REGION_BYTES);
     let memory = Arc::new(if run.is_broken(NO_FENCE) { memory.without_fences() } else { memory });
@@ -104,7 +104,7 @@ pub(super) fn start(run: &Rc<Run>, node: &Rc<Node>) {
 }
 
 /// Kills a node's process, which loses all its leases. The caller restarts it.
-pub(super) fn crash(run: &Run, node: &Node) {
+pub(super) fn crash(run: &Run, node: &FabricNode) {
     run.tasks.kill(node.process.get());
     run.world.crash_node(node.id);
     let mut board = run.board.borrow_mut();
@@ -118,7 +118,7 @@ pub(super) fn crash(run: &Run, node: &Node) {
 /// Lends one region again and again.
 struct Lender {
     run: Rc<Run>,
-    node: Rc<Node>,
+    node: Rc<FabricNode>,
     memory: Arc<LendingHost>,
     region: u32,
     random: Random,
@@ -127,7 +127,7 @@ struct Lender {
 impl Lender {
     async fn lend(mut self) {
         let mut leftover: Option<Vec<u64>> = None;
-        while !self.run.is_over() {
+        while !self.run.has_ended() {
             let lease = {
                 let mut board = self.run.board.borrow_mut();
                 board.leases += 1;
@@ -189,7 +189,7 @@ impl Lender {
         let each_us = (LEASE_US.start + self.random.below(LEASE_US.end - LEASE_US.start)) / stretches;
         for stretch in 0..stretches {
             self.run.world.sleep(Duration::from_micros(each_us)).await;
-            if self.run.is_over() {
+            if self.run.has_ended() {
                 return;
             }
             if stretch + 1 < stretches {

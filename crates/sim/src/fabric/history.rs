@@ -148,7 +148,7 @@ impl History {
     }
 
     /// Whether a node may refuse an operation under this grant.
-    pub(super) fn is_over(&self, lease: LeaseName, grant: Epoch) -> bool {
+    pub(super) fn has_ended(&self, lease: LeaseName, grant: Epoch) -> bool {
         let lease = self.leases.get(&lease);
         lease.is_some_and(|of| of.lost || of.ended.is_some() || of.fenced.contains_key(&grant))
     }

@@ -20,14 +20,14 @@ pub(super) const RECORD_WORDS: u64 = 8;
 pub(super) const USED_WORDS: u64 = 72;
 
 /// The two words of a client's stream.
-pub(super) fn stream_of(client: u32) -> [u64; 2] {
-    let first = STREAMS.start + 2 * u64::from(client);
+pub(super) fn stream_of(client: usize) -> [u64; 2] {
+    let first = STREAMS.start + 2 * client as u64;
     [first, first + 1]
 }
 
 /// The first word of a client's record.
-pub(super) fn record_of(client: u32) -> u64 {
-    RECORDS.start + RECORD_WORDS * u64::from(client)
+pub(super) fn record_of(client: usize) -> u64 {
+    RECORDS.start + RECORD_WORDS * client as u64
 }
 
 /// The words of the record with this version.

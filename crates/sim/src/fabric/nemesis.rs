@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use farpool_fabric::sim::Random;
 
+use super::Run;
 use super::client;
-use super::director::{self, Node};
-use super::{Place, Run};
+use super::director::{self, FabricNode};
+use crate::place::ClientPlace;
 
 /// The most mishaps of a run.
 const MOST: u64 = 4;
@@ -21,7 +22,7 @@ enum Mishap {
 }
 
 /// Draws the mishaps of this run and starts them.
-pub(super) fn start(run: &Rc<Run>, places: &[Place], random: &mut Random) {
+pub(super) fn start(run: &Rc<Run>, places: &[ClientPlace], random: &mut Random) {
     let nowhere = run.world.add_process(run.world.add_host(1_000_000));
     for _ in 0..random.below(MOST + 1) {
         let after = Duration::from_nanos(20_000 + random.below(700_000));
@@ -38,7 +39,7 @@ pub(super) fn start(run: &Rc<Run>, places: &[Place], random: &mut Random) {
     }
 }
 
-async fn happen(run: Rc<Run>, places: Vec<Place>, mishap: Mishap, after: Duration, lasting: Duration) {
+async fn happen(run: Rc<Run>, places: Vec<ClientPlace>, mishap: Mishap, after: Duration, lasting: Duration) {
     run.world.sleep(after).await;
     match mishap {
         Mishap::Pause(client) => {
@@ -47,7 +48,7 @@ async fn happen(run: Rc<Run>, places: Vec<Place>, mishap: Mishap, after: Duratio
         }
         Mishap::Crash(client) => {
             let process = run.clients.borrow()[client];
-            if run.is_over() || !run.world.is_alive(process) {
+            if run.has_ended() || !run.world.is_alive(process) {
                 return;
             }
             // Keeps the run from ending between the death of the old tasks and the start of the new ones.
@@ -68,8 +69,8 @@ async fn happen(run: Rc<Run>, places: Vec<Place>, mishap: Mishap, after: Duratio
     }
 }
 
-async fn crash_node(run: &Rc<Run>, node: &Rc<Node>, lasting: Duration) {
-    if run.is_over() || !run.world.is_alive(node.process.get()) {
+async fn crash_node(run: &Rc<Run>, node: &Rc<FabricNode>, lasting: Duration) {
+    if run.has_ended() || !run.world.is_alive(node.process.get()) {
         return;
     }
     director::crash(run, node);

@@ -35,7 +35,7 @@ impl Guest {
         let here = run.clone();
         let core = run.session(run.home());
         run.tasks.spawn(run.home(), async move {
-            here.store().bury_guest(&core, self.id).await;
+            here.store().recover_guest(&core, self.id).await;
         });
     }
 }

@@ -97,7 +97,7 @@ fn place_of(claim: &Claim) -> String {
 /// What lies in a block's place; `None`: its node is dead, or the lease has ended.
 fn contents_of(run: &Run, claim: &Claim) -> Option<Vec<u8>> {
     let region = claim.extent.region();
-    let shell = run.node(region.id.node).shell().filter(|_| !region.is_over())?;
+    let shell = run.node(region.id.node).shell().filter(|_| !region.has_ended())?;
     let mut contents = vec![0; BLOCK_BYTES];
     let offset = claim.extent.address(claim.block * BLOCK_BYTES as u64).offset;
     let mut read = |memory: &farpool_fabric::Mapping| memory.read(offset, &mut contents);
@@ -109,6 +109,6 @@ fn contents_of(run: &Run, claim: &Claim) -> Option<Vec<u8>> {
 fn must_be_met(run: &Run, claim: &Claim) -> bool {
     let excuses = &run.excuses;
     let is_flipped = run.flipped.borrow().contains(&place(claim));
-    let is_kept = excuses.bears && claim.is_parity && !excuses.owner_dies;
+    let is_kept = excuses.is_redundant && claim.is_parity && !excuses.owner_dies;
     !is_flipped && (excuses.stores_succeed || is_kept)
 }

@@ -94,7 +94,7 @@ pub(super) struct Excuses {
     /// is lost, because the truncated part must not show again.
     pub(super) short: bool,
     /// At most one node was hurt at a time. Rows survive that, so redundant files have no excuse.
-    pub(super) bears: bool,
+    pub(super) is_redundant: bool,
     /// Bits were flipped in far memory.
     pub(super) flips: bool,
     /// All processes that work on files are killed at once. Their successors may find some sectors of a write
@@ -382,12 +382,14 @@ impl<'a> Judge<'a> {
                 cells.clone()
             }
         };
-        let bears = self.world.bears && self.row.is_some();
+        let is_redundant = self.world.is_redundant && self.row.is_some();
         let is_explained = match error {
             // A write may have been abandoned half-way. Nothing else explains the loss.
-            FileError::Lost { .. } if bears => self.is_in_doubt(failed, &cells),
-            FileError::Short | FileError::Unavailable { .. } | FileError::GuestAtWork if bears => false,
-            FileError::Damaged { .. } if bears => self.world.flips && self.is_in_doubt(failed, &cells),
+            FileError::Lost { .. } if is_redundant => self.is_in_doubt(failed, &cells),
+            FileError::Short | FileError::Unavailable { .. } | FileError::GuestAtWork if is_redundant => {
+                false
+            }
+            FileError::Damaged { .. } if is_redundant => self.world.flips && self.is_in_doubt(failed, &cells),
             FileError::Damaged { .. } => self.world.flips || self.could_not_be_moved(failed, &cells),
             FileError::TooFewNodes { .. } => !matches!(failed.asked, Asked::Read(_)),
             // Data that cannot be read cannot be truncated either. They are then lost, because they must not
@@ -463,15 +465,15 @@ impl<'a> Judge<'a> {
                 self.records.iter().any(|doubt| {
                     let is_cut = self.world.short && doubt.written().is_empty() && !covers(doubt);
                     // A change in flight may be in doubt until it is retried by another route.
-                    let under_way = !self.world.calm && self.row.is_none() && doubt.end >= failed.start;
-                    let not_done = !doubt.is_done() || is_cut || under_way;
+                    let in_flight = !self.world.calm && self.row.is_none() && doubt.end >= failed.start;
+                    let not_done = !doubt.is_done() || is_cut || in_flight;
                     let in_doubt = not_done && touches(doubt) && doubt.start < failed.end;
-                    let mended = |other: &&&Record| {
+                    let repaired = |other: &&&Record| {
                         other.is_done() && covers(other) && doubt.precedes(other) && other.precedes(failed)
                     };
                     in_doubt
                         && !std::ptr::eq(*doubt, failed)
-                        && !self.records.iter().any(|other| mended(&other))
+                        && !self.records.iter().any(|other| repaired(&other))
                 })
             },
         )
@@ -485,7 +487,7 @@ mod tests {
     const WORLD: Excuses = Excuses {
         calm: false,
         short: false,
-        bears: false,
+        is_redundant: false,
         flips: false,
         owner_dies: false,
         stores_succeed: false,

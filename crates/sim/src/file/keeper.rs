@@ -45,9 +45,9 @@ pub(super) fn start_by(run: &Rc<Run>, post: Rc<Post>) {
 async fn move_out(run: &Run, core: &SessionCore) {
     while run.phase.get() != Phase::Leaving {
         run.world.sleep_by(run.host, LOOK_TO_MOVE_EVERY).await;
-        run.store().look_after_guests();
+        run.store().maintain_guests();
         // The next round tries again what could not be moved or rebuilt.
-        let _ = run.store().look_after(core, || run.phase.get() == Phase::Leaving).await;
+        let _ = run.store().maintain(core, || run.phase.get() == Phase::Leaving).await;
         core.let_go().await;
     }
 }

@@ -19,7 +19,7 @@ use crate::plane::node;
 use crate::plane::post::{Post, Question};
 
 pub(super) use drawing::{
-    delay_to_moves, draw, draw_bearable, draw_deaths_of_the_owner, draw_moves, draw_refusals,
+    delay_to_moves, draw, draw_deaths_of_the_owner, draw_moves, draw_refusals, draw_survivable,
 };
 
 /// The number of bits that are flipped in each extent: enough that clients read some of them, although they

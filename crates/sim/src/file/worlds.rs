@@ -10,7 +10,7 @@ use super::{Ills, LATE_FORGOTTEN, LOST_WRITE, LOST_WRITE_PERMILLE, UNLOCKED_EARL
 use crate::plane::post::Delivery;
 
 /// The share of such worlds, in thousandths.
-pub(super) const BEARING_PERMILLE: u32 = 300;
+pub(super) const REDUNDANT_PERMILLE: u32 = 300;
 /// The share of worlds in which extents move most of the time, in thousandths.
 const MOVING_PERMILLE: u32 = 120;
 /// The share of files that want more nodes than there are, in thousandths.
@@ -18,7 +18,7 @@ const TOO_MANY_PERMILLE: u32 = 20;
 
 /// What may go wrong in such a world besides mishaps: connections to a dead node may give no sign of its
 /// death.
-pub(super) fn bearable(mutation: Option<&'static str>, random: &mut Random) -> Ills {
+pub(super) fn survivable(mutation: Option<&'static str>, random: &mut Random) -> Ills {
     let silent_permille = if random.chance(400) { 300 } else { 0 };
     Ills {
         faults: Faults { silent_permille, ..Faults::default() },

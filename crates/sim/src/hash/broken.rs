@@ -63,7 +63,7 @@ impl IndexRules for HashAlone {
 pub(super) enum DoubtIgnored {}
 
 impl IndexRules for DoubtIgnored {
-    fn uses_again_what_is_in_doubt() -> bool {
+    fn reuses_numbers_in_doubt() -> bool {
         true
     }
 }

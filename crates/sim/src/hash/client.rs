@@ -9,7 +9,7 @@ use farpool_txn::hash::{Index, IndexError, IndexRules};
 
 use super::judge::Question;
 use super::keys::STRANGERS;
-use super::{DEADLINE, LAST_DEADLINE, Place, Run};
+use super::{ClientPlace, DEADLINE, LAST_DEADLINE, Run};
 
 /// Questions of each task.
 const ROUNDS: u64 = 14;
@@ -19,7 +19,7 @@ const MOST_TRIES: u32 = 1_000;
 const PAUSE: Duration = Duration::from_micros(100);
 
 /// Starts the tasks of a client's current process. They share what they remember of the index.
-pub(super) fn start<R: IndexRules>(run: &Rc<Run>, place: Place) {
+pub(super) fn start<R: IndexRules>(run: &Rc<Run>, place: ClientPlace) {
     let process = run.clients.borrow()[place.index];
     let index = Rc::new(run.index::<R>());
     let mut random = run.random();
@@ -35,7 +35,7 @@ pub(super) fn start<R: IndexRules>(run: &Rc<Run>, place: Place) {
 
 /// Waits until all others have ended and no more faults occur, then checks that every key can be inserted and
 /// found.
-pub(super) fn start_last<R: IndexRules>(run: &Rc<Run>, places: &[Place]) {
+pub(super) fn start_last<R: IndexRules>(run: &Rc<Run>, places: &[ClientPlace]) {
     let finder_place = places[0];
     let finder = run.world.add_process(finder_place.host);
     let (here, places) = (run.clone(), places.to_vec());
@@ -65,7 +65,7 @@ struct Client<R> {
     run: Rc<Run>,
     index: Rc<Index<R>>,
     process: ProcessId,
-    place: Place,
+    place: ClientPlace,
     deadline: Duration,
     random: Random,
     /// Its connections, until one of them fails.
@@ -77,7 +77,7 @@ impl<R: IndexRules> Client<R> {
         run: &Rc<Run>,
         index: &Rc<Index<R>>,
         process: ProcessId,
-        place: Place,
+        place: ClientPlace,
         deadline: Duration,
     ) -> Self {
         let random = run.random();

@@ -6,19 +6,19 @@ use std::time::Duration;
 use farpool_fabric::sim::Random;
 use farpool_txn::hash::IndexRules;
 
-use super::{Place, Run, client};
+use super::{ClientPlace, Run, client};
 
 /// Mishaps of a run, at most.
 const MOST: u64 = 6;
 
 enum Mishap {
-    Pause(Place),
-    Death(Place),
-    Cut(Place, usize),
+    Pause(ClientPlace),
+    Death(ClientPlace),
+    Cut(ClientPlace, usize),
 }
 
 /// Draws the mishaps of this run and starts them.
-pub(super) fn start<R: IndexRules>(run: &Rc<Run>, places: &[Place], random: &mut Random) {
+pub(super) fn start<R: IndexRules>(run: &Rc<Run>, places: &[ClientPlace], random: &mut Random) {
     let nowhere = run.world.add_process(run.world.add_host(1_000_000));
     for _ in 0..random.below(MOST + 1) {
         let after = Duration::from_nanos(10_000 + random.below(700_000));

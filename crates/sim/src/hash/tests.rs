@@ -6,7 +6,7 @@ use farpool_fabric::AccessKind;
 use farpool_txn::hash::{IndexError, IndexSpares};
 use farpool_txn::oracle::{Board, publish};
 use farpool_txn::{
-    KeyError, KeyedTable, OracleAt, ReadError, RecordId, RecordLayout, Session, Table, Worker,
+    KeyError, KeyedTable, OracleAt, ReadError, RecordId, RecordLayout, SessionState, Table, Worker,
 };
 use farpool_wire::Slot;
 
@@ -18,7 +18,7 @@ const SHAPE: IndexShape = IndexShape { homes: 2, pairs: 8, records: 16, key_byte
 struct Alone {
     run: Rc<Run>,
     process: ProcessId,
-    place: Place,
+    place: ClientPlace,
 }
 
 impl Alone {
@@ -48,7 +48,7 @@ fn alone<T: 'static>(
     let process = world.add_process(host);
     let run = Rc::new(Run {
         keys: Keys::choose(&layout, &mut random),
-        nodes: vec![Node { host, peer }],
+        nodes: vec![HashNode { host, peer }],
         pieces: vec![piece(NodeId(1), INDEX, 0)],
         world,
         tasks: executor.tasks(),
@@ -65,7 +65,7 @@ fn alone<T: 'static>(
     let came_to = Rc::new(RefCell::new(None));
     let (there, told, staying) = (run.clone(), came_to.clone(), run.left.stay());
     run.tasks.spawn(process, async move {
-        let alone = Alone { run: there, process, place: Place { index: 0, host, path: Path::Shared } };
+        let alone = Alone { run: there, process, place: ClientPlace { index: 0, host, path: Path::Shared } };
         let what = task(&alone).await;
         *told.borrow_mut() = Some(what);
         drop(staying);
@@ -176,7 +176,7 @@ fn inserting_an_existing_key_and_updating_a_missing_one_are_errors() {
 }
 
 async fn script(worker: &Worker, table: &KeyedTable, key: &[u8]) {
-    let (mut session, mut other) = (Session::new(), Session::new());
+    let (mut session, mut other) = (SessionState::new(), SessionState::new());
     let mut late = worker.begin(&mut other).await.unwrap();
 
     let mut first = worker.begin(&mut session).await.unwrap();

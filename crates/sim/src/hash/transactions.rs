@@ -13,12 +13,12 @@ use farpool_txn::log::{LogAt, LogLayout};
 use farpool_txn::oracle::{Board, publish};
 use farpool_txn::recovery::{RecoveryError, recover};
 use farpool_txn::{
-    BeginError, CommitError, KeyError, KeyedTable, OracleAt, ReadError, RecordId, RecordLayout, Row, Session,
-    Shipped, Table, Transaction, Worker,
+    BeginError, CommitError, KeyError, KeyedTable, OracleAt, ReadError, RecordId, RecordLayout, Row,
+    SessionState, Shipped, Table, Transaction, Worker,
 };
 use farpool_wire::Slot;
 
-use super::{LAST_DEADLINE, ORACLE, Place, RECORDS, REGION_BYTES, Run, piece};
+use super::{ClientPlace, LAST_DEADLINE, ORACLE, RECORDS, REGION_BYTES, Run, piece};
 use crate::staying::Staying;
 
 /// Transactions of each session.
@@ -52,7 +52,11 @@ pub(super) struct Transactions {
 
 impl Transactions {
     /// Starts workers, one at each place, and the publisher at the first.
-    pub(super) fn start<R: IndexRules>(run: &Rc<Run>, places: &[Place], random: &mut Random) -> Rc<Self> {
+    pub(super) fn start<R: IndexRules>(
+        run: &Rc<Run>,
+        places: &[ClientPlace],
+        random: &mut Random,
+    ) -> Rc<Self> {
         let board = Board::new(places.len() as u16).expect("a few slots");
         let old_versions = 2 + random.index(7);
         let records = run.layout.shape().records;
@@ -85,7 +89,7 @@ impl Transactions {
         (history.len() as u64, judge(&history))
     }
 
-    fn start_publisher(self: &Rc<Self>, place: Place) {
+    fn start_publisher(self: &Rc<Self>, place: ClientPlace) {
         let process = self.run.world.add_process(place.host);
         let here = self.clone();
         self.run.tasks.spawn(process, async move {
@@ -101,14 +105,17 @@ impl Transactions {
     }
 
     /// Some workers die, one after the other.
-    fn start_deaths<R: IndexRules>(self: &Rc<Self>, places: &[Place], random: &mut Random) {
+    fn start_deaths<R: IndexRules>(self: &Rc<Self>, places: &[ClientPlace], random: &mut Random) {
         let victims: Vec<(u16, Duration)> = (0..random.below(MOST_DEATHS + 1))
             .map(|_| {
                 (random.index(places.len()) as u16, Duration::from_nanos(random.below(DEATHS_WITHIN_NS)))
             })
             .collect();
-        let recoverer =
-            Place { index: places.len(), host: self.run.world.add_host(1_000_000), path: Path::Checked };
+        let recoverer = ClientPlace {
+            index: places.len(),
+            host: self.run.world.add_host(1_000_000),
+            path: Path::Checked,
+        };
         let process = self.run.world.add_process(recoverer.host);
         let (here, places, staying) = (self.clone(), places.to_vec(), self.run.left.stay());
         self.run.tasks.spawn(process, async move {
@@ -134,7 +141,7 @@ impl Transactions {
 
     /// Checks at the end that no record is locked and that every key has room. Takes over the slot of the
     /// first worker, which has no more work.
-    async fn write_all<R: IndexRules>(&self, process: ProcessId, place: Place) -> Result<(), String> {
+    async fn write_all<R: IndexRules>(&self, process: ProcessId, place: ClientPlace) -> Result<(), String> {
         self.run.tasks.kill(self.run.clients.borrow()[0]);
         self.run.world.sleep(ALL_HAS_LANDED).await;
         let last = self.recover_seat(process, place, 0).await.map_err(|error| error.to_string())?;
@@ -144,7 +151,7 @@ impl Transactions {
         let worker: Worker =
             Worker::new(memory, self.oracle, log_at(&self.run, 0), slot, last).expect("the oracle has it");
         let table = KeyedTable::new(self.table.clone(), self.run.index::<R>()).expect("of one shape");
-        let mut session = Session::new();
+        let mut session = SessionState::new();
         for key in 0..self.run.keys.count() {
             let at_end =
                 |error: &dyn std::fmt::Display| format!("key {key} cannot be written at the end: {error}");
@@ -161,20 +168,25 @@ impl Transactions {
     }
 
     /// Rolls back what a dead worker has left. Returns the count after which the next worker begins.
-    async fn recover_seat(&self, process: ProcessId, place: Place, slot: u16) -> Result<u64, RecoveryError> {
+    async fn recover_seat(
+        &self,
+        process: ProcessId,
+        place: ClientPlace,
+        slot: u16,
+    ) -> Result<u64, RecoveryError> {
         let memory = self.run.memory(process, place, LAST_DEADLINE).await?;
         let slot_of = Slot::new(slot).expect("a few slots");
         let recovered = recover(&memory, &self.oracle.into(), &log_at(&self.run, slot), slot_of).await?;
         Ok(recovered.last)
     }
 
-    fn start_next<R: IndexRules>(self: &Rc<Self>, place: Place, slot: u16, last: u64) {
+    fn start_next<R: IndexRules>(self: &Rc<Self>, place: ClientPlace, slot: u16, last: u64) {
         self.run.clients.borrow_mut()[usize::from(slot)] = self.run.world.add_process(place.host);
         self.lives.set(self.lives.get() + 1);
         self.start_worker::<R>(place, slot, last);
     }
 
-    fn start_worker<R: IndexRules>(self: &Rc<Self>, place: Place, slot: u16, last: u64) {
+    fn start_worker<R: IndexRules>(self: &Rc<Self>, place: ClientPlace, slot: u16, last: u64) {
         let life = self.lives.get();
         let process = self.run.clients.borrow()[place.index];
         let sessions = 1 + self.run.random().below(3) as u32;
@@ -232,7 +244,7 @@ enum Deed {
 
 impl Client {
     async fn live<R: IndexRules>(&mut self, worker: &Worker, table: &KeyedTable<R>) {
-        let mut session = Session::new();
+        let mut session = SessionState::new();
         for _ in 0..ROUNDS {
             if let Err(why) = self.transact(worker, table, &mut session).await {
                 return self.here.run.complain(format!("session {} cannot go on: {why}", self.name));
@@ -244,7 +256,7 @@ impl Client {
         &mut self,
         worker: &Worker,
         table: &KeyedTable<R>,
-        session: &mut Session,
+        session: &mut SessionState,
     ) -> Result<(), String> {
         let mut transaction = worker.begin(session).await.map_err(|error: BeginError| error.to_string())?;
         let mut judged = Judged {

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use farpool_namdb::{DatabaseError, Ended, TxError};
-use farpool_txn::Session;
+use farpool_txn::SessionState;
 use farpool_txn::membership::Role;
 use farpool_txn::recovery::RecoveryError;
 use farpool_wire::{Epoch, Slot};
@@ -37,7 +37,7 @@ pub(super) fn start(run: &Rc<Run>) {
         if let Err(why) = audit(&here).await {
             here.ledger.complain(format!("the auditor finds that {why}"));
         }
-        here.is_over.set(true);
+        here.has_ended.set(true);
         here.members.borrow().iter().for_each(|member| member.core.end(Ended::Closed));
     });
 }
@@ -141,7 +141,7 @@ async fn examine_as(auditor: &Rc<Member>, client: &Client) -> Result<(), String>
     let rows = tables::open_rows(run, client).await.map_err(told)?;
     let mut transactor = Transactor::new(&run.ledger, rows.records().clone());
     let numbers: Vec<u64> = tables::numbers(rows.records()).collect();
-    let mut session = Session::new();
+    let mut session = SessionState::new();
     for &record in &numbers {
         write(run, client, &mut transactor, &mut session, record).await?;
     }
@@ -159,7 +159,7 @@ async fn write(
     run: &Run,
     client: &Client,
     transactor: &mut Transactor,
-    session: &mut Session,
+    session: &mut SessionState,
     record: u64,
 ) -> Result<(), String> {
     for _ in 0..TRIES {
@@ -182,7 +182,7 @@ async fn hold_a_snapshot(
 ) -> Result<(), String> {
     let _busy = client.mark_busy().await.map_err(|error| error.to_string())?;
     let table = transactor.table.clone();
-    let (mut holding, mut writing) = (Session::new(), Session::new());
+    let (mut holding, mut writing) = (SessionState::new(), SessionState::new());
     let snapshot = client.worker().begin(&mut holding).await.map_err(|error| error.to_string())?;
     let read = async || snapshot.read(&table, record).await.map_err(|error| error.to_string());
     let before = read().await?;

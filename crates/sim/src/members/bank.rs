@@ -5,7 +5,7 @@ use std::cell::Cell;
 use std::time::Duration;
 
 use farpool_namdb::{Table, TableOptions, Tx, TxError};
-use farpool_txn::Session;
+use farpool_txn::SessionState;
 
 use super::Run;
 use super::broken::Engine;
@@ -38,7 +38,7 @@ pub(super) struct Banker<'a> {
     run: &'a Run,
     client: &'a Client,
     accounts: Table<u64, u64>,
-    session: Session,
+    session: SessionState,
 }
 
 impl<'a> Banker<'a> {
@@ -46,7 +46,7 @@ impl<'a> Banker<'a> {
     pub(super) async fn open(run: &'a Run, client: &'a Client) -> Result<Self, TxError> {
         let options =
             TableOptions::rows(ACCOUNTS + 1).row_bytes(16).old_versions(run.old_versions).overflow(8);
-        let mut session = Session::new();
+        let mut session = SessionState::new();
         let accounts: Table<u64, u64> = client.open_or_create_table(&mut session, "bank", &options).await?;
         run.observer.lock().watch_table(accounts.records());
         let found = async |tx: &mut Tx<'_, Engine>| {
@@ -72,7 +72,7 @@ impl<'a> Banker<'a> {
         let mut random = self.run.ledger.random();
         for _ in 0..rounds {
             self.run.world.sleep(Duration::from_nanos(random.below(MOST_PAUSE_NS))).await;
-            if self.client.member().is_over() {
+            if self.client.member().has_ended() {
                 break;
             }
             let done = if random.chance(300) {

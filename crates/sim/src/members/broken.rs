@@ -17,7 +17,7 @@ pub(super) const RECOVERER_NOT_EVICTED: &str = "silent-recoverer-not-evicted";
 pub(super) const BLIND_BEHIND_FENCE: &str = "seat-not-looked-at-behind-the-fence";
 /// A member gives its seat back while it still performs a duty for all members.
 pub(super) const LEFT_AT_WORK: &str = "seat-left-while-on-duty";
-/// What a member left is rolled back with one copy of its log, and the other copy is reused.
+/// A member's commits are rolled back with one copy of its log, and the other copy is reused.
 pub(super) const ONE_COPY: &str = "log-copy-without-verdicts";
 /// A member's roles are freed before the member is evicted.
 pub(super) const ROLES_FIRST: &str = "roles-freed-before-fence";

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use farpool_namdb::{ClientCore, Ended, TxError};
-use farpool_txn::{ReadError, Session};
+use farpool_txn::{ReadError, SessionState};
 use futures_util::future::{Either, join_all, select};
 
 use super::bank::Banker;
@@ -89,9 +89,9 @@ async fn work_as(member: &Member, client: &Client) -> Result<(), TxError> {
 }
 
 async fn live(run: &Run, client: &Client, mut transactor: Transactor) -> Result<(), TxError> {
-    let mut session = Session::new();
+    let mut session = SessionState::new();
     for _ in 0..ROUNDS {
-        if client.member().is_over() {
+        if client.member().has_ended() {
             break;
         }
         if transactor.random.chance(IDLES_PERMILLE) {
@@ -132,7 +132,7 @@ async fn live(run: &Run, client: &Client, mut transactor: Transactor) -> Result<
 pub(super) async fn transact(
     client: &Client,
     transactor: &mut Transactor,
-    session: &mut Session,
+    session: &mut SessionState,
     records: &[(u64, bool)],
 ) -> Result<bool, TxError> {
     let _busy = client.mark_busy().await?;

@@ -75,7 +75,9 @@ impl Member {
     /// Whether the member goes on and has not been evicted. A member may not know yet that it was evicted.
     pub(super) fn lives(&self) -> bool {
         let run = &self.run;
-        !self.core.is_over() && run.world.is_alive(self.process) && run.observer.lock().is_open(self.claim())
+        !self.core.has_ended()
+            && run.world.is_alive(self.process)
+            && run.observer.lock().is_open(self.claim())
     }
 
     /// An endpoint of one of its processes.
@@ -131,7 +133,7 @@ impl Member {
     pub(super) fn keep_polling(self: &Rc<Self>, part: ProcessId, endpoint: &Endpoint) {
         let (here, endpoint) = (self.clone(), endpoint.clone());
         self.run.tasks.spawn(part, async move {
-            while !here.core.is_over() {
+            while !here.core.has_ended() {
                 endpoint.sleep(here.run.patience / TURNS).await;
             }
         });
@@ -161,7 +163,7 @@ async fn drive(run: Rc<Run>, lives: u64, _staying: Staying) {
         if life < lives || random.chance(500) {
             member.core.end(Ended::Closed);
         }
-        while member.core.is_over() && !starting.has_ended.get() && run.world.is_alive(starting.process) {
+        while member.core.has_ended() && !starting.has_ended.get() && run.world.is_alive(starting.process) {
             run.world.sleep(PAUSE).await;
         }
     }
@@ -252,7 +254,7 @@ async fn live(member: &Rc<Member>, wanted: Wanted) {
             }
         });
     }
-    if member.run.is_over.get() {
+    if member.run.has_ended.get() {
         member.core.end(Ended::Closed);
     }
     member.core.run_main_part(member.endpoint(member.process)).await;

@@ -74,21 +74,21 @@ pub(super) struct Observer {
 
 /// What an access may change.
 struct Before {
-    shared: Shared,
+    shared: SharedState,
     /// The whole root region, if the process that makes the access has no seat.
     root: Option<Vec<u8>>,
 }
 
 /// What members share, at one point in time.
 #[derive(PartialEq)]
-pub(super) struct Shared {
+pub(super) struct SharedState {
     /// The beginning of the root: seats, words of clients, the horizon.
     root: Vec<u8>,
     /// The parts of the oracle.
     parts: Vec<Vec<u8>>,
 }
 
-impl Shared {
+impl SharedState {
     fn epoch(&self, at: u64) -> Option<Epoch> {
         Some(Epoch(word(&self.root, at as usize))).filter(|epoch| epoch.0 != 0)
     }
@@ -145,8 +145,8 @@ fn boards(layout: &DatabaseLayout) -> Vec<Board> {
 struct Change<'a> {
     layout: &'a DatabaseLayout,
     by: Epoch,
-    before: &'a Shared,
-    after: &'a Shared,
+    before: &'a SharedState,
+    after: &'a SharedState,
     seats: Vec<SeatWords>,
     /// The members that have a seat and a grant that is not fenced.
     open: Vec<Epoch>,
@@ -304,13 +304,13 @@ impl Observer {
     }
 
     /// What members share now.
-    pub(super) fn look(&self) -> Shared {
+    pub(super) fn look(&self) -> SharedState {
         let (start, horizon) = self.layout.horizon;
         let part = |(&(region, start), board): (&(usize, u64), Board)| {
             self.bytes(region, start..start + board.bytes() as u64)
         };
         let parts = self.layout.parts.iter().zip(boards(&self.layout)).map(part).collect();
-        Shared { root: self.bytes(0, 0..start + horizon.bytes() as u64), parts }
+        SharedState { root: self.bytes(0, 0..start + horizon.bytes() as u64), parts }
     }
 
     /// What an access under this grant may change.
@@ -381,7 +381,7 @@ impl Observer {
     }
 
     /// Checks a seat that was freed: its member must have left nothing behind.
-    fn check_freed(&mut self, slot: u16, claim: Epoch, is_evicted: bool, shared: &Shared) {
+    fn check_freed(&mut self, slot: u16, claim: Epoch, is_evicted: bool, shared: &SharedState) {
         let mut left = Vec::new();
         for role in Role::ALL {
             if shared.role(&self.layout, role) == Some(claim) {

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use farpool_namdb::{Table, TableOptions, Tx, TxError};
-use farpool_txn::Session;
+use farpool_txn::SessionState;
 
 use super::broken::Engine;
 use super::client::{Client, TaskGuard, join};
@@ -37,7 +37,7 @@ type Scratch = Table<u64, u64>;
 /// The table of judged records.
 pub(super) async fn open_rows(run: &Run, client: &Client) -> Result<Table<u64, ()>, TxError> {
     let options = TableOptions::rows(1).row_bytes(ROW_BYTES).old_versions(run.old_versions).overflow(4);
-    let rows: Table<u64, ()> = client.open_or_create_table(&mut Session::new(), ROWS, &options).await?;
+    let rows: Table<u64, ()> = client.open_or_create_table(&mut SessionState::new(), ROWS, &options).await?;
     run.observer.lock().watch_table(rows.records());
     Ok(rows)
 }
@@ -69,7 +69,7 @@ async fn change_now_and_then(run: &Run, client: &Client) -> Result<(), TxError> 
     let mut random = run.ledger.random();
     for _ in 0..CHANGES {
         run.world.sleep(Duration::from_nanos(random.below(MOST_PAUSE_NS))).await;
-        if client.member().is_over() {
+        if client.member().has_ended() {
             break;
         }
         change(run, client, SCRATCH[random.index(SCRATCH.len())]).await?;
@@ -92,7 +92,7 @@ async fn change(run: &Run, client: &Client, name: &str) -> Result<(), TxError> {
 
 /// Creates a scratch table and fills it.
 async fn create(run: &Run, client: &Client, name: &str) -> Result<(), TxError> {
-    let mut session = Session::new();
+    let mut session = SessionState::new();
     let options = TableOptions::rows(KEYS).row_bytes(16).old_versions(run.old_versions).overflow(2);
     let table = client.create_table(&mut session, name, &options).await?;
     fill(run, client, &mut session, &table).await
@@ -130,7 +130,12 @@ async fn drop_at_last(run: &Run, client: &Client, name: &str) -> Result<(), TxEr
 }
 
 /// Inserts a value for each key. No key may have one yet, since the memory was cleared.
-async fn fill(run: &Run, client: &Client, session: &mut Session, table: &Scratch) -> Result<(), TxError> {
+async fn fill(
+    run: &Run,
+    client: &Client,
+    session: &mut SessionState,
+    table: &Scratch,
+) -> Result<(), TxError> {
     let insert_all = async |tx: &mut Tx<'_, Engine>| {
         for key in 0..KEYS {
             tx.insert(table, key, table.first_record()).await?;
@@ -146,11 +151,11 @@ async fn fill(run: &Run, client: &Client, session: &mut Session, table: &Scratch
 
 /// Looks at scratch tables now and then, and writes to them.
 pub(super) async fn look_on(run: &Run, client: &Client, rounds: u64) -> Result<(), TxError> {
-    let (mut random, mut session) = (run.ledger.random(), Session::new());
+    let (mut random, mut session) = (run.ledger.random(), SessionState::new());
     let mut known: [Option<Scratch>; SCRATCH.len()] = [None, None];
     for _ in 0..rounds {
         run.world.sleep(Duration::from_nanos(random.below(MOST_PAUSE_NS))).await;
-        if client.member().is_over() {
+        if client.member().has_ended() {
             break;
         }
         let number = random.index(SCRATCH.len());
@@ -178,7 +183,7 @@ pub(super) async fn look_on(run: &Run, client: &Client, rounds: u64) -> Result<(
 async fn touch(
     run: &Run,
     client: &Client,
-    session: &mut Session,
+    session: &mut SessionState,
     table: &Scratch,
     lingers: Duration,
 ) -> Result<(), TxError> {

@@ -229,7 +229,7 @@ impl Life {
     /// Fences a lease that the table has ended, before any answer reports the end.
     fn end(&self, lease: Lending, ending: Ending) {
         let region = self.node.region(lease.region);
-        let trusting = self.plane.who_trusts(region, lease.epoch, ending);
+        let trusting = self.plane.trusting_processes(region, lease.epoch, ending);
         self.shell.fence(lease);
         self.plane.oracle.borrow_mut().ends(region, &trusting);
         let numbers = [self.node.id.0, u64::from(lease.region), lease.epoch.0];

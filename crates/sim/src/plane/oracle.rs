@@ -35,7 +35,7 @@ struct Lease {
     region: RegionId,
     /// All grants of the lease, including the owner's, each with its end if it has ended.
     grants: BTreeMap<Epoch, Option<Moment>>,
-    over: bool,
+    ended: bool,
     /// Its loss is excused: an entitled process has asked for it back, or its node has died.
     excused: bool,
     /// Its node has died. Processes on its host may still map its memory, which is never lent again.
@@ -127,14 +127,14 @@ impl Oracle {
         self.note_epoch(region.node, epoch);
         let lease = LeaseNo(self.leases.len() as u64 + 1);
         if let Some(before) = self.present.insert(region, lease)
-            && !self.lease(before).over
+            && !self.lease(before).ended
         {
             self.complain(format!("{region} is lent as lease {} while lease {} holds it", lease.0, before.0));
         }
         self.leases.push(Lease {
             region,
             grants: BTreeMap::from([(epoch, None)]),
-            over: false,
+            ended: false,
             excused: false,
             orphaned: false,
         });
@@ -184,14 +184,14 @@ impl Oracle {
             self.present.iter().filter(|(region, _)| region.node == node).map(|(_, lease)| *lease).collect();
         for lease in there.into_iter().map(|lease| lease.0 as usize - 1) {
             let lease = &mut self.leases[lease];
-            (lease.over, lease.excused, lease.orphaned) = (true, true, true);
+            (lease.ended, lease.excused, lease.orphaned) = (true, true, true);
         }
     }
 
     fn finish(&mut self, lease: LeaseNo) {
         let now = self.moment();
         let lease = self.lease(lease);
-        lease.over = true;
+        lease.ended = true;
         lease.grants.values_mut().for_each(|end| *end = end.or(Some(now)));
     }
 

@@ -33,7 +33,7 @@ struct LeftOver {
     /// The clients' grants of the current lease.
     clients: Vec<Epoch>,
     /// The clients' grants of earlier leases.
-    over: Vec<Epoch>,
+    ended: Vec<Epoch>,
 }
 
 impl Shell {
@@ -94,7 +94,7 @@ impl Shell {
         if let Some(left_over) = &self.left_over {
             let of_region = &mut left_over.lock()[lease.region as usize];
             let clients = std::mem::take(&mut of_region.clients);
-            of_region.over.extend(clients);
+            of_region.ended.extend(clients);
         }
         self.regions.fence(lease.region);
         self.core.lock().fenced(lease);
@@ -141,7 +141,7 @@ impl Shell {
     fn stand_in(&self, region: u32, epoch: Epoch) -> Option<Epoch> {
         let left_over = self.left_over.as_ref()?.lock();
         let of_region = &left_over[region as usize];
-        of_region.present.filter(|_| of_region.over.contains(&epoch))
+        of_region.present.filter(|_| of_region.ended.contains(&epoch))
     }
 }
 

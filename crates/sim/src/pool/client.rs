@@ -10,13 +10,14 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-use farpool_fabric::sim::{HostId, Path, ProcessId, Random};
-use farpool_fabric::{Clock, Endpoint, EndpointConfig, Link, Peer, Queue, Transport};
+use farpool_fabric::sim::{HostId, ProcessId, Random};
+use farpool_fabric::{Clock, Endpoint, EndpointConfig, Queue};
 use farpool_lease::{LeaseClass, Millis};
 use farpool_pool::Holder;
-use farpool_wire::{AccessKey, Epoch, Hello, NodeId, OwnerId, RegionId, SessionId};
+use farpool_wire::{AccessKey, Epoch, NodeId, OwnerId, RegionId, SessionId};
 
 use super::{Phase, REGION_BYTES, Run, TRUSTING_CLIENT};
+use crate::place::Routed;
 use crate::plane::oracle::LeaseNo;
 use crate::plane::post::{Answer, Post, Question};
 
@@ -85,11 +86,7 @@ pub(super) fn start(run: &Rc<Run>, seat: &Rc<Seat>) -> Rc<Client> {
     let here = run.nodes.iter().find(|node| node.host == seat.host).map(|node| node.id);
     let namer = run.clone();
     let endpoint = Endpoint::new(EndpointConfig {
-        transport: Rc::new(Routed {
-            shared: run.world.transport(process, Path::Shared),
-            checked: run.world.transport(process, Path::Checked),
-            here,
-        }),
+        transport: Routed::of(&run.world, process, here),
         clock: Rc::new(run.world.clock(seat.host)),
         session_ids: Box::new(move || SessionId(namer.next_name())),
         arena_bytes: ARENA_BYTES,
@@ -186,19 +183,5 @@ impl Client {
             Question::HowLong { region, grant } => Some(self.how_long(region, grant)),
             _ => None,
         }
-    }
-}
-
-/// Reaches nodes of this host through shared memory, the others through the network.
-struct Routed {
-    shared: Rc<dyn Transport>,
-    checked: Rc<dyn Transport>,
-    here: Option<NodeId>,
-}
-
-impl Transport for Routed {
-    fn open(&self, peer: &Peer, hello: Hello) -> std::io::Result<Box<dyn Link>> {
-        let transport = if self.here == Some(peer.node) { &self.shared } else { &self.checked };
-        transport.open(peer, hello)
     }
 }

@@ -22,7 +22,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 const OPERATOR_PATIENCE: Duration = Duration::from_secs(8);
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) enum Who {
+pub(super) enum Participant {
     Node(usize),
     Client(usize),
     Broker,
@@ -30,17 +30,17 @@ pub(super) enum Who {
 
 enum Mishap {
     /// A process dies now.
-    Crash(Who),
+    Crash(Participant),
     /// A process dies when it sends one of its next letters.
-    Doom(Who, Doom),
-    Pause(Who),
+    Doom(Participant, Doom),
+    Pause(Participant),
     /// A node's process stops for longer than a lease lasts. Requests wait for it, among them one to take
     /// leases back.
     StopNode {
         node: usize,
         client: usize,
     },
-    Cut(Who, Who),
+    Cut(Participant, Participant),
     /// A new broker takes over while the old one still runs.
     Takeover,
     /// An operator has leases of an owner taken back.
@@ -84,37 +84,37 @@ pub(super) fn start(run: &Rc<Run>, random: &mut Random) {
     }
 }
 
-fn draw_participant(run: &Run, random: &mut Random) -> Who {
+fn draw_participant(run: &Run, random: &mut Random) -> Participant {
     match random.below(10) {
-        0..4 => Who::Node(random.index(run.nodes.len())),
-        4..8 => Who::Client(random.index(run.seats.len())),
-        _ => Who::Broker,
+        0..4 => Participant::Node(random.index(run.nodes.len())),
+        4..8 => Participant::Client(random.index(run.seats.len())),
+        _ => Participant::Broker,
     }
 }
 
 impl Run {
-    fn host_of(&self, who: Who) -> HostId {
-        match who {
-            Who::Node(index) => self.nodes[index].host,
-            Who::Client(seat) => self.seats[seat].host,
-            Who::Broker => self.broker.host,
+    fn host_of(&self, participant: Participant) -> HostId {
+        match participant {
+            Participant::Node(index) => self.nodes[index].host,
+            Participant::Client(seat) => self.seats[seat].host,
+            Participant::Broker => self.broker.host,
         }
     }
 
-    fn process_of(&self, who: Who) -> Option<ProcessId> {
-        let process = match who {
-            Who::Node(index) => self.nodes[index].process.get(),
-            Who::Client(seat) => self.client(seat)?.process,
-            Who::Broker => self.broker.process.get(),
+    fn process_of(&self, participant: Participant) -> Option<ProcessId> {
+        let process = match participant {
+            Participant::Node(index) => self.nodes[index].process.get(),
+            Participant::Client(seat) => self.client(seat)?.process,
+            Participant::Broker => self.broker.process.get(),
         };
         self.world.is_alive(process).then_some(process)
     }
 
-    fn crash(&self, who: Who) {
-        match who {
-            Who::Node(index) => node::crash(self, &self.nodes[index]),
-            Who::Client(_) | Who::Broker => {
-                if let Some(process) = self.process_of(who) {
+    fn crash(&self, participant: Participant) {
+        match participant {
+            Participant::Node(index) => node::crash(self, &self.nodes[index]),
+            Participant::Client(_) | Participant::Broker => {
+                if let Some(process) = self.process_of(participant) {
                     self.tasks.kill(process);
                 }
             }
@@ -123,29 +123,29 @@ impl Run {
 }
 
 /// Restarts a participant that has died.
-fn start_again(run: &Rc<Run>, who: Who) {
-    match who {
-        Who::Node(index) => {
+fn start_again(run: &Rc<Run>, participant: Participant) {
+    match participant {
+        Participant::Node(index) => {
             run.plane.start_node_again(&run.nodes[index]);
         }
-        Who::Client(seat) => drop(client::start(run, &run.seats[seat])),
-        Who::Broker => {
+        Participant::Client(seat) => drop(client::start(run, &run.seats[seat])),
+        Participant::Broker => {
             run.plane.start_broker_again();
         }
     }
 }
 
 /// Counts a mishap that is in progress.
-struct UnderWay<'a>(&'a Cell<u32>);
+struct InProgress<'a>(&'a Cell<u32>);
 
-impl<'a> UnderWay<'a> {
+impl<'a> InProgress<'a> {
     fn new(count: &'a Cell<u32>) -> Self {
         count.set(count.get() + 1);
-        UnderWay(count)
+        InProgress(count)
     }
 }
 
-impl Drop for UnderWay<'_> {
+impl Drop for InProgress<'_> {
     fn drop(&mut self) {
         self.0.set(self.0.get() - 1);
     }
@@ -153,37 +153,37 @@ impl Drop for UnderWay<'_> {
 
 async fn happen(run: Rc<Run>, mishap: Mishap, after: Duration, lasting: Duration, disk_is_lost: bool) {
     run.world.sleep(after).await;
-    let _under_way = UnderWay::new(&run.mishaps);
+    let _in_progress = InProgress::new(&run.mishaps);
     let dying = match &mishap {
-        Mishap::Crash(who) | Mishap::Doom(who, _) => Some(*who),
-        Mishap::Takeover => Some(Who::Broker),
+        Mishap::Crash(participant) | Mishap::Doom(participant, _) => Some(*participant),
+        Mishap::Takeover => Some(Participant::Broker),
         _ => None,
     };
     // A participant does not die twice before it is restarted.
-    if dying.is_some_and(|who| !run.dying.borrow_mut().insert(who)) {
+    if dying.is_some_and(|participant| !run.dying.borrow_mut().insert(participant)) {
         return;
     }
     carry_out(&run, mishap, lasting, disk_is_lost).await;
-    if let Some(who) = dying {
-        run.dying.borrow_mut().remove(&who);
+    if let Some(participant) = dying {
+        run.dying.borrow_mut().remove(&participant);
     }
 }
 
 async fn carry_out(run: &Rc<Run>, mishap: Mishap, lasting: Duration, disk_is_lost: bool) {
     match mishap {
-        Mishap::Crash(who) => {
-            run.crash(who);
-            come_back(run, who, lasting, disk_is_lost).await;
+        Mishap::Crash(participant) => {
+            run.crash(participant);
+            come_back(run, participant, lasting, disk_is_lost).await;
         }
-        Mishap::Doom(who, doom) => meet(run, who, doom, lasting, disk_is_lost).await,
-        Mishap::Pause(who) => pause(run, who, lasting).await,
+        Mishap::Doom(participant, doom) => meet(run, participant, doom, lasting, disk_is_lost).await,
+        Mishap::Pause(participant) => pause(run, participant, lasting).await,
         Mishap::StopNode { node, client } => {
             let whole = lasting + Duration::from_millis(run.ttl.0);
             let take_back = async {
                 run.world.sleep(lasting).await;
                 take_back(run, client, u32::MAX, run.ttl.0).await;
             };
-            futures_util::future::join(pause(run, Who::Node(node), whole), take_back).await;
+            futures_util::future::join(pause(run, Participant::Node(node), whole), take_back).await;
         }
         Mishap::Cut(one, other) => {
             let hosts = [run.host_of(one), run.host_of(other)];
@@ -197,7 +197,7 @@ async fn carry_out(run: &Rc<Run>, mishap: Mishap, lasting: Duration, disk_is_los
         }
         Mishap::Takeover => {
             let old = run.broker.process.get();
-            start_again(run, Who::Broker);
+            start_again(run, Participant::Broker);
             run.world.sleep(lasting).await;
             run.tasks.kill(old);
         }
@@ -205,10 +205,10 @@ async fn carry_out(run: &Rc<Run>, mishap: Mishap, lasting: Duration, disk_is_los
     }
 }
 
-async fn pause(run: &Rc<Run>, who: Who, lasting: Duration) {
-    let Some(process) = run.process_of(who) else { return };
-    let (host, now_ns) = (run.host_of(who), run.world.now_ns());
-    if who != Who::Broker {
+async fn pause(run: &Rc<Run>, participant: Participant, lasting: Duration) {
+    let Some(process) = run.process_of(participant) else { return };
+    let (host, now_ns) = (run.host_of(participant), run.world.now_ns());
+    if participant != Participant::Broker {
         run.oracle.borrow_mut().silence([host, host], now_ns, now_ns + lasting.as_nanos() as u64);
     }
     run.world.pause(process, lasting);
@@ -227,8 +227,8 @@ async fn take_back(run: &Rc<Run>, client: usize, count: u32, grace_ms: u64) {
 }
 
 /// Waits until a doomed process has died, and restarts it.
-async fn meet(run: &Rc<Run>, who: Who, doom: Doom, lasting: Duration, disk_is_lost: bool) {
-    let Some(process) = run.process_of(who) else { return };
+async fn meet(run: &Rc<Run>, participant: Participant, doom: Doom, lasting: Duration, disk_is_lost: bool) {
+    let Some(process) = run.process_of(participant) else { return };
     run.doomed.borrow_mut().insert(process, doom);
     let until_ns = BUSY_TTLS * run.ttl.0 * 1_000_000;
     while run.world.now_ns() < until_ns && run.world.is_alive(process) {
@@ -236,14 +236,14 @@ async fn meet(run: &Rc<Run>, who: Who, doom: Doom, lasting: Duration, disk_is_lo
     }
     let met = run.doomed.borrow_mut().remove(&process).is_none();
     if met {
-        come_back(run, who, lasting, disk_is_lost).await;
+        come_back(run, participant, lasting, disk_is_lost).await;
     }
 }
 
-async fn come_back(run: &Rc<Run>, who: Who, lasting: Duration, disk_is_lost: bool) {
+async fn come_back(run: &Rc<Run>, participant: Participant, lasting: Duration, disk_is_lost: bool) {
     run.world.sleep(lasting).await;
-    if let (Who::Broker, true) = (who, disk_is_lost) {
+    if let (Participant::Broker, true) = (participant, disk_is_lost) {
         run.broker.lose_disk();
     }
-    start_again(run, who);
+    start_again(run, participant);
 }

@@ -8,7 +8,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use farpool_txn::{CommitError, ReadError, Session, SharedSlot, Table, Transaction, Worker};
+use farpool_txn::{CommitError, ReadError, SessionState, SharedSlot, Table, Transaction, Worker};
 use farpool_wire::Slot;
 use futures_util::future::join;
 
@@ -72,7 +72,7 @@ impl Stage {
         self.run.world.sleep(PUBLISHED).await;
         let mut seen = Vec::new();
         for worker in &self.workers {
-            let mut session = Session::new();
+            let mut session = SessionState::new();
             let transaction = worker.begin(&mut session).await.unwrap();
             seen.push([self.get(&transaction, X).await, self.get(&transaction, Y).await]);
         }
@@ -124,7 +124,7 @@ fn in_setting(of: Setting, script: impl AsyncFn(&Stage) + 'static) {
             Sessions::TwoServers => [server(0, 1).await, server(1, 1).await].concat(),
         };
         let stage = Stage { table: here.table(grant), workers: workers.try_into().ok().unwrap(), run: here };
-        let mut session = Session::new();
+        let mut session = SessionState::new();
         let mut first = stage.workers[0].begin(&mut session).await.unwrap();
         for (record, value) in (X..).zip(BEFORE) {
             stage.put(&mut first, record, value).await.unwrap();
@@ -132,7 +132,7 @@ fn in_setting(of: Setting, script: impl AsyncFn(&Stage) + 'static) {
         first.commit().await.unwrap();
         stage.run.world.sleep(PUBLISHED).await;
         script(&stage).await;
-        stage.run.is_over.set(true);
+        stage.run.has_ended.set(true);
     });
     let (panicked, failure) = run_to_end(executor, RUN_NS, || 0);
     assert!(
@@ -144,7 +144,7 @@ fn in_setting(of: Setting, script: impl AsyncFn(&Stage) + 'static) {
 /// Two sessions on a stage with a transaction each. Both begin before any other step.
 macro_rules! both_begin {
     ($stage:ident, $one:ident, $other:ident) => {
-        let [mut session_one, mut session_other] = [Session::new(), Session::new()];
+        let [mut session_one, mut session_other] = [SessionState::new(), SessionState::new()];
         #[allow(unused_mut)]
         let mut $one = $stage.workers[0].begin(&mut session_one).await.unwrap();
         #[allow(unused_mut)]
@@ -188,7 +188,7 @@ fn g1a_writes_of_a_commit_that_is_rolled_back_are_never_read() {
         stage.put(&mut other, Y, 22).await.unwrap();
         other.commit().await.unwrap();
         let look = async {
-            let mut session = Session::new();
+            let mut session = SessionState::new();
             for _ in 0..LOOKS {
                 let third = stage.workers[1].begin(&mut session).await.unwrap();
                 assert_eq!(stage.get(&third, X).await, Some(10));
@@ -237,7 +237,7 @@ fn otv_an_observed_transaction_does_not_vanish() {
         stage.put(&mut other, X, 12).await.unwrap();
         one.commit().await.unwrap();
         stage.run.world.sleep(PUBLISHED).await;
-        let mut session = Session::new();
+        let mut session = SessionState::new();
         let third = stage.workers[0].begin(&mut session).await.unwrap();
         assert_eq!(stage.get(&third, X).await, Some(11));
         assert!(matches!(other.commit().await, Err(CommitError::Conflict)));
@@ -318,13 +318,13 @@ fn long_fork_all_sessions_see_two_commits_in_the_same_order() {
     const LOOKS: u64 = 60;
     everywhere(async |stage| {
         let write = async |worker: usize, record: u64| {
-            let mut session = Session::new();
+            let mut session = SessionState::new();
             let mut transaction = stage.workers[worker].begin(&mut session).await.unwrap();
             stage.put(&mut transaction, record, 99).await.unwrap();
             transaction.commit().await.unwrap();
         };
         let look = async |worker: usize| {
-            let (mut session, mut seen) = (Session::new(), Vec::new());
+            let (mut session, mut seen) = (SessionState::new(), Vec::new());
             for _ in 0..LOOKS {
                 let transaction = stage.workers[worker].begin(&mut session).await.unwrap();
                 seen.push([X, Y].map(|_| false));

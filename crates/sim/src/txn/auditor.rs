@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use farpool_txn::recovery::RecoveryError;
-use farpool_txn::{Oracle, Session, Worker};
+use farpool_txn::{Oracle, SessionState, Worker};
 use farpool_wire::Slot;
 
 use super::broken::Chosen;
@@ -34,7 +34,7 @@ pub(super) fn start(run: &Rc<Run>) {
         if let Err(why) = audit(&here, process, place).await {
             here.complain(format!("the auditor finds that {why}"));
         }
-        here.is_over.set(true);
+        here.has_ended.set(true);
         drop(staying);
     });
 }
@@ -61,7 +61,7 @@ async fn audit(
     let worker = worker.map_err(|error| error.to_string())?.expect("and a place");
     run.seat(run.slots, Some(grant));
     let mut auditor = Client::new(run, run.slots, grant, run.slab(grant));
-    let mut session = Session::new();
+    let mut session = SessionState::new();
     for record in 0..run.table(grant).records() {
         let mut is_written = false;
         for _ in 0..if run.faults.damage { 1 } else { TRIES } {

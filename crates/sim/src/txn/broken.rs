@@ -5,7 +5,7 @@
 
 use std::cell::Cell;
 
-use farpool_txn::{Cut, MAX_COMMITS_UNDER_WAY, Rules, Shipped};
+use farpool_txn::{Cut, MAX_COMMITS_IN_FLIGHT, Rules, Shipped};
 use farpool_wire::{RecordHeader, Version, next_generation};
 
 use super::{MOST_TO_THE_EDGE, TIMESTAMP_BITS};
@@ -24,7 +24,7 @@ pub(super) const WATERMARK_FIRST: &str = "visibility-before-install";
 pub(super) const LOCK_IGNORED: &str = "lock-bit-ignored";
 /// Records are locked before the log has their intents.
 pub(super) const LOCKED_FIRST: &str = "lock-before-intent";
-/// What a client has left is rolled back before its grants are fenced.
+/// A client's commits are rolled back before its grants are fenced.
 pub(super) const UNFENCED: &str = "locks-released-before-fence";
 /// A slot gets its next client before what the last client left is rolled back.
 pub(super) const REUSED: &str = "slot-reused-before-rollback";
@@ -245,8 +245,8 @@ impl Rules for Chosen {
         wrapped.unwrap_or(Shipped::numbered(version))
     }
 
-    fn frees_log_when_over() -> bool {
-        is(FREED_EARLY) || Shipped::frees_log_when_over()
+    fn frees_log_when_finished() -> bool {
+        is(FREED_EARLY) || Shipped::frees_log_when_finished()
     }
 
     fn verdicts_have_heads() -> bool {
@@ -257,11 +257,11 @@ impl Rules for Chosen {
         !is(HEADER_FIRST) && Shipped::data_first()
     }
 
-    fn behind_what_is_in_doubt(word: u64) -> Option<u64> {
+    fn start_after_recovery(word: u64) -> Option<u64> {
         match () {
             () if is(SAME_GENERATION) => Some(word),
-            () if is(COUNTS_AHEAD_FORGOTTEN) => next_generation(word + MAX_COMMITS_UNDER_WAY as u64),
-            () => Shipped::behind_what_is_in_doubt(word),
+            () if is(COUNTS_AHEAD_FORGOTTEN) => next_generation(word + MAX_COMMITS_IN_FLIGHT as u64),
+            () => Shipped::start_after_recovery(word),
         }
     }
 }

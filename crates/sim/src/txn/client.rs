@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use farpool_fabric::sim::Random;
 use farpool_txn::slab::Slab;
-use farpool_txn::{BeginError, ReadError, Session, SharedSlot, Worker};
+use farpool_txn::{BeginError, ReadError, SessionState, SharedSlot, Worker};
 use farpool_wire::{Epoch, Slot};
 use futures_util::future::{Either, select};
 
@@ -58,7 +58,7 @@ pub(super) fn start(run: &Rc<Run>, slot: u16, last: u64, random: &mut Random) {
             Ok(workers) => workers,
             Err(error) => return gives_up(&here, slot, life.grant, &error.to_string()),
         };
-        let server = Rc::new(Shared {
+        let server = Rc::new(ComputeServer {
             run: here.clone(),
             slot,
             grant: life.grant,
@@ -82,8 +82,8 @@ pub(super) fn start(run: &Rc<Run>, slot: u16, last: u64, random: &mut Random) {
     });
 }
 
-/// What the sessions of a client share.
-struct Shared {
+/// A compute server, that is, the client of a slot: what its sessions share.
+struct ComputeServer {
     run: Rc<Run>,
     slot: u16,
     grant: Epoch,
@@ -96,7 +96,7 @@ struct Shared {
     _staying: Staying,
 }
 
-impl Shared {
+impl ComputeServer {
     /// Called when one of these has ended. After the last one, the client may leave its slot.
     async fn ended(&self) {
         self.left.set(self.left.get() - 1);
@@ -188,7 +188,7 @@ impl Client {
     }
 
     async fn live(mut self, worker: Rc<Worker<Chosen>>) {
-        let mut session = Session::new();
+        let mut session = SessionState::new();
         for _ in 0..ROUNDS {
             if self.transactor.random.chance(IDLES_PERMILLE)
                 && let Err(why) = self.idle(&worker).await
@@ -265,7 +265,7 @@ impl Client {
     pub(super) async fn transact(
         &mut self,
         worker: &Worker<Chosen>,
-        session: &mut Session,
+        session: &mut SessionState,
         records: &[(u64, bool)],
     ) -> Result<bool, String> {
         match self.transactor.transact(worker, session, records).await {

@@ -37,7 +37,7 @@ pub(super) fn start(run: &Rc<Run>, random: &mut Random) {
             }
             here.fence(collector.grant, &mut random).await;
         }
-        if !here.is_over.get() {
+        if !here.has_ended.get() {
             start_one(&here, &mut random);
         }
     });
@@ -80,5 +80,5 @@ async fn collects(
         let is_there = random.borrow_mut().chance(900);
         Ok::<_, MemoryError>(Some(Vec::from_iter(is_there.then(|| table.clone()))))
     };
-    collect::<Chosen, _>(&memory, &oracle, &horizon, tables, PAUSE, || run.is_over.get()).await
+    collect::<Chosen, _>(&memory, &oracle, &horizon, tables, PAUSE, || run.has_ended.get()).await
 }

@@ -1,7 +1,7 @@
 //! Step-by-step tests of counts that a slot has given out and that its watermark has not reached.
 
 use farpool_txn::recovery::{Fate, Recovered, fate, recover_by};
-use farpool_txn::{CommitError, MAX_COUNTS_AHEAD, ReadError, Session, Worker};
+use farpool_txn::{CommitError, MAX_COUNTS_AHEAD, ReadError, SessionState, Worker};
 use farpool_wire::{Slot, Version};
 use futures_util::future::select;
 
@@ -57,7 +57,7 @@ impl Stage {
 async fn give_up(worker: &Worker<Chosen>, table: &Table, many: u64) {
     let mut prepared = 0;
     while prepared < many {
-        let mut session = Session::new();
+        let mut session = SessionState::new();
         let mut transaction = worker.begin(&mut session).await.unwrap();
         transaction.write(table, RECORD, Some(&[1; DATA_WORDS * 8])).await.unwrap();
         match transaction.prepare() {
@@ -72,7 +72,7 @@ async fn give_up(worker: &Worker<Chosen>, table: &Table, many: u64) {
 /// Leaves a commit in doubt: the client abandons it when it has run for the time `after`. Returns the version
 /// of the commit.
 async fn leave_in_doubt(run: &Run, worker: &Worker<Chosen>, table: &Table, after: Duration) -> Version {
-    let mut session = Session::new();
+    let mut session = SessionState::new();
     let mut transaction = worker.begin(&mut session).await.unwrap();
     transaction.write(table, RECORD, Some(&[2; DATA_WORDS * 8])).await.unwrap();
     let committing = transaction.prepare().unwrap().unwrap();
@@ -85,7 +85,7 @@ async fn leave_in_doubt(run: &Run, worker: &Worker<Chosen>, table: &Table, after
 /// conflicts.
 async fn commit(run: &Run, worker: &Worker<Chosen>, table: &Table) -> Option<Version> {
     for _ in 0..TRIES {
-        let mut session = Session::new();
+        let mut session = SessionState::new();
         let mut transaction = worker.begin(&mut session).await.unwrap();
         if let Err(ReadError::Conflict) = transaction.write(table, RECORD, Some(&[3; DATA_WORDS * 8])).await {
             run.world.sleep(PAUSE).await;
@@ -123,7 +123,7 @@ fn on_stage(task: impl AsyncFnOnce(&Stage) + 'static) {
             grant: Cell::new(OWNER),
         };
         task(&stage).await;
-        here.is_over.set(true);
+        here.has_ended.set(true);
     });
     let (panicked, failure) = run_to_end(executor, RUN_NS, || 0);
     assert!(!panicked && failure.is_none(), "{failure:?}");

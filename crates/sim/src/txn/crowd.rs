@@ -3,7 +3,7 @@
 
 use std::rc::Rc;
 
-use farpool_txn::{MAX_COMMITS_UNDER_WAY, Session, Worker};
+use farpool_txn::{MAX_COMMITS_IN_FLIGHT, SessionState, Worker};
 use farpool_wire::Epoch;
 use futures_util::future::join_all;
 
@@ -14,7 +14,7 @@ use super::client::Client;
 /// Crowds of a run, at most: the outcome of each of their commits is asked for again and again.
 pub(super) const MOST: u32 = 2;
 /// Sessions of a crowd.
-const SESSIONS: usize = MAX_COMMITS_UNDER_WAY + 12;
+const SESSIONS: usize = MAX_COMMITS_IN_FLIGHT + 12;
 /// Bytes for the intents of a slot: room for those of a whole crowd, each of which writes one record.
 pub(super) const LOG_BYTES: u64 = 8_192;
 /// Bytes of buffers for all operations of a crowd.
@@ -33,7 +33,7 @@ pub(super) async fn commit_together(
         client.be_frugal();
         async move {
             let record = client.draw_record();
-            client.transact(worker, &mut Session::new(), &[(record, true)]).await.map(drop)
+            client.transact(worker, &mut SessionState::new(), &[(record, true)]).await.map(drop)
         }
     });
     join_all(commits.collect::<Vec<_>>()).await.into_iter().collect()

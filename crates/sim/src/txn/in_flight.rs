@@ -1,6 +1,6 @@
 //! Tests of operations that a worker has abandoned half-way, and of what it announces meanwhile.
 
-use farpool_txn::{LeaveError, Session, Table, Worker};
+use farpool_txn::{LeaveError, SessionState, Table, Worker};
 use farpool_wire::Slot;
 use futures_util::future::{Either, select};
 
@@ -34,7 +34,7 @@ fn setting_of(seed: u64) -> Option<(Executor, Run)> {
 /// Begins to write a payload and abandons the write. Returns the number of the cut from which the transaction
 /// began.
 async fn write_and_give_up(run: &Run, worker: &Worker<Chosen>, table: &Table, random: &mut Random) -> u64 {
-    let mut session = Session::new();
+    let mut session = SessionState::new();
     let mut transaction = worker.begin(&mut session).await.unwrap();
     let sequence = transaction.cut().sequence();
     let number = random.below(table.records());
@@ -53,7 +53,7 @@ async fn give_up(run: &Run, worker: &Worker<Chosen>, table: &Table, random: &mut
     let horizon = run.horizon(table_epoch(run, worker));
     let word = horizon.layout.word(PLACE).unwrap() as u64;
     while run.look(&Piece { epoch: OWNER, ..horizon.piece }, word) <= sequence + 1 {
-        worker.stamp(&mut Session::new()).await.unwrap();
+        worker.stamp(&mut SessionState::new()).await.unwrap();
         worker.keep_up().await.unwrap();
         run.world.sleep(PAUSE).await;
     }
@@ -103,7 +103,7 @@ fn with_worker(
         here.seat(0, Some(grant));
         let table = here.table(grant).with_slab(here.slab(grant).unwrap()).unwrap();
         task(&here, &worker, &table, &mut random).await;
-        here.is_over.set(true);
+        here.has_ended.set(true);
     });
     let (panicked, failure) = run_to_end(executor, RUN_NS, || 0);
     assert!(!panicked && failure.is_none(), "seed {seed}: {failure:?}");
@@ -140,7 +140,7 @@ fn the_snapshot_of_a_commit_in_doubt_stays_announced() {
     for (seed, setting) in settings() {
         let count = in_doubt.clone();
         with_worker(seed, setting, async move |run, worker, table, random| {
-            let mut session = Session::new();
+            let mut session = SessionState::new();
             let mut transaction = worker.begin(&mut session).await.unwrap();
             let sequence = transaction.cut().sequence();
             transaction.write(table, 0, Some(&[1; 8])).await.unwrap();

@@ -4,7 +4,7 @@
 use std::pin::pin;
 
 use farpool_fabric::AccessKind;
-use farpool_txn::{Session, Worker};
+use farpool_txn::{SessionState, Worker};
 use farpool_wire::Slot;
 use futures_util::future::{Either, select};
 
@@ -37,10 +37,10 @@ impl Stage {
     /// Commits, and waits until both images are written. Returns the number of the last cut.
     async fn publish(&self, worker: &Worker<Chosen>) -> u64 {
         for _ in 0..COMMITS {
-            worker.stamp(&mut Session::new()).await.unwrap();
+            worker.stamp(&mut SessionState::new()).await.unwrap();
             self.run.world.sleep(PAUSE).await;
         }
-        worker.begin(&mut Session::new()).await.unwrap().cut().sequence()
+        worker.begin(&mut SessionState::new()).await.unwrap().cut().sequence()
     }
 
     /// Tears the image of a cut, or makes a torn image whole again.
@@ -53,7 +53,7 @@ impl Stage {
     }
 
     /// The number of the cut from which a transaction begins. `None`: it waits.
-    async fn begins(&self, worker: &Worker<Chosen>, session: &mut Session) -> Option<u64> {
+    async fn begins(&self, worker: &Worker<Chosen>, session: &mut SessionState) -> Option<u64> {
         match select(pin!(worker.begin(session)), pin!(self.run.world.sleep(LONG))).await {
             Either::Left((begun, _)) => Some(begun.unwrap().cut().sequence()),
             Either::Right(_) => None,
@@ -61,7 +61,7 @@ impl Stage {
     }
 
     /// Checks that a transaction does not begin while the image of a cut is torn, and then begins from it.
-    async fn waits_for(&self, sequence: u64, worker: &Worker<Chosen>, session: &mut Session) {
+    async fn waits_for(&self, sequence: u64, worker: &Worker<Chosen>, session: &mut SessionState) {
         self.flip(sequence);
         assert_eq!(self.begins(worker, session).await, None, "the older image is whole");
         self.flip(sequence);
@@ -83,7 +83,7 @@ fn on_stage(task: impl AsyncFnOnce(&Stage) + 'static) {
     let here = run.clone();
     run.tasks.spawn(process, async move {
         task(&Stage { run: here.clone(), process, place }).await;
-        here.is_over.set(true);
+        here.has_ended.set(true);
     });
     let (panicked, failure) = run_to_end(executor, RUN_NS, || 0);
     assert!(!panicked && failure.is_none(), "{failure:?}");
@@ -94,7 +94,7 @@ fn a_session_does_not_go_back_to_an_older_image() {
     on_stage(async |stage| {
         let (worker, _) = stage.worker(0).await;
         let last = stage.publish(&worker).await;
-        let mut session = Session::new();
+        let mut session = SessionState::new();
         assert_eq!(stage.begins(&worker, &mut session).await, Some(last));
         stage.waits_for(last, &worker, &mut session).await;
     });
@@ -106,7 +106,7 @@ fn an_older_image_serves_a_session_that_has_seen_no_later_one() {
         let (worker, _) = stage.worker(0).await;
         let last = stage.publish(&worker).await;
         stage.flip(last);
-        assert_eq!(stage.begins(&worker, &mut Session::new()).await, Some(last - 1));
+        assert_eq!(stage.begins(&worker, &mut SessionState::new()).await, Some(last - 1));
     });
 }
 
@@ -116,7 +116,7 @@ fn a_worker_that_has_joined_begins_from_no_older_image() {
         let (worker, grant) = stage.worker(0).await;
         let last = stage.publish(&worker).await;
         let worker = worker.announcing(stage.run.horizon(grant), 0).await.unwrap().unwrap();
-        stage.waits_for(last, &worker, &mut Session::new()).await;
+        stage.waits_for(last, &worker, &mut SessionState::new()).await;
     });
 }
 
@@ -127,7 +127,7 @@ fn a_worker_that_has_announced_a_cut_begins_from_no_older_image() {
         let worker = worker.announcing(stage.run.horizon(grant), 0).await.unwrap().unwrap();
         let last = stage.publish(&worker).await;
         worker.keep_up().await.unwrap();
-        stage.waits_for(last, &worker, &mut Session::new()).await;
+        stage.waits_for(last, &worker, &mut SessionState::new()).await;
     });
 }
 
@@ -144,6 +144,6 @@ fn a_worker_joins_only_with_an_image_that_is_the_latest() {
         };
         stage.flip(last);
         let joined = joining.await.unwrap().unwrap();
-        assert_eq!(stage.begins(&joined, &mut Session::new()).await, Some(last));
+        assert_eq!(stage.begins(&joined, &mut SessionState::new()).await, Some(last));
     });
 }

@@ -92,7 +92,7 @@ fn start_fetching(run: &Rc<Run>, process: ProcessId, Access { memory, grant }: A
     let (here, into) = (run.clone(), fetched.clone());
     run.tasks.spawn(process, async move {
         let oracle = here.oracle(grant);
-        let done = fetch::<Chosen>(&memory, &oracle, &into, FETCH_PAUSE, || here.is_over.get()).await;
+        let done = fetch::<Chosen>(&memory, &oracle, &into, FETCH_PAUSE, || here.has_ended.get()).await;
         // In a run with faults it may be fenced; then its workers notice that no newer cut arrives.
         if let Err(error) = done
             && !here.has_mishaps.get()

@@ -70,7 +70,7 @@ async fn one_after_another(run: Rc<Run>, part: u64, place: (HostId, Path)) {
         run.world.sleep(Duration::from_nanos(random.below(MOST_ABSENCE_NS))).await;
         run.fence(publisher.grant, &mut random).await;
     }
-    if !run.is_over.get() {
+    if !run.has_ended.get() {
         start_one(&run, part, place);
     }
 }
@@ -84,7 +84,7 @@ fn start_one(run: &Rc<Run>, part: u64, place: (HostId, Path)) -> Publishing {
             let Access { memory, grant } = here.access(process, place, grant).await?;
             let oracle = here.oracle(grant);
             let part = oracle.parts()[part as usize];
-            publish::<Chosen>(&memory, part, oracle.pace(LOOK), None, || here.is_over.get()).await
+            publish::<Chosen>(&memory, part, oracle.pace(LOOK), None, || here.has_ended.get()).await
         }
         .await;
         if let Err(error) = done

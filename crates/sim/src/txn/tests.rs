@@ -1,7 +1,7 @@
 //! Step-by-step tests of snapshots that are older than the versions in rings.
 
 use farpool_fabric::AccessKind;
-use farpool_txn::{ReadError, Session, Worker};
+use farpool_txn::{ReadError, SessionState, Worker};
 use farpool_wire::Slot;
 
 use super::broken::Chosen;
@@ -46,14 +46,14 @@ pub(super) fn in_order_with(
         let worker = worker.announcing(here.horizon(grant), 0).await.unwrap().unwrap();
         task(&here, &worker).await;
         worker.leave().await.unwrap();
-        here.is_over.set(true);
+        here.has_ended.set(true);
     });
     let (panicked, failure) = run_to_end(executor, RUN_NS, || 0);
     assert!(!panicked && failure.is_none() && run.ledger.complaints.borrow().is_empty(), "{failure:?}");
 }
 
 /// Writes the record, if its ring has room for the version that is replaced. Returns whether it did.
-async fn write_once(run: &Run, worker: &Worker<Chosen>, session: &mut Session, value: u8) -> bool {
+async fn write_once(run: &Run, worker: &Worker<Chosen>, session: &mut SessionState, value: u8) -> bool {
     let table = run.table(worker.memory().whole(RECORD_REGION).unwrap().epoch);
     let mut transaction = worker.begin(session).await.unwrap();
     match transaction.write(&table, 0, Some(&[value; DATA_WORDS * 8])).await {
@@ -63,7 +63,7 @@ async fn write_once(run: &Run, worker: &Worker<Chosen>, session: &mut Session, v
     }
 }
 
-async fn write(run: &Run, worker: &Worker<Chosen>, session: &mut Session, value: u8) {
+async fn write(run: &Run, worker: &Worker<Chosen>, session: &mut SessionState, value: u8) {
     for _ in 0..TRIES {
         if write_once(run, worker, session, value).await {
             return;
@@ -78,7 +78,7 @@ const RECORD_REGION: RegionId = RegionId { node: NodeId(1), index: RECORDS };
 #[test]
 fn a_snapshot_older_than_the_ring_reads_a_moved_version() {
     in_order(1, 8, async |run, worker| {
-        let (mut session, mut old) = (Session::new(), Session::new());
+        let (mut session, mut old) = (SessionState::new(), SessionState::new());
         write(run, worker, &mut session, 1).await;
         run.world.sleep(PAUSE).await;
         let snapshot = worker.begin(&mut old).await.unwrap();
@@ -94,7 +94,7 @@ fn a_snapshot_older_than_the_ring_reads_a_moved_version() {
 #[test]
 fn a_moved_version_is_found_while_its_place_in_the_ring_is_being_overwritten() {
     in_order(1, 8, async |run, worker| {
-        let (mut session, mut old) = (Session::new(), Session::new());
+        let (mut session, mut old) = (SessionState::new(), SessionState::new());
         write(run, worker, &mut session, 1).await;
         run.world.sleep(PAUSE).await;
         let snapshot = worker.begin(&mut old).await.unwrap();
@@ -132,7 +132,7 @@ fn a_moved_version_is_found_while_its_place_in_the_ring_is_being_overwritten() {
 #[test]
 fn writers_without_room_wait_until_old_snapshots_have_ended() {
     in_order(2, 2, async |run, worker| {
-        let (mut session, mut old) = (Session::new(), Session::new());
+        let (mut session, mut old) = (SessionState::new(), SessionState::new());
         let snapshot = worker.begin(&mut old).await.unwrap();
         // One version is current, two are in the ring, two in the overflow region.
         for value in 1..=4 {

@@ -1,7 +1,7 @@
 //! Sessions that prepare transactions and abandon them. Such a transaction uses a count of its slot and
 //! leaves no trace in far memory.
 
-use farpool_txn::{CommitError, ReadError, Session, Table, Worker};
+use farpool_txn::{CommitError, ReadError, SessionState, Table, Worker};
 
 use super::broken::Chosen;
 use super::{FAR_TO_THE_EDGE, TIMESTAMP_BITS};
@@ -13,7 +13,7 @@ const MOST: u64 = FAR_TO_THE_EDGE + 20;
 /// Prepares and abandons transactions until the slot gives out counts of its next generation. If the edge is
 /// farther than [`FAR_TO_THE_EDGE`], prepares only one.
 pub(super) async fn use_up_counts(worker: &Worker<Chosen>, table: &Table) -> Result<(), String> {
-    let mut session = Session::new();
+    let mut session = SessionState::new();
     for _ in 0..MOST {
         let begun = worker.begin(&mut session).await;
         let mut transaction = begun.map_err(|error| error.to_string())?;

@@ -9,7 +9,7 @@ pub(super) const NUMBER_BITS: u32 = 43;
 /// Bits of a key's hash in its entry. The bit between them and the number is zero: it is reserved for
 /// removing entries.
 pub(super) const HASH_BITS: u32 = 20;
-/// Most splits below a home bucket: one for each bit of the hash that entries show.
+/// Most splits below a home bucket: one for each bit of the hash that an entry has.
 pub const MOST_DEPTH: u32 = HASH_BITS;
 const NUMBER: u64 = (1 << NUMBER_BITS) - 1;
 
@@ -21,7 +21,7 @@ impl Entry {
     /// The entry of a key.
     pub fn new(hash: KeyHash, number: u64) -> Entry {
         debug_assert!(number < NUMBER, "a layout has no such number");
-        Entry((hash.shown() << (u64::BITS - HASH_BITS)) | (number + 1))
+        Entry((hash.entry_bits() << (u64::BITS - HASH_BITS)) | (number + 1))
     }
 
     /// The entry's word in its bucket.
@@ -43,17 +43,17 @@ impl Entry {
 
     /// Whether it may be the entry of a key with this hash.
     pub fn fits(self, hash: KeyHash) -> bool {
-        self.shown() == hash.shown()
+        self.hash_bits() == hash.entry_bits()
     }
 
-    fn shown(self) -> u64 {
+    fn hash_bits(self) -> u64 {
         self.0 >> (u64::BITS - HASH_BITS)
     }
 }
 
-/// To which of its two children a bucket of this depth sends an entry that shows these bits.
-fn side(shown: u64, depth: u32) -> usize {
-    (shown >> depth & 1) as usize
+/// To which of its two children a bucket of this depth sends an entry with these bits of a hash.
+fn side(hash_bits: u64, depth: u32) -> usize {
+    (hash_bits >> depth & 1) as usize
 }
 
 /// The word that names a bucket's children.
@@ -118,7 +118,7 @@ impl Bucket {
         let mut image = vec![0; 2 * bytes];
         let mut filled = [0; 2];
         for entry in self.entries() {
-            let side = side(entry.shown(), depth);
+            let side = side(entry.hash_bits(), depth);
             filled[side] += 1;
             let at = side * bytes + filled[side] * WORD_BYTES;
             image[at..at + WORD_BYTES].copy_from_slice(&entry.word().to_le_bytes());
@@ -140,11 +140,11 @@ impl Position {
         Position { bucket, depth: 0 }
     }
 
-    /// The child in which the search for a key goes on. `None`: there were splits by all bits that entries
-    /// show already.
+    /// The child in which the search for a key goes on. `None`: the bucket lies below splits by all the bits
+    /// that entries have.
     pub(super) fn child(self, children: u64, hash: KeyHash) -> Option<Position> {
         (self.depth < MOST_DEPTH).then(|| Position {
-            bucket: children + side(hash.shown(), self.depth) as u64,
+            bucket: children + side(hash.entry_bits(), self.depth) as u64,
             depth: self.depth + 1,
         })
     }
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn buckets_are_split_by_the_bits_that_entries_show_and_no_others() {
+    fn buckets_are_split_by_the_hash_bits_of_entries_and_no_others() {
         let hash = KeyHash(0b1);
         let first = Position::home(3).child(10, hash).unwrap();
         assert_eq!(first, Position { bucket: 11, depth: 1 });

@@ -227,7 +227,7 @@ impl<R: IndexRules> Index<R> {
         let entry = Entry::new(hash, number);
         let entry_at = bucket.range.start + (1 + place as u64) * WORD_BYTES;
         let found = self.publish(memory, (bucket.piece, entry_at), entry, key).await;
-        if is_unknown_to_others(&found) || found.is_err() && R::uses_again_what_is_in_doubt() {
+        if is_unknown_to_others(&found) || found.is_err() && R::reuses_numbers_in_doubt() {
             self.spares.numbers.lock().give_back(piece, within);
         }
         Ok((found? == 0).then_some(entry))
@@ -276,7 +276,7 @@ impl<R: IndexRules> Index<R> {
             memory.compare_and_swap(&self.pieces[spot.piece], spot.range.start, 0, children_word(pair)).await
         };
         let found = found.await;
-        if is_unknown_to_others(&found) || found.is_err() && R::uses_again_what_is_in_doubt() {
+        if is_unknown_to_others(&found) || found.is_err() && R::reuses_numbers_in_doubt() {
             self.spares.pairs.lock().give_back(piece, within);
         }
         let first = children(found?).ok_or(IndexError::Damaged)?;

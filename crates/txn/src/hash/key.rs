@@ -21,8 +21,8 @@ impl KeyHash {
         KeyHash(SipHasher13::new_with_keys(seed, HASH_KEY).hash(key))
     }
 
-    /// The bits that an entry shows: the lowest ones, by which buckets are split.
-    pub(super) fn shown(self) -> u64 {
+    /// The bits that are in an entry: the lowest ones, by which buckets are split.
+    pub(super) fn entry_bits(self) -> u64 {
         self.0 & ((1 << HASH_BITS) - 1)
     }
 
@@ -71,7 +71,7 @@ mod tests {
         assert_eq!(KeyHash::of(7, b"a key"), KeyHash(0x38ED_C492_BF7E_4D60));
         assert_eq!(KeyHash::of(8, b"a key"), KeyHash(0x0F71_D978_474D_A8FB));
         let hash = KeyHash(0xFFFF_0000_0012_3456);
-        assert_eq!((hash.shown(), hash.home(1_000)), (0x2_3456, 999));
+        assert_eq!((hash.entry_bits(), hash.home(1_000)), (0x2_3456, 999));
         let area = encode_key(3, b"0123456789");
         assert_eq!(area[8..], *b"0123456789\0\0\0\0\0\0");
         assert_eq!(area[..8], [59, 7, 55, 149, 157, 23, 189, 130]);

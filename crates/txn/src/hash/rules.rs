@@ -46,7 +46,7 @@ pub trait IndexRules: 'static {
     }
 
     /// Whether a number or pair of buckets is reused although another client may know of it.
-    fn uses_again_what_is_in_doubt() -> bool {
+    fn reuses_numbers_in_doubt() -> bool {
         false
     }
 }

@@ -43,7 +43,7 @@ pub(crate) struct Open<'a> {
 impl Open<'_> {
     /// Keeps the snapshot announced for good, because its transaction is in doubt: the recoverer, which
     /// decides the outcome once the worker is gone, may need the same versions.
-    pub(crate) fn stays(self) {
+    pub(crate) fn keep_announced(self) {
         std::mem::forget(self);
     }
 }

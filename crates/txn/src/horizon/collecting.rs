@@ -18,7 +18,7 @@ const IDLE_DOUBLINGS: u32 = 8;
 /// may be waiting for the room.
 const BEHIND_DOUBLINGS: u32 = 2;
 
-/// Publishes horizons of an oracle's cuts until `is_over`, with `pause` between two looks, or longer while
+/// Publishes horizons of an oracle's cuts until `has_ended`, with `pause` between two looks, or longer while
 /// nothing is published. It also moves versions out of rings that are nearly full, in tables that have an
 /// overflow region. There is one collector at a time: if it has died, the next one begins after its grants
 /// were fenced. Once this has returned without an error, nothing of it is in flight.
@@ -35,7 +35,7 @@ pub async fn collect<R: Rules, E: From<MemoryError>>(
     at: &HorizonAt,
     mut tables: impl AsyncFnMut(&Cut) -> Result<Option<Vec<Table>>, E>,
     pause: Duration,
-    is_over: impl Fn() -> bool,
+    has_ended: impl Fn() -> bool,
 ) -> Result<(), E> {
     let (mut last, horizon) = match read_horizon(memory, at).await? {
         Some((last, cut)) => (last, Some(cut)),
@@ -44,14 +44,14 @@ pub async fn collect<R: Rules, E: From<MemoryError>>(
     let mut mover = Mover::default();
     let mut collector = Collector::<R>::after(horizon);
     let mut looks_in_vain = 0;
-    while !is_over() {
+    while !has_ended() {
         looks_in_vain += 1;
         // First the cut is read, then the words of the workers (Z3).
         if let Some(cut) = read_published::<R>(memory, oracle).await? {
             if let Some(tables) = tables(&cut).await? {
                 mover.turn_to(memory, &tables, collector.horizon()).await?;
             }
-            if collector.knows(cut) {
+            if collector.add(cut) {
                 looks_in_vain = 0;
             }
         }

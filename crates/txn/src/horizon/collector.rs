@@ -41,8 +41,8 @@ impl<R: Rules> Collector<R> {
         self.known.back().or(self.horizon.as_ref())
     }
 
-    /// Notes a published cut. Returns whether it is new.
-    pub fn knows(&mut self, cut: Cut) -> bool {
+    /// Adds a published cut. Returns whether it is new.
+    pub fn add(&mut self, cut: Cut) -> bool {
         if self.last_known().map(Cut::sequence) >= Some(cut.sequence()) {
             return false;
         }
@@ -97,21 +97,21 @@ mod tests {
     fn the_horizon_is_the_last_known_cut_that_no_worker_is_behind() {
         let mut collector = Collector::<Shipped>::after(None);
         assert_eq!(collector.next(None), None, "nothing was published");
-        let are_new = [3, 5, 5, 4, 8].map(|number| collector.knows(cut(number)));
+        let are_new = [3, 5, 5, 4, 8].map(|number| collector.add(cut(number)));
         assert_eq!(are_new, [true, true, false, false, true]);
         assert_eq!(collector.next(Some(2)), None);
         assert_eq!(collector.next(Some(7)), Some(&cut(5)));
         assert_eq!(collector.next(Some(7)), None, "it is the same");
         assert_eq!(collector.next(Some(0)), None, "it does not go back");
         assert_eq!(collector.next(None), Some(&cut(8)));
-        collector.knows(cut(8));
+        collector.add(cut(8));
         assert_eq!(collector.next(None), None);
     }
 
     #[test]
     fn a_collector_goes_on_from_the_horizon_of_the_one_before() {
         let mut collector = Collector::<Shipped>::after(Some(cut(9)));
-        collector.knows(cut(7));
+        collector.add(cut(7));
         assert_eq!(collector.next(None), None);
         assert_eq!(collector.horizon(), Some(&cut(9)));
     }
@@ -125,7 +125,7 @@ mod tests {
             for (is_published, number) in steps {
                 if is_published {
                     published += 1 + number % 3;
-                    collector.knows(cut(published));
+                    collector.add(cut(published));
                 } else {
                     let before = collector.horizon().map(Cut::sequence);
                     if let Some(next) = collector.next(Some(number)).map(Cut::sequence) {

@@ -99,7 +99,7 @@ fn g0_writes_of_two_transactions_in_different_orders_are_found() {
 }
 
 #[test]
-fn g1a_what_an_aborted_transaction_wrote_is_read() {
+fn g1a_a_write_of_an_aborted_transaction_is_read() {
     let history = [
         from(first()).write(X, INITIAL).written_as(version(0, 1)),
         from(cut(1, [1, 0, 0])).read(X, version(0, 1)),
@@ -108,7 +108,7 @@ fn g1a_what_an_aborted_transaction_wrote_is_read() {
 }
 
 #[test]
-fn g1b_what_a_transaction_wrote_in_between_is_read() {
+fn g1b_an_intermediate_write_of_a_transaction_is_read() {
     let a = version(0, 1);
     let mut reader = from(cut(1, [1, 0, 0])).read(X, a);
     reader.reads[0].value = Some(1);
@@ -178,7 +178,7 @@ fn p4_an_update_is_lost() {
 }
 
 #[test]
-fn p4_an_update_is_lost_where_the_second_replaces_what_it_did_not_see() {
+fn p4_an_update_is_lost_where_the_second_replaces_a_version_that_it_did_not_see() {
     let (a, b) = (version(0, 1), version(1, 1));
     let history = [
         from(first()).read(X, INITIAL).write(X, INITIAL).commit(a),

@@ -8,7 +8,7 @@ pub struct LogRoom {
     bytes: u64,
     /// Where the next bytes start, counted over all laps.
     next: u64,
-    /// What was not given back yet: the count of the commit that has it, and where it starts.
+    /// Room that is not free yet: the count of the commit that has it, and where it starts.
     taken: VecDeque<(u64, u64)>,
 }
 
@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_before_the_ring_s_end_starts_at_its_beginning() {
+    fn intents_that_do_not_fit_before_the_ring_s_end_start_at_its_beginning() {
         let mut room = LogRoom::new(100);
         assert_eq!([1, 2, 3].map(|count| take(&mut room, 40, count)), [Some(0), Some(40), None]);
         room.give_back(1);
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_later_commit_has_is_not_given_back_with_that_of_an_earlier_one() {
+    fn room_of_a_later_commit_is_not_freed_with_that_of_an_earlier_one() {
         let mut room = LogRoom::new(100);
         assert_eq!([3, 7].map(|count| take(&mut room, 50, count)), [Some(0), Some(50)]);
         room.give_back(6);

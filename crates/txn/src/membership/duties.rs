@@ -1,4 +1,4 @@
-//! Duties: what a member does for all members beside its own transactions, on threads of its own. While a
+//! Duties: the work of a member for all members beside its own transactions, on threads of its own. While a
 //! duty is in flight, the seat is not given back: otherwise the next holder of a role would write at the same
 //! time as this one. The member sends heartbeats only while all its duties make progress
 //! ([`Vouching`](super::Vouching)).
@@ -21,28 +21,28 @@ pub struct Duties(Arc<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    under_way: AtomicU32,
+    in_flight: AtomicU32,
     are_in_doubt: AtomicBool,
-    /// What the duties that have not finished show.
+    /// The progress of the duties that have not finished.
     progress: Mutex<Vec<Arc<Progress>>>,
 }
 
 /// The duty has begun, and its thread is connecting to far memory. That may have to wait for a node: the
-/// thread shows nothing yet, and gets as long as its work would.
+/// thread reports nothing yet, and gets as long as its work would.
 const PREPARING: u8 = 0;
-/// The thread does the duty's work, and shows its progress.
+/// The thread does the duty's work, and reports its progress.
 const WORKING: u8 = 1;
-/// The work has finished: there is no more progress to show.
-const OVER: u8 = 2;
+/// The work has finished: there is no more progress to report.
+const FINISHED: u8 = 2;
 
-/// The progress that a duty shows. It has cache lines of its own, since it changes with each round.
+/// The progress that a duty reports. It has cache lines of its own, since it changes with each round.
 #[derive(Debug)]
 #[repr(align(64))]
 struct Progress {
     name: &'static str,
-    /// [`PREPARING`], [`WORKING`] or [`OVER`].
+    /// [`PREPARING`], [`WORKING`] or [`FINISHED`].
     stage: AtomicU8,
-    /// How often its thread has shown that it runs.
+    /// How often its thread has reported that it runs.
     turns: AtomicU64,
     /// Rounds begun.
     rounds: AtomicU64,
@@ -50,7 +50,7 @@ struct Progress {
     operations: AtomicU64,
 }
 
-/// One duty. If it is dropped before it has [ended](Self::ends), operations of it may still be in flight.
+/// One duty. If it is dropped before it has [ended](Self::end), operations of it may still be in flight.
 #[derive(Debug)]
 pub struct Duty {
     duties: Arc<State>,
@@ -61,8 +61,8 @@ pub struct Duty {
 impl Duties {
     /// Begins a duty called `name`.
     pub fn begin(&self, name: &'static str) -> Duty {
-        // Relaxed: the member's owner begins duties, before it first calls `are_under_way`.
-        self.0.under_way.fetch_add(1, Ordering::Relaxed);
+        // Relaxed: the member's owner begins duties, before it first calls `are_in_flight`.
+        self.0.in_flight.fetch_add(1, Ordering::Relaxed);
         let [turns, rounds, operations] = std::array::from_fn(|_| AtomicU64::new(0));
         let progress =
             Arc::new(Progress { name, stage: AtomicU8::new(PREPARING), turns, rounds, operations });
@@ -71,15 +71,15 @@ impl Duties {
     }
 
     /// Whether a duty has begun and has not finished.
-    pub fn are_under_way(&self) -> bool {
+    pub fn are_in_flight(&self) -> bool {
         // Acquire: pairs with the release of each duty that has finished, whose writes have taken effect by
         // then.
-        self.0.under_way.load(Ordering::Acquire) > 0
+        self.0.in_flight.load(Ordering::Acquire) > 0
     }
 
     /// Whether operations of a duty that has ended may still be in flight.
     pub fn are_in_doubt(&self) -> bool {
-        // Relaxed: asked after `are_under_way`, which orders it.
+        // Relaxed: asked after `are_in_flight`, which orders it.
         self.0.are_in_doubt.load(Ordering::Relaxed)
     }
 
@@ -95,7 +95,7 @@ impl Duties {
                 let progress = count(&duty.turns).wrapping_add(rounds);
                 signs.push(Sign { part: Part::Thread(duty.name), progress });
             }
-            if stage != OVER {
+            if stage != FINISHED {
                 let progress = count(&duty.operations).wrapping_add(rounds);
                 signs.push(Sign { part: Part::Work(duty.name), progress });
             }
@@ -105,11 +105,11 @@ impl Duties {
 }
 
 impl Duty {
-    /// Does the duty's work, on a thread of its own with `memory`. Every `pause` it shows that the thread
+    /// Does the duty's work, on a thread of its own with `memory`. Every `pause` it reports that the thread
     /// runs, and how many operations the thread has posted. A duty keeps posting operations, also while
-    /// another member has the role. Work that never waits shows its [rounds](Self::rounds), too.
-    pub async fn does<T>(&self, memory: &Memory, pause: Duration, work: impl Future<Output = T>) -> T {
-        let shows = async {
+    /// another member has the role. Work that never waits reports its [rounds](Self::rounds), too.
+    pub async fn run<T>(&self, memory: &Memory, pause: Duration, work: impl Future<Output = T>) -> T {
+        let reports = async {
             loop {
                 self.progress.turns.fetch_add(1, Ordering::Relaxed); // carries no data, as below
                 self.progress.operations.store(memory.traffic().operations, Ordering::Relaxed);
@@ -117,20 +117,20 @@ impl Duty {
                 memory.endpoint().sleep(pause).await;
             }
         };
-        let (mut work, mut shows) = (pin!(work), pin!(shows));
-        let ended: Either<_, (std::convert::Infallible, _)> = select(&mut work, &mut shows).await;
+        let (mut work, mut reports) = (pin!(work), pin!(reports));
+        let ended: Either<_, (std::convert::Infallible, _)> = select(&mut work, &mut reports).await;
         let Either::Left((done, _)) = ended;
         // The thread does something else now, or has ended.
-        self.progress.stage.store(OVER, Ordering::Relaxed);
+        self.progress.stage.store(FINISHED, Ordering::Relaxed);
         done
     }
 
     /// Wraps the test for the duty's end, which the work makes at the beginning of each round, so that rounds
     /// are counted: in shared memory a thread goes from one round to the next without ever waiting.
-    pub fn rounds(&self, is_over: impl Fn() -> bool) -> impl Fn() -> bool {
+    pub fn rounds(&self, has_ended: impl Fn() -> bool) -> impl Fn() -> bool {
         move || {
             self.begins_round();
-            is_over()
+            has_ended()
         }
     }
 
@@ -141,8 +141,8 @@ impl Duty {
     }
 
     /// Waits for an answer that does not come from far memory and has a deadline of its own, `within`. Until
-    /// then waiting counts as progress, which is shown every `pause`; after that it does not.
-    pub async fn waits<T>(
+    /// then waiting counts as progress, which is reported every `pause`; after that it does not.
+    pub async fn wait<T>(
         &self,
         endpoint: &Endpoint,
         within: Duration,
@@ -150,21 +150,21 @@ impl Duty {
         what: impl Future<Output = T>,
     ) -> T {
         let until_ns = endpoint.now_ns().saturating_add(within.as_nanos() as u64);
-        let shows = async {
+        let reports = async {
             while endpoint.now_ns() < until_ns {
                 self.begins_round();
                 endpoint.sleep(pause).await;
             }
             std::future::pending::<std::convert::Infallible>().await
         };
-        let (mut what, mut shows) = (pin!(what), pin!(shows));
-        let ended: Either<_, (std::convert::Infallible, _)> = select(&mut what, &mut shows).await;
+        let (mut what, mut reports) = (pin!(what), pin!(reports));
+        let ended: Either<_, (std::convert::Infallible, _)> = select(&mut what, &mut reports).await;
         let Either::Left((done, _)) = ended;
         done
     }
 
     /// Ends the duty: none of its operations is in flight.
-    pub fn ends(mut self) {
+    pub fn end(mut self) {
         self.has_ended = true;
     }
 }
@@ -175,7 +175,7 @@ impl Drop for Duty {
         if !self.has_ended {
             self.duties.are_in_doubt.store(true, Ordering::Relaxed); // ordered by the release below
         }
-        self.duties.under_way.fetch_sub(1, Ordering::Release);
+        self.duties.in_flight.fetch_sub(1, Ordering::Release);
     }
 }
 
@@ -187,10 +187,10 @@ mod tests {
     fn duties_have_finished_once_each_has_ended_and_are_in_doubt_if_one_was_dropped() {
         let duties = Duties::default();
         let [one, other] = ["one", "other"].map(|name| duties.begin(name));
-        one.ends();
-        assert!(duties.are_under_way() && !duties.are_in_doubt());
+        one.end();
+        assert!(duties.are_in_flight() && !duties.are_in_doubt());
         drop(other);
-        assert!(!duties.are_under_way() && duties.are_in_doubt());
+        assert!(!duties.are_in_flight() && duties.are_in_doubt());
         assert_eq!(duties.signs(), []);
     }
 
@@ -199,7 +199,7 @@ mod tests {
         let duties = Duties::default();
         let duty = duties.begin("recoverer");
         assert_eq!(duties.signs(), [Sign { part: Part::Work("recoverer"), progress: 0 }]);
-        duty.ends();
+        duty.end();
         assert_eq!(duties.signs(), []);
     }
 }

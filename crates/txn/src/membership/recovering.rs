@@ -16,8 +16,8 @@ use crate::memory::{Memory, MemoryError};
 use crate::recovery::{Recovered, RecoveryError, recover, recover_by};
 use crate::rules::Shipped;
 
-/// A database, as its recoverers have to know it.
-pub trait Premises {
+/// A database of which a member can recover seats.
+pub trait Recoverable {
     /// Why a grant could not be fenced.
     type FenceError: std::error::Error;
 
@@ -34,7 +34,7 @@ pub enum SeatRecoveryError<E: std::error::Error> {
     /// A grant could not be fenced.
     #[error("a dead member could not be evicted: {0}")]
     Fence(E),
-    /// What it left could not be undone.
+    /// Its commits could not be rolled back.
     #[error(transparent)]
     Recovery(#[from] RecoveryError),
 }
@@ -45,20 +45,21 @@ impl<E: std::error::Error> From<MemoryError> for SeatRecoveryError<E> {
     }
 }
 
-/// A member that looks at the others now and then.
-pub struct Lookout<'a, P, R = Shipped> {
+/// One member's watch over the seats of the others.
+pub struct SeatWatch<'a, D, R = Shipped> {
     /// Access to all regions, with nothing else of the member in flight.
     memory: &'a Memory,
-    premises: &'a P,
+    database: &'a D,
     own: Seat,
     watch: Watch,
     rules: PhantomData<R>,
 }
 
-impl<'a, P: Premises, R: SeatRules> Lookout<'a, P, R> {
-    /// Declares a member dead once it has been silent for `patience`.
-    pub fn new(memory: &'a Memory, premises: &'a P, own: Seat, patience: Duration) -> Self {
-        Lookout { memory, premises, own, watch: Watch::new(patience), rules: PhantomData }
+impl<'a, D: Recoverable, R: SeatRules> SeatWatch<'a, D, R> {
+    /// The watch of the member with the seat `own`. It declares a member dead once that has been silent for
+    /// `patience`.
+    pub fn new(memory: &'a Memory, database: &'a D, own: Seat, patience: Duration) -> Self {
+        SeatWatch { memory, database, own, watch: Watch::new(patience), rules: PhantomData }
     }
 
     /// Looks at all seats once, and recovers those of dead members; `report` gets the result for each.
@@ -68,9 +69,9 @@ impl<'a, P: Premises, R: SeatRules> Lookout<'a, P, R> {
     /// well.
     pub async fn look(
         &mut self,
-        mut report: impl FnMut(Slot, Result<Option<Recovered>, SeatRecoveryError<P::FenceError>>),
+        mut report: impl FnMut(Slot, Result<Option<Recovered>, SeatRecoveryError<D::FenceError>>),
     ) -> Result<(), MemoryError> {
-        let seats = read_seats(self.memory, &self.premises.at().members()).await?;
+        let seats = read_seats(self.memory, &self.database.at().members()).await?;
         let mut suspects = self.watch.look(self.memory.endpoint().now_ns(), &seats);
         suspects.retain(|suspect| suspect.claim != self.own.claim);
         for &suspect in &suspects {
@@ -82,15 +83,15 @@ impl<'a, P: Premises, R: SeatRules> Lookout<'a, P, R> {
         Ok(())
     }
 
-    /// Evicts a member, undoes what it left, and frees its roles and its seat. If that fails, the seat stays
-    /// as it is, and can be recovered again. `None`: another member does it or has done it, or there is
+    /// Evicts a member, rolls back its commits, and frees its roles and its seat. If that fails, the seat
+    /// stays as it is, and can be recovered again. `None`: another member does it or has done it, or there is
     /// nothing to do.
     async fn recover_seat(
         &self,
         suspect: Suspect,
         suspects: &[Suspect],
-    ) -> Result<Option<Recovered>, SeatRecoveryError<P::FenceError>> {
-        let Lookout { memory, premises, .. } = *self;
+    ) -> Result<Option<Recovered>, SeatRecoveryError<D::FenceError>> {
+        let SeatWatch { memory, database, .. } = *self;
         if !self.become_recoverer(suspect, suspects).await? {
             return Ok(None);
         }
@@ -105,7 +106,7 @@ impl<'a, P: Premises, R: SeatRules> Lookout<'a, P, R> {
         if !R::recovers_before_seat() {
             self.free_seat(suspect).await?;
         }
-        let (log, oracle) = (premises.at().log(suspect.slot), premises.at().oracle());
+        let (log, oracle) = (database.at().log(suspect.slot), database.at().oracle());
         let recovered = match R::needs_both_copies() {
             true => recover(memory, &oracle, &log, suspect.slot).await?,
             false => recover_by::<Shipped>(memory, &oracle, &log, suspect.slot).await?,
@@ -113,7 +114,7 @@ impl<'a, P: Premises, R: SeatRules> Lookout<'a, P, R> {
         if !R::forgets_before_seat() {
             self.free_seat(suspect).await?;
         }
-        let at = premises.at();
+        let at = database.at();
         forget(memory, &at.horizon(), at.layout.client_words(suspect.slot)).await?;
         // From here on the slot, its log and its workers' places belong to the next member.
         self.free_seat(suspect).await?;
@@ -122,10 +123,10 @@ impl<'a, P: Premises, R: SeatRules> Lookout<'a, P, R> {
     }
 
     /// Fences all grants that a member has used; false: the member has given its seat back meanwhile.
-    async fn evict(&self, suspect: Suspect) -> Result<bool, SeatRecoveryError<P::FenceError>> {
-        let at = self.premises.at().members();
+    async fn evict(&self, suspect: Suspect) -> Result<bool, SeatRecoveryError<D::FenceError>> {
+        let at = self.database.at().members();
         // First the region with the seats: from then on the member cannot list its other grants (M2)...
-        self.premises.fence(0, suspect.claim).await.map_err(SeatRecoveryError::Fence)?;
+        self.database.fence(0, suspect.claim).await.map_err(SeatRecoveryError::Fence)?;
         // ...nor give its seat back. It may have done so before, and the seat may be another member's.
         if R::looks_again_behind_fence() && !self.is_its_seat(suspect).await? {
             return Ok(false);
@@ -133,32 +134,32 @@ impl<'a, P: Premises, R: SeatRules> Lookout<'a, P, R> {
         let listed = self.memory.read(&at.piece, at.layout.grants(suspect.slot)).await?;
         let listed = at.layout.decode_grants(&listed).filter(|grants| grants.first() == Some(&suspect.claim));
         for (region, grant) in listed.unwrap_or_default().into_iter().enumerate().skip(1) {
-            self.premises.fence(region, grant).await.map_err(SeatRecoveryError::Fence)?;
+            self.database.fence(region, grant).await.map_err(SeatRecoveryError::Fence)?;
         }
         Ok(true)
     }
 
     async fn is_its_seat(&self, suspect: Suspect) -> Result<bool, MemoryError> {
-        let at = self.premises.at().members();
+        let at = self.database.at().members();
         let claim = self.memory.read_word(&at.piece, at.layout.claim(suspect.slot)).await?;
         Ok(claim == suspect.claim.0)
     }
 
     async fn stop_recovering(&self, suspect: Suspect) -> Result<(), MemoryError> {
-        let at = self.premises.at().members();
+        let at = self.database.at().members();
         let recoverer = at.layout.recoverer(suspect.slot);
         self.memory.compare_and_swap(&at.piece, recoverer, self.own.claim.0, 0).await.map(drop)
     }
 
     async fn free_roles(&self, suspect: Suspect) -> Result<(), MemoryError> {
         for role in Role::ALL {
-            give_up_role(self.memory, &self.premises.at().members(), role, suspect.claim).await?;
+            give_up_role(self.memory, &self.database.at().members(), role, suspect.claim).await?;
         }
         Ok(())
     }
 
     async fn free_seat(&self, suspect: Suspect) -> Result<(), MemoryError> {
-        let at = self.premises.at().members();
+        let at = self.database.at().members();
         let claim = at.layout.claim(suspect.slot);
         self.memory.compare_and_swap(&at.piece, claim, suspect.claim.0, 0).await.map(drop)
     }
@@ -168,8 +169,8 @@ impl<'a, P: Premises, R: SeatRules> Lookout<'a, P, R> {
         &self,
         suspect: Suspect,
         suspects: &[Suspect],
-    ) -> Result<bool, SeatRecoveryError<P::FenceError>> {
-        let (memory, at, own) = (self.memory, self.premises.at().members(), self.own.claim.0);
+    ) -> Result<bool, SeatRecoveryError<D::FenceError>> {
+        let (memory, at, own) = (self.memory, self.database.at().members(), self.own.claim.0);
         let place = at.layout.recoverer(suspect.slot);
         let before = memory.read_word(&at.piece, place).await?;
         // After that READ: a recoverer had a seat before it became one. So a recoverer that has none now has

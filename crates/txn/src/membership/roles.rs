@@ -45,7 +45,7 @@ pub async fn give_up_role(
     memory.compare_and_swap(&at.piece, at.layout.role(role), claim.0, 0).await.map(drop)
 }
 
-/// Does the work of a role whenever no other member does, until `is_over`; looks every `pause` whether the
+/// Does the work of a role whenever no other member does, until `has_ended`; looks every `pause` whether the
 /// role is free. `work` returns once it has finished, with nothing of it in flight.
 ///
 /// # Errors
@@ -56,10 +56,10 @@ pub async fn fill_role<E: From<MemoryError>>(
     at: &MembersAt,
     (role, claim): (Role, Epoch),
     pause: Duration,
-    is_over: impl Fn() -> bool,
+    has_ended: impl Fn() -> bool,
     work: impl AsyncFn() -> Result<(), E>,
 ) -> Result<(), E> {
-    while !is_over() {
+    while !has_ended() {
         if take_role(memory, at, role, claim).await? {
             work().await?;
             give_up_role(memory, at, role, claim).await?;

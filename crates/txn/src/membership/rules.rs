@@ -32,7 +32,7 @@ pub trait SeatRules: 'static {
         true
     }
 
-    /// Whether what a member left is undone only with both copies of its log.
+    /// Whether a member's commits are rolled back only with both copies of its log.
     fn needs_both_copies() -> bool {
         true
     }
@@ -42,7 +42,7 @@ pub trait SeatRules: 'static {
         true
     }
 
-    /// Whether what a member left is undone before its seat is free (M4).
+    /// Whether a member's commits are rolled back before its seat is free (M4).
     fn recovers_before_seat() -> bool {
         true
     }

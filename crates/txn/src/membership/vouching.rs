@@ -1,4 +1,4 @@
-//! Whether a member may send heartbeats. Pure: takes what its parts show of their work, and the time.
+//! Whether a member may send heartbeats. Pure: takes what its parts report of their work, and the time.
 //!
 //! V1. A heartbeat vouches for all parts of the member: the threads of its duties, their work, and its
 //!     commits. While a part makes no progress for too long, the member sends no heartbeats. The others then
@@ -70,7 +70,7 @@ pub fn signs_of(duties: &Duties, slot: &SharedSlot) -> Vec<Sign> {
     signs.extend(
         slot.holding().into_iter().map(|(number, progress)| Sign { part: Part::Holder(number), progress }),
     );
-    signs.extend(slot.oldest_under_way().map(|progress| Sign { part: Part::OldestCommit, progress }));
+    signs.extend(slot.oldest_in_flight().map(|progress| Sign { part: Part::OldestCommit, progress }));
     signs
 }
 
@@ -152,7 +152,8 @@ mod tests {
         Vouching::new(Duration::from_nanos(PATIENCE), Duration::from_nanos(NODE_SILENCE))
     }
 
-    /// When a member stops sending heartbeats if `part` has shown its last progress at time 0; `None`: never.
+    /// When a member stops sending heartbeats if `part` has reported its last progress at time 0; `None`:
+    /// never.
     fn silent_after(part: Part, others: &[Part]) -> Option<u64> {
         let mut vouching = vouching();
         for now_ns in (0..1_000).step_by(STEP as usize) {

@@ -1,4 +1,4 @@
-//! Which members are dead, by one member's clock. Pure: takes what the seats say, and the time.
+//! Which members are dead, by one member's clock. Pure: takes the words of the seats, and the time.
 
 use std::time::Duration;
 

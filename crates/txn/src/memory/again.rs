@@ -172,11 +172,11 @@ impl Trying {
             Failed::Moved | Failed::ForGood => &mut self.moving_since_ns,
         };
         since_ns.get_or_insert(now_ns);
-        let is_over = |since_ns: Option<u64>, patience: Duration| {
+        let is_past = |since_ns: Option<u64>, patience: Duration| {
             since_ns.is_some_and(|since_ns| now_ns.saturating_sub(since_ns) >= patience.as_nanos() as u64)
         };
-        is_over(self.moving_since_ns, MOVE_PATIENCE)
-            || is_over(self.lost_since_ns, memory.endpoint.deadline())
+        is_past(self.moving_since_ns, MOVE_PATIENCE)
+            || is_past(self.lost_since_ns, memory.endpoint.deadline())
     }
 }
 

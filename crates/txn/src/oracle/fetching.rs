@@ -116,8 +116,8 @@ impl Drop for Fetching<'_> {
     }
 }
 
-/// Fetches published cuts until `is_over`, with `pause` between two looks. The cuts from which workers begin
-/// are older by up to that pause and a READ.
+/// Fetches published cuts until `has_ended`, with `pause` between two looks. The cuts from which workers
+/// begin are older by up to that pause and a READ.
 ///
 /// # Errors
 /// When far memory does not answer.
@@ -126,10 +126,10 @@ pub async fn fetch<R: Rules>(
     oracle: &Oracle,
     fetched: &Fetched,
     pause: Duration,
-    is_over: impl Fn() -> bool,
+    has_ended: impl Fn() -> bool,
 ) -> Result<(), MemoryError> {
     let fetching = Fetching(fetched);
-    while !is_over() {
+    while !has_ended() {
         if let Some(cut) = read_published::<R>(memory, oracle).await? {
             fetching.0.keep(cut);
         }

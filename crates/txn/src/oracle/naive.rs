@@ -104,18 +104,18 @@ impl NaiveAt {
         Ok(())
     }
 
-    /// Moves the read timestamp until `is_over`. Only one thread may do so.
+    /// Moves the read timestamp until `has_ended`. Only one thread may do so.
     ///
     /// # Errors
     /// When far memory does not answer.
-    pub async fn advance(&self, memory: &Memory, is_over: impl Fn() -> bool) -> Result<(), MemoryError> {
+    pub async fn advance(&self, memory: &Memory, has_ended: impl Fn() -> bool) -> Result<(), MemoryError> {
         let mut read = self.read_timestamp(memory).await?;
-        while !is_over() {
+        while !has_ended() {
             let found = memory.read(&self.piece, self.places_after(read)).await?;
-            let come = come_to(read, &found);
-            if come > read {
-                memory.write_word(&self.piece, READ_AT, come).await?;
-                read = come;
+            let up_to = done_up_to(read, &found);
+            if up_to > read {
+                memory.write_word(&self.piece, READ_AT, up_to).await?;
+                read = up_to;
             } else {
                 memory.endpoint().sleep(PAUSE).await;
             }
@@ -126,7 +126,7 @@ impl NaiveAt {
 
 /// The last timestamp up to which all are done without a gap. `places` are those of the timestamps after
 /// `read`.
-fn come_to(read: u64, places: &[u8]) -> u64 {
+fn done_up_to(read: u64, places: &[u8]) -> u64 {
     let (words, _) = places.as_chunks::<{ WORD_BYTES as usize }>();
     let done =
         words.iter().zip(read + 1..).take_while(|(word, wanted)| u64::from_le_bytes(**word) == *wanted);
@@ -156,8 +156,8 @@ mod tests {
     #[test]
     fn the_read_timestamp_stops_at_the_first_gap_and_ignores_the_round_before() {
         let list = |words: &[u64]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
-        assert_eq!(come_to(7, &list(&[8, 9, 0, 11])), 9);
-        assert_eq!(come_to(7, &list(&[8 - 4, 9])), 7, "what lies there is from the round before");
-        assert_eq!(come_to(7, &[]), 7);
+        assert_eq!(done_up_to(7, &list(&[8, 9, 0, 11])), 9);
+        assert_eq!(done_up_to(7, &list(&[8 - 4, 9])), 7, "what lies there is from the round before");
+        assert_eq!(done_up_to(7, &[]), 7);
     }
 }

@@ -28,7 +28,7 @@ const RESTS: [(Duration, Duration); 3] = [
     (Duration::from_millis(1), Duration::from_micros(128)),
 ];
 
-/// Publishes cuts of an oracle in one part, or of one part of an oracle, until `is_over`. After each cut it
+/// Publishes cuts of an oracle in one part, or of one part of an oracle, until `has_ended`. After each cut it
 /// pauses for `pace`, which for parts is [`Oracle::pace`](super::Oracle::pace). If nothing has been committed
 /// for a while, it looks less often; but it notices commits in `own`, the slot of this process, at once. It
 /// goes on after the last published cut. The member that published it has ended, or its grant was fenced. So
@@ -41,7 +41,7 @@ pub async fn publish<R: Rules>(
     oracle: OracleAt,
     pace: Duration,
     own: Option<&SharedSlot>,
-    is_over: impl Fn() -> bool,
+    has_ended: impl Fn() -> bool,
 ) -> Result<(), MemoryError> {
     let images = oracle.board.images();
     let bytes = memory.read(&oracle.piece, images.start as u64..images.end as u64).await?;
@@ -63,7 +63,7 @@ pub async fn publish<R: Rules>(
     };
     let endpoint = memory.endpoint();
     let mut last_ns = endpoint.now_ns();
-    while !is_over() {
+    while !has_ended() {
         let words = read_words(memory, &oracle).await?;
         match publisher.next(&words) {
             Some(cut) => {
@@ -87,7 +87,7 @@ pub async fn publish<R: Rules>(
 async fn rest(endpoint: &Endpoint, long: Duration, slot: Option<&SharedSlot>) {
     match slot {
         Some(slot) => {
-            select(pin!(endpoint.sleep(long)), pin!(slot.shows_more())).await;
+            select(pin!(endpoint.sleep(long)), pin!(slot.wait_for_watermark())).await;
         }
         None => endpoint.sleep(long).await,
     }

@@ -30,12 +30,12 @@ pub(crate) struct Fresh {
     number: u64,
     /// By a wrong rule of simulations: the payload, which is written only after the commit.
     unwritten: Option<Vec<u8>>,
-    becomes: Becomes,
+    when_dropped: WhenDropped,
 }
 
-/// What becomes of the block when this is dropped.
+/// The state of the block once this is dropped.
 #[derive(PartialEq)]
-enum Becomes {
+enum WhenDropped {
     /// Nothing points to it: it is free again.
     Free,
     /// A write to it may still land, or a commit that points to it may have taken effect: it becomes free
@@ -47,10 +47,10 @@ enum Becomes {
 
 impl Drop for Fresh {
     fn drop(&mut self) {
-        match self.becomes {
-            Becomes::Free => self.slab.chunks.lock().give_back(self.at),
-            Becomes::InDoubt => self.slot.note_write_in_flight(),
-            Becomes::Kept => {}
+        match self.when_dropped {
+            WhenDropped::Free => self.slab.chunks.lock().give_back(self.at),
+            WhenDropped::InDoubt => self.slot.note_write_in_flight(),
+            WhenDropped::Kept => {}
         }
     }
 }
@@ -58,21 +58,21 @@ impl Drop for Fresh {
 impl Fresh {
     /// The block is in doubt until the outcome of its commit is known.
     pub(crate) fn mark_in_doubt(&mut self) {
-        self.becomes = Becomes::InDoubt;
+        self.when_dropped = WhenDropped::InDoubt;
     }
 
-    /// Nothing of its transaction is left.
-    pub(crate) fn given_back(mut self) {
-        self.becomes = Becomes::Free;
+    /// Frees the block: nothing of its transaction is left.
+    pub(crate) fn give_back(mut self) {
+        self.when_dropped = WhenDropped::Free;
     }
 
-    /// Its transaction is committed.
-    pub(crate) async fn kept<R: Rules>(mut self, memory: &Memory) -> Result<(), MemoryError> {
+    /// Keeps the block: its transaction is committed.
+    pub(crate) async fn keep<R: Rules>(mut self, memory: &Memory) -> Result<(), MemoryError> {
         if let Some(payload) = mem::take(&mut self.unwritten).filter(|_| !R::writes_payloads_first()) {
             self.slab.write(memory, self.at, (self.record, self.number), &payload).await?;
         }
         self.slab.chunks.lock().keep(self.at, self.record, self.number);
-        self.becomes = Becomes::Kept;
+        self.when_dropped = WhenDropped::Kept;
         Ok(())
     }
 }
@@ -95,12 +95,12 @@ impl Slab {
         let at = self.allocate(worker, table, class.ok_or_else(too_long)?).await?;
         let at = at.ok_or(ReadError::NoSpace { bytes: payload.len() })?;
         let (slab, slot) = (self.clone(), worker.slot().clone());
-        let becomes = Becomes::Free;
-        let mut fresh = Fresh { slab, slot, at, record, number, unwritten: None, becomes };
+        let when_dropped = WhenDropped::Free;
+        let mut fresh = Fresh { slab, slot, at, record, number, unwritten: None, when_dropped };
         if R::writes_payloads_first() {
-            fresh.becomes = Becomes::InDoubt;
+            fresh.when_dropped = WhenDropped::InDoubt;
             self.write(worker.memory(), at, (record, number), payload).await?;
-            fresh.becomes = Becomes::Free;
+            fresh.when_dropped = WhenDropped::Free;
         } else {
             fresh.unwritten = Some(payload.to_vec());
         }

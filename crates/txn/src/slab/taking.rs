@@ -23,12 +23,12 @@ struct Moving<'a> {
     slab: &'a Slab,
     slot: &'a SharedSlot,
     chunk: u32,
-    is_over: bool,
+    has_ended: bool,
 }
 
 impl Drop for Moving<'_> {
     fn drop(&mut self) {
-        if !self.is_over {
+        if !self.has_ended {
             self.slot.note_write_in_flight();
         }
     }
@@ -100,7 +100,7 @@ impl Slab {
     }
 
     fn moving<'a, R: Rules>(&'a self, worker: &'a Worker<R>, chunk: u32) -> Moving<'a> {
-        Moving { slab: self, slot: worker.slot(), chunk, is_over: false }
+        Moving { slab: self, slot: worker.slot(), chunk, has_ended: false }
     }
 
     /// Takes a chunk from its owner. False: another member was first.
@@ -191,12 +191,12 @@ impl Moving<'_> {
     /// The chunk does not belong to this member.
     fn remove(mut self) {
         self.slab.chunks.lock().remove(self.chunk);
-        self.is_over = true;
+        self.has_ended = true;
     }
 
     /// The chunk belongs to this member.
     fn add(mut self, class: Class, written: &[Option<(RecordId, u64)>]) {
         self.slab.chunks.lock().add(self.chunk, class, written);
-        self.is_over = true;
+        self.has_ended = true;
     }
 }

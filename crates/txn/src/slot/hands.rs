@@ -34,7 +34,7 @@ pub struct Held {
 
 impl Held {
     pub(super) fn new(hand: Arc<Hand>) -> Held {
-        std::mem::forget(hand.holds());
+        std::mem::forget(hand.hold());
         Held { _hand: hand }
     }
 }
@@ -52,7 +52,7 @@ struct Joined {
 impl Hand {
     /// Until the returned value is dropped, others wait for something of this worker.
     #[inline]
-    pub(crate) fn holds(&self) -> Holding<'_> {
+    pub(crate) fn hold(&self) -> Holding<'_> {
         // Only the worker's own thread writes either; they carry no data.
         self.begun.store(self.begun.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
         self.holding.store(self.held() + 1, Ordering::Relaxed);
@@ -69,13 +69,13 @@ impl Hand {
 impl Drop for Holding<'_> {
     #[inline]
     fn drop(&mut self) {
-        self.0.holding.store(self.0.held() - 1, Ordering::Relaxed); // as in `holds`
+        self.0.holding.store(self.0.held() - 1, Ordering::Relaxed); // as in `hold`
     }
 }
 
 impl Hands {
     /// Adds a worker; `turns` shows whether its thread runs.
-    pub(super) fn joins(&self, turns: Turns) -> Arc<Hand> {
+    pub(super) fn add(&self, turns: Turns) -> Arc<Hand> {
         let mut joined = self.0.lock();
         joined.last += 1;
         joined.hands.retain(|hand| hand.strong_count() > 0);
@@ -101,10 +101,10 @@ mod tests {
     #[test]
     fn a_worker_is_named_while_others_wait_for_it() {
         let hands = Hands::default();
-        let [one, other] = std::array::from_fn(|_| hands.joins(Turns::default()));
+        let [one, other] = std::array::from_fn(|_| hands.add(Turns::default()));
         assert_eq!(hands.holding(), []);
-        let first = other.holds();
-        let second = other.holds();
+        let first = other.hold();
+        let second = other.hold();
         drop(first);
         assert_eq!(hands.holding(), [(2, 2)]);
         drop(second);
@@ -113,8 +113,8 @@ mod tests {
         assert_eq!(hands.holding(), [(1, 1)]);
         drop(held);
         assert_eq!(hands.holding(), []);
-        let another = hands.joins(Turns::default());
-        let _holding = another.holds();
+        let another = hands.add(Turns::default());
+        let _holding = another.hold();
         assert_eq!(hands.holding(), [(3, 1)]);
         assert_eq!(hands.0.lock().hands.len(), 2, "dropped hands are forgotten");
     }

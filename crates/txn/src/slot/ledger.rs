@@ -142,7 +142,7 @@ pub(super) enum Look {
     /// Nothing: the watermark will not reach it.
     Stuck,
     /// Its thread has the turn, and moves the watermark to this count.
-    Show(u64),
+    Write(u64),
     /// It looks again soon: another thread has the turn.
     Soon,
     /// It sleeps: an earlier commit has not finished or, after [`Ledger::look`], another thread has the turn.
@@ -198,9 +198,9 @@ impl<W: Word, const PLACES: usize> Ledger<W, PLACES> {
     pub(super) fn end(&self, count: u64) -> (Option<u64>, Awaited) {
         let has_turn = self.take_turn();
         if has_turn {
-            let over = self.over_with(Some(count));
-            if over >= count {
-                return (Some(over), Awaited(false));
+            let up_to = self.finished_up_to_with(Some(count));
+            if up_to >= count {
+                return (Some(up_to), Awaited(false));
             }
         }
         self.note(count, 0);
@@ -243,7 +243,7 @@ impl<W: Word, const PLACES: usize> Ledger<W, PLACES> {
     }
 
     /// The count of the oldest commit in flight: the watermark has not reached it, and it has not vanished.
-    pub(super) fn oldest_under_way(&self) -> Option<u64> {
+    pub(super) fn oldest_in_flight(&self) -> Option<u64> {
         let settled = self.settled();
         // Relaxed: a count carries no data.
         let begun = self.begun.load(Ordering::Relaxed) & !CLOSED;
@@ -251,25 +251,25 @@ impl<W: Word, const PLACES: usize> Ledger<W, PLACES> {
     }
 
     /// The count up to which all commits have finished without a gap.
-    pub(super) fn over(&self) -> u64 {
-        self.over_with(None)
+    pub(super) fn finished_up_to(&self) -> u64 {
+        self.finished_up_to_with(None)
     }
 
-    /// As [`over`](Self::over), with one commit that has finished and is not noted.
-    fn over_with(&self, count: Option<u64>) -> u64 {
-        let mut over = self.settled();
+    /// As [`finished_up_to`](Self::finished_up_to), with one commit that has finished and is not noted.
+    fn finished_up_to_with(&self, count: Option<u64>) -> u64 {
+        let mut up_to = self.settled();
         // Acquire: pairs with `note`, and with what the noting thread had found settled before (S5).
-        let is_over =
+        let has_finished =
             |next: u64| count == Some(next) || self.place(next).load(Ordering::Acquire) >> 1 == next;
         loop {
-            while is_over(over + 1) {
-                over += 1;
+            while has_finished(up_to + 1) {
+                up_to += 1;
             }
             let settled = self.settled();
-            if settled <= over {
-                return over;
+            if settled <= up_to {
+                return up_to;
             }
-            over = settled;
+            up_to = settled;
         }
     }
 
@@ -315,17 +315,17 @@ impl<W: Word, const PLACES: usize> Ledger<W, PLACES> {
     }
 
     /// Takes the turn if it is free and the watermark can move; returns the count to move it to.
-    pub(super) fn take_to_show(&self) -> (Option<u64>, Awaited) {
+    pub(super) fn take_turn_if_behind(&self) -> (Option<u64>, Awaited) {
         if !self.take_turn() {
             return (None, Awaited(false));
         }
-        let over = self.over();
-        if over > self.watermark() { (Some(over), Awaited(false)) } else { (None, self.give_turn_back()) }
+        let up_to = self.finished_up_to();
+        if up_to > self.watermark() { (Some(up_to), Awaited(false)) } else { (None, self.give_turn_back()) }
     }
 
     /// The caller has the turn, and has written this count to the slot's word: moves the watermark there, and
     /// gives the turn back.
-    pub(super) fn show(&self, count: u64) -> Awaited {
+    pub(super) fn move_watermark(&self, count: u64) -> Awaited {
         self.watermark.store(count, Ordering::Release); // pairs with `watermark`
         let awaited = self.give_turn_back();
         self.settle();
@@ -345,11 +345,11 @@ impl<W: Word, const PLACES: usize> Ledger<W, PLACES> {
         if turn & TAKEN != 0 {
             return (Look::Soon, Awaited(false));
         }
-        if self.over() < count {
+        if self.finished_up_to() < count {
             return (Look::Sleep, Awaited(false));
         }
-        match self.take_to_show() {
-            (Some(over), awaited) => (Look::Show(over), awaited),
+        match self.take_turn_if_behind() {
+            (Some(up_to), awaited) => (Look::Write(up_to), awaited),
             (None, awaited) if self.watermark() >= count => (Look::Reached, awaited),
             (None, awaited) => (Look::Soon, awaited),
         }

@@ -21,7 +21,7 @@ use farpool_wire::{Slot, Version};
 use futures_util::task::AtomicWaker;
 use parking_lot::Mutex;
 
-use super::MAX_COMMITS_UNDER_WAY;
+use super::MAX_COMMITS_IN_FLIGHT;
 use super::hands::{Hand, Hands, Held};
 use super::ledger::{Awaited, Ledger, Look, NotBegun};
 use crate::error::{CommitError, LeaveError};
@@ -43,10 +43,10 @@ const PAUSES_PER_LOOK: u32 = 32;
 pub struct SharedSlot {
     slot: Slot,
     log: LogAt,
-    ledger: Ledger<AtomicU64, MAX_COMMITS_UNDER_WAY>,
+    ledger: Ledger<AtomicU64, MAX_COMMITS_IN_FLIGHT>,
     /// Room in the log for intents. Each commit that has some locks it once.
     room: Mutex<LogRoom>,
-    /// The wakers of commits that sleep until the slot has come further.
+    /// The wakers of commits that sleep until the watermark has moved further.
     sleeping: Mutex<BTreeMap<u64, Waker>>,
     /// A write of this compute server that is no commit may still land in far memory, at any time.
     has_writes_in_flight: AtomicBool,
@@ -62,7 +62,7 @@ pub struct SharedSlot {
 #[derive(Debug)]
 pub(crate) struct Writing<'a> {
     slot: &'a SharedSlot,
-    come: u64,
+    up_to: u64,
 }
 
 /// Which worker writes the slot's word while a commit waits for that.
@@ -101,7 +101,7 @@ impl SharedSlot {
 
     /// Waits until the watermark has moved to something that is committed after this call. One task at a time
     /// may wait. This may miss a commit, so the caller must wait no longer than it would without this.
-    pub async fn shows_more(&self) {
+    pub async fn wait_for_watermark(&self) {
         let before = self.ledger.watermark();
         std::future::poll_fn(|context| {
             self.watcher.register(context.waker());
@@ -118,14 +118,14 @@ impl SharedSlot {
     }
 
     /// Adds a worker that commits here; `turns` shows whether its thread runs.
-    pub(crate) fn joins(&self, turns: Turns) -> Arc<Hand> {
-        self.hands.joins(turns)
+    pub(crate) fn add_worker(&self, turns: Turns) -> Arc<Hand> {
+        self.hands.add(turns)
     }
 
     /// Until the returned value is dropped, others wait for the thread that polls `endpoint`, for another
     /// reason than a commit here.
     pub fn held_by(&self, endpoint: &Endpoint) -> Held {
-        Held::new(self.hands.joins(endpoint.turns()))
+        Held::new(self.hands.add(endpoint.turns()))
     }
 
     /// The workers that others wait for: the number of each, and a number that changes while its thread runs.
@@ -139,8 +139,8 @@ impl SharedSlot {
     }
 
     /// The count of the oldest commit in flight.
-    pub(crate) fn oldest_under_way(&self) -> Option<u64> {
-        self.ledger.oldest_under_way()
+    pub(crate) fn oldest_in_flight(&self) -> Option<u64> {
+        self.ledger.oldest_in_flight()
     }
 
     /// Its log, for the workers that commit in it.
@@ -182,11 +182,11 @@ impl SharedSlot {
         if self.ledger.is_stuck() || self.has_writes_in_flight.load(Ordering::Acquire) {
             return Err(LeaveError::Stuck);
         }
-        let (last, awaited) = self.ledger.close(Ledger::over);
+        let (last, awaited) = self.ledger.close(Ledger::finished_up_to);
         self.wake(awaited);
-        let last = last.ok_or(LeaveError::UnderWay)?;
+        let last = last.ok_or(LeaveError::InFlight)?;
         if last > self.ledger.watermark() {
-            return Ok((last, Some(Writing { slot: self, come: last })));
+            return Ok((last, Some(Writing { slot: self, up_to: last })));
         }
         self.wake(self.ledger.give_turn_back());
         Ok((last, None))
@@ -195,17 +195,17 @@ impl SharedSlot {
     /// A commit is installed. If the watermark can move and no other thread writes, the caller does.
     pub(crate) fn end(&self, version: Version) -> Option<Writing<'_>> {
         // Commits that wait for this one are woken when that write, or the one in flight, is done.
-        let (come, awaited) = self.ledger.end(version.count());
+        let (up_to, awaited) = self.ledger.end(version.count());
         self.wake(awaited);
-        come.map(|come| Writing { slot: self, come })
+        up_to.map(|up_to| Writing { slot: self, up_to })
     }
 
-    /// Moves the watermark as far as all commits have finished without a gap, if that is further than now and
-    /// no other worker is writing: then the caller writes.
-    pub(crate) fn show_over(&self) -> Option<Writing<'_>> {
-        let (come, awaited) = self.ledger.take_to_show();
+    /// The right to move the watermark as far as all commits have finished without a gap. `None`: it is there
+    /// already, or another worker is writing.
+    pub(crate) fn start_write(&self) -> Option<Writing<'_>> {
+        let (up_to, awaited) = self.ledger.take_turn_if_behind();
         self.wake(awaited);
-        come.map(|come| Writing { slot: self, come })
+        up_to.map(|up_to| Writing { slot: self, up_to })
     }
 
     /// A commit has finished, and nothing of it is left. Nothing has to be written for that, but a commit
@@ -248,7 +248,7 @@ impl SharedSlot {
         match look {
             Look::Reached => Some(Turn::Reached),
             Look::Stuck => Some(Turn::Stuck),
-            Look::Show(come) => Some(Turn::Write(Writing { slot: self, come })),
+            Look::Write(up_to) => Some(Turn::Write(Writing { slot: self, up_to })),
             Look::Soon | Look::Sleep => None,
         }
     }
@@ -304,14 +304,14 @@ impl SharedSlot {
 }
 
 impl Writing<'_> {
-    /// The count to write.
-    pub(crate) fn come(&self) -> u64 {
-        self.come
+    /// The count to write: all commits up to it have finished.
+    pub(crate) fn up_to(&self) -> u64 {
+        self.up_to
     }
 
     /// The write has taken effect.
     pub(crate) fn done(self) {
-        self.slot.wake(self.slot.ledger.show(self.come));
+        self.slot.wake(self.slot.ledger.move_watermark(self.up_to));
         if self.slot.is_watched.load(Ordering::Relaxed) {
             self.slot.is_watched.store(false, Ordering::Relaxed);
             self.slot.watcher.wake();
@@ -372,13 +372,13 @@ mod tests {
         let slot = slot();
         let [first, second, third] = std::array::from_fn(|_| begin(&slot));
         let writing = slot.end(first).expect("no other thread writes");
-        assert_eq!(writing.come(), 11);
+        assert_eq!(writing.up_to(), 11);
         assert!(slot.end(third).is_none() && slot.end(second).is_none(), "another thread writes");
         assert!(look(&slot, second).is_pending());
         writing.done();
         assert!(matches!(look(&slot, first), Poll::Ready(Turn::Reached)));
         let Poll::Ready(Turn::Write(writing)) = look(&slot, second) else { panic!("it is its turn") };
-        assert_eq!(writing.come(), 13);
+        assert_eq!(writing.up_to(), 13);
         assert!(look(&slot, third).is_pending());
         writing.done();
         assert!(matches!(look(&slot, third), Poll::Ready(Turn::Reached)));
@@ -390,7 +390,7 @@ mod tests {
         let [first, second] = std::array::from_fn(|_| begin(&slot));
         assert!(slot.end(second).is_none() && look(&slot, second).is_pending());
         let writing = slot.end(first).unwrap();
-        assert_eq!(writing.come(), 12);
+        assert_eq!(writing.up_to(), 12);
         writing.done();
         assert!(matches!(look(&slot, second), Poll::Ready(Turn::Reached)));
     }
@@ -402,7 +402,7 @@ mod tests {
         assert!(slot.end(second).is_none() && look(&slot, second).is_pending());
         slot.vanish(first);
         let Poll::Ready(Turn::Write(writing)) = look(&slot, second) else { panic!("it is its turn") };
-        assert_eq!(writing.come(), 12);
+        assert_eq!(writing.up_to(), 12);
         writing.done();
     }
 
@@ -413,12 +413,12 @@ mod tests {
             slot.vanish(begin(&slot));
         }
         assert!(matches!(slot.begin(8), Err(CommitError::Busy)), "a recoverer would not know of it");
-        let writing = slot.show_over().expect("no other thread writes");
-        assert_eq!(writing.come(), 10 + MAX_COUNTS_AHEAD);
-        assert!(slot.show_over().is_none() && slot.begin(8).is_err(), "it is being written");
+        let writing = slot.start_write().expect("no other thread writes");
+        assert_eq!(writing.up_to(), 10 + MAX_COUNTS_AHEAD);
+        assert!(slot.start_write().is_none() && slot.begin(8).is_err(), "it is being written");
         writing.done();
         assert_eq!(begin(&slot).count(), 11 + MAX_COUNTS_AHEAD);
-        assert!(slot.show_over().is_none(), "all are reached");
+        assert!(slot.start_write().is_none(), "all are reached");
     }
 
     #[test]
@@ -448,15 +448,15 @@ mod tests {
     fn leaving_a_slot_writes_the_last_count_that_was_used() {
         let slot = slot();
         let [first, second] = std::array::from_fn(|_| begin(&slot));
-        assert!(matches!(slot.leave(), Err(LeaveError::UnderWay)));
+        assert!(matches!(slot.leave(), Err(LeaveError::InFlight)));
         slot.vanish(second);
         let writing = slot.end(first).unwrap();
-        assert!(matches!(slot.leave(), Err(LeaveError::UnderWay)), "its word is being written");
+        assert!(matches!(slot.leave(), Err(LeaveError::InFlight)), "its word is being written");
         writing.done();
         slot.vanish(begin(&slot));
         let (last, writing) = slot.leave().unwrap();
         let writing = writing.expect("the word has less");
-        assert_eq!((last, writing.come()), (13, 13));
+        assert_eq!((last, writing.up_to()), (13, 13));
         assert!(matches!(slot.begin(8), Err(CommitError::Stuck)));
         writing.done();
         assert!(matches!(slot.leave(), Ok((13, None))), "that is so already");
@@ -465,15 +465,15 @@ mod tests {
     #[test]
     fn the_oldest_commit_in_flight_is_neither_reached_nor_vanished() {
         let slot = slot();
-        assert_eq!(slot.oldest_under_way(), None);
+        assert_eq!(slot.oldest_in_flight(), None);
         let [first, second] = std::array::from_fn(|_| begin(&slot));
         slot.vanish(second);
-        assert_eq!(slot.oldest_under_way(), Some(first.count()));
+        assert_eq!(slot.oldest_in_flight(), Some(first.count()));
         let writing = slot.end(first).unwrap();
-        assert_eq!(slot.oldest_under_way(), Some(first.count()), "its word is being written");
+        assert_eq!(slot.oldest_in_flight(), Some(first.count()), "its word is being written");
         writing.done();
-        assert_eq!(slot.oldest_under_way(), None);
-        assert!(slot.retire() && slot.oldest_under_way().is_none());
+        assert_eq!(slot.oldest_in_flight(), None);
+        assert!(slot.retire() && slot.oldest_in_flight().is_none());
     }
 
     #[test]
@@ -518,7 +518,7 @@ mod tests {
             loop {
                 if let Some(writing) = writing.take() {
                     // Relaxed: the slot orders the threads that write.
-                    assert!(word.swap(writing.come(), Ordering::Relaxed) < writing.come(), "it went back");
+                    assert!(word.swap(writing.up_to(), Ordering::Relaxed) < writing.up_to(), "it went back");
                     writing.done();
                 }
                 match look(slot, version) {

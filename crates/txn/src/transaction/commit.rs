@@ -12,7 +12,7 @@ use crate::memory::{Memory, MemoryError, Plan, run_all};
 use crate::record::NumberedHeader;
 use crate::rules::{Rules, Step};
 use crate::slab::Fresh;
-use crate::worker::{Session, UnderWay, Worker};
+use crate::worker::{CommitInFlight, SessionState, Worker};
 
 /// Operations that install one record.
 const OPERATIONS_EACH: usize = 5;
@@ -23,12 +23,12 @@ const WORD_BYTES: usize = size_of::<u64>();
 /// A transaction that is about to commit. Dropping it aborts it, as long as [`commit`](Self::commit) has not
 /// begun.
 pub struct Committing<'a, R: Rules> {
-    session: &'a mut Session,
+    session: &'a mut SessionState,
     groups: Vec<Group>,
     prepared: Vec<Prepared<'a>>,
     log: Logging<'a>,
     version: Version,
-    under_way: UnderWay<'a, R>,
+    commit: CommitInFlight<'a, R>,
     /// Blocks with the payloads that it points to.
     blocks: Vec<Fresh>,
 }
@@ -58,10 +58,10 @@ impl<'a, R: Rules> Transaction<'a, R> {
         let Transaction { worker, session, writes, cut, blocks, open, .. } = self;
         let mut intents = Vec::new();
         writes.values().for_each(|write| intent_of(write).encode(&mut intents));
-        let mut under_way = worker.begin_commit(intents.len() as u64)?;
-        under_way.keeps(open);
-        let version = R::numbered(under_way.version());
-        let head = Head::new(version, cut.sequence(), under_way.log_start(), &intents);
+        let mut commit = worker.begin_commit(intents.len() as u64)?;
+        commit.keep_snapshot(open);
+        let version = R::numbered(commit.version());
+        let head = Head::new(version, cut.sequence(), commit.log_start(), &intents);
         let log = Logging::new(worker, &head, &intents).map_err(CommitError::Nothing)?;
         let groups = by_node(writes.into_values());
         let prepared: Result<Vec<_>, _> = groups
@@ -69,7 +69,7 @@ impl<'a, R: Rules> Transaction<'a, R> {
             .map(|(node, writes)| Prepared::new::<R>(&worker.memory, *node, writes, version))
             .collect();
         let prepared = prepared.map_err(CommitError::Nothing)?;
-        Ok(Some(Committing { session, groups, prepared, log, version, under_way, blocks }))
+        Ok(Some(Committing { session, groups, prepared, log, version, commit, blocks }))
     }
 }
 
@@ -84,9 +84,9 @@ impl<R: Rules> Committing<'_, R> {
     /// # Errors
     /// Says whether nothing of it is left, or its outcome is unknown.
     pub async fn commit(self) -> Result<Version, CommitError> {
-        let Committing { session, groups, prepared, mut log, version, mut under_way, mut blocks } = self;
+        let Committing { session, groups, prepared, mut log, version, mut commit, mut blocks } = self;
         let unknown = |_: MemoryError| CommitError::Unknown(version);
-        under_way.touches();
+        commit.mark_touched();
         blocks.iter_mut().for_each(Fresh::mark_in_doubt);
         R::passes(Step::Prepared);
         // If it is unknown whether the intents were written, they may still land, and must not overwrite
@@ -105,17 +105,17 @@ impl<R: Rules> Committing<'_, R> {
             Err(mut undoing) => {
                 undoing.extend(log.verdicts(version));
                 done(&mut undoing).await.map_err(unknown)?;
-                under_way.vanished();
-                blocks.into_iter().for_each(Fresh::given_back);
+                commit.vanish();
+                blocks.into_iter().for_each(Fresh::give_back);
                 return Err(CommitError::Conflict);
             }
         };
         let is_reached = if R::installs_first() {
             done(&mut installation).await.map_err(unknown)?;
             R::passes(Step::Installed);
-            under_way.finish().await
+            commit.finish().await
         } else {
-            let is_reached = under_way.finish().await;
+            let is_reached = commit.finish().await;
             done(&mut installation).await.map_err(unknown)?;
             is_reached
         };
@@ -124,7 +124,7 @@ impl<R: Rules> Committing<'_, R> {
         }
         R::passes(Step::Reached);
         for block in blocks {
-            block.kept::<R>(under_way.memory()).await.map_err(unknown)?;
+            block.keep::<R>(commit.memory()).await.map_err(unknown)?;
         }
         session.committed(version);
         Ok(version)

@@ -13,8 +13,8 @@ use crate::table::Table;
 const RUN_BYTES: usize = 128 << 10;
 
 impl<R: Rules> Transaction<'_, R> {
-    /// Reads records whose numbers follow each other, many with one READ, and shows each to `visit`: which it
-    /// is, which commit wrote it, and its data, as [`read`](Self::read) does.
+    /// Reads records whose numbers follow each other, many with one READ. Passes to `visit` for each: its
+    /// number, which commit wrote it, and its data, as [`read`](Self::read) does.
     ///
     /// # Errors
     /// As [`read`](Self::read).

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Session, Worker};
+use super::{SessionState, Worker};
 use crate::cut::Cut;
 use crate::error::{BeginError, LeaveError};
 use crate::horizon::{Announcer, HorizonAt};
@@ -45,7 +45,7 @@ impl<R: Rules> Worker<R> {
     ///
     /// # Errors
     /// When far memory does not answer, or nothing is published.
-    pub async fn catch_up(&self, session: &mut Session) -> Result<(), BeginError> {
+    pub async fn catch_up(&self, session: &mut SessionState) -> Result<(), BeginError> {
         let latest = self.latest().await?;
         session.begun_from = session.begun_from.max(latest.sequence());
         Ok(())

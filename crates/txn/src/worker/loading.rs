@@ -2,7 +2,7 @@
 
 use farpool_wire::{RecordHeader, Version};
 
-use super::{Session, Worker};
+use super::{SessionState, Worker};
 use crate::error::CommitError;
 use crate::memory::MemoryError;
 use crate::rules::Rules;
@@ -21,13 +21,13 @@ impl<R: Rules> Worker<R> {
     /// The table's memory is of no use then, until it is zeros again.
     pub async fn load(
         &self,
-        session: &mut Session,
+        session: &mut SessionState,
         table: &Table,
         mut fill: impl FnMut(u64, &mut [u8]),
     ) -> Result<Version, CommitError> {
-        let mut under_way = self.begin_commit(0)?;
-        let version = under_way.version();
-        under_way.touches();
+        let mut commit = self.begin_commit(0)?;
+        let version = commit.version();
+        commit.mark_touched();
         let layout = table.layout();
         for run in table.runs(0..table.records(), RUN_BYTES) {
             let unknown = |_: MemoryError| CommitError::Unknown(version);
@@ -46,7 +46,7 @@ impl<R: Rules> Worker<R> {
             let at = layout.current(first.index).start;
             self.memory.write_from(buffer, &first.piece, at).await.map_err(unknown)?;
         }
-        if !under_way.finish().await {
+        if !commit.finish().await {
             return Err(CommitError::Unknown(version));
         }
         session.committed(version);

@@ -17,10 +17,10 @@ const PAUSE: Duration = Duration::from_micros(2);
 /// The looks of a worker.
 #[derive(Default)]
 pub(super) struct Looks {
-    is_under_way: Cell<bool>,
+    is_looking: Cell<bool>,
     /// How many have ended.
     ended: Cell<u64>,
-    /// What the last look has found that found something.
+    /// The cut that was found by the last look that found one.
     found: RefCell<Option<Cut>>,
     /// The wakers of sessions that wait for the next look to end: at most one for each session.
     waiting: RefCell<Vec<Waker>>,
@@ -31,7 +31,7 @@ struct Look<'a>(&'a Looks);
 
 impl Drop for Look<'_> {
     fn drop(&mut self) {
-        self.0.is_under_way.set(false);
+        self.0.is_looking.set(false);
         self.0.ended.set(self.0.ended.get() + 1);
         self.0.waiting.take().into_iter().for_each(Waker::wake);
     }
@@ -39,7 +39,7 @@ impl Drop for Look<'_> {
 
 impl Looks {
     fn begin(&self) -> Look<'_> {
-        self.is_under_way.set(true);
+        self.is_looking.set(true);
         Look(self)
     }
 
@@ -60,11 +60,11 @@ impl Looks {
 }
 
 impl<R: Rules> Worker<R> {
-    /// What a look finds that ends after this call; `None`: nothing. If another session is looking, this
-    /// waits for that look, which began before this call and may be given up. Then the result is what was
-    /// found last; a session begins from it only if it can.
+    /// The cut that is found by a look that ends after this call; `None`: that look finds none. If another
+    /// session is looking, this waits for that look, which began before this call and may be given up. Then
+    /// the result is the cut found last; a session begins from it only if it can.
     pub(super) async fn published_next(&self) -> Result<Option<Cut>, BeginError> {
-        if self.looks.is_under_way.get() {
+        if self.looks.is_looking.get() {
             self.looks.next_end().await;
             return Ok(self.looks.found.borrow().clone());
         }
@@ -93,9 +93,9 @@ mod tests {
         for _ in 0..2 {
             let look = looks.begin();
             let mut waiting = pin!(looks.next_end());
-            assert!(waiting.as_mut().poll(&mut context).is_pending() && looks.is_under_way.get());
+            assert!(waiting.as_mut().poll(&mut context).is_pending() && looks.is_looking.get());
             drop(look);
-            assert!(waiting.as_mut().poll(&mut context).is_ready() && !looks.is_under_way.get());
+            assert!(waiting.as_mut().poll(&mut context).is_ready() && !looks.is_looking.get());
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use farpool_wire::Version;
 
-use super::{Session, Worker};
+use super::{SessionState, Worker};
 use crate::cut::Cut;
 use crate::error::{BeginError, CommitError};
 use crate::rules::Rules;
@@ -33,11 +33,11 @@ impl<R: Rules> Worker<R> {
     ///
     /// # Errors
     /// As [`begin`](Self::begin) and [`commit`](crate::Transaction::commit).
-    pub async fn stamp(&self, session: &mut Session) -> Result<Stamped, StampError> {
+    pub async fn stamp(&self, session: &mut SessionState) -> Result<Stamped, StampError> {
         let begun_from = self.snapshot(session).await?.cut;
-        let mut under_way = self.begin_commit(0)?;
-        let version = under_way.version();
-        if !under_way.finish().await {
+        let mut commit = self.begin_commit(0)?;
+        let version = commit.version();
+        if !commit.finish().await {
             return Err(CommitError::Unknown(version).into());
         }
         Ok(Stamped { begun_from, version })

@@ -25,7 +25,7 @@ fn section(slices: &[Slice], scale: f64, effort: &Effort<'_>) -> Section {
     };
     let spread = |usage, figure| Spread::of(figures(usage, figure));
     let paired = |usage, figure| {
-        let pairs = figures(usage, figure).into_iter().zip(figures(Use::Nobody, figure));
+        let pairs = figures(usage, figure).into_iter().zip(figures(Use::Unused, figure));
         Spread::of(pairs.map(|(one, other)| one / other))
     };
     let mut body = String::from(
@@ -51,7 +51,7 @@ fn section(slices: &[Slice], scale: f64, effort: &Effort<'_>) -> Section {
         bars: Use::ALL
             .into_iter()
             .filter_map(|usage| {
-                let colour = if usage == Use::Nobody { FLOOR } else { OURS };
+                let colour = if usage == Use::Unused { FLOOR } else { OURS };
                 Some(Bar { name: usage.name().into(), colour, spread: spread(usage, figure)? })
             })
             .collect(),

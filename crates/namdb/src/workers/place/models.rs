@@ -142,15 +142,15 @@ fn model_of_closing<const FAULT: u8>() {
     builder.preemption_bound = Some(PREEMPTIONS);
     builder.check(|| {
         let place = Arc::new(PlaceWord::<Faulty<FAULT>>::default());
-        let is_over = Arc::new(LoomFlag::new(false));
+        let has_ended = Arc::new(LoomFlag::new(false));
         let closes = thread::spawn({
-            let (place, is_over) = (place.clone(), is_over.clone());
+            let (place, has_ended) = (place.clone(), has_ended.clone());
             move || {
-                is_over.store(true, Ordering::Release);
+                has_ended.store(true, Ordering::Release);
                 if FAULT == GLANCES { place.state() == Free } else { place.is_free() }
             }
         });
-        let goes_on = place.happens(Event::Taken).1.is_some() && !is_over.load(Ordering::Acquire);
+        let goes_on = place.happens(Event::Taken).1.is_some() && !has_ended.load(Ordering::Acquire);
         let is_given_back = closes.join().unwrap();
         assert!(!(goes_on && is_given_back), "a client works in a seat that may belong to another member");
     });
@@ -176,7 +176,7 @@ fn a_place_left_while_its_word_is_cleared_goes_to_the_next_client_only_after_tha
 }
 
 #[test]
-fn a_client_that_begins_again_is_announced_whatever_the_service_does() {
+fn a_client_that_begins_again_is_announced_in_every_interleaving_with_the_main_part() {
     model::<SOUND>(true);
 }
 

@@ -128,7 +128,7 @@ impl Client {
                 connection.attached.remove(&offer.region);
                 self.last = None;
                 self.read_back = None;
-                if !self.run.history.borrow().is_over(offer.lease, offer.grant) {
+                if !self.run.history.borrow().has_ended(offer.lease, offer.grant) {
                     self.run.complain(format!("grant {} was refused without a fence", offer.grant));
                 }
             }

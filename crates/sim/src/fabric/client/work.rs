@@ -185,7 +185,7 @@ impl Client {
     /// The second word of a stream is raised after the first, so a client that sees a value in the second
     /// must find at least that value in the first.
     async fn look_at_stream(&mut self, offer: &Offer) {
-        let whose = self.random.below(self.run.board.borrow().offers.len() as u64) as u32;
+        let whose = self.random.below(self.run.board.borrow().offers.len() as u64) as usize;
         let [first, second] = stream_of(whose);
         let Some(buffer) = self.buffer(2) else { return };
         let records = self.begin(offer, [(second, What::Read), (first, What::Read)]);
@@ -210,7 +210,7 @@ impl Client {
 
     /// A reader accepts a record only if its checksum is right.
     async fn read_record(&mut self, offer: &Offer) {
-        let whose = self.random.below(self.run.board.borrow().offers.len() as u64) as u32;
+        let whose = self.random.below(self.run.board.borrow().offers.len() as u64) as usize;
         let first = record_of(whose);
         let Some(found) = self.read_words(offer, first..first + RECORD_WORDS).await else { return };
         let is_blank = found.iter().all(|&word| word == 0);

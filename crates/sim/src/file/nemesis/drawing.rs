@@ -69,7 +69,7 @@ pub(in crate::file) fn draw_refusals(plane: &Plane, random: &mut Random) -> Vec<
 }
 
 /// Draws the mishaps of a run in which only one node is hurt, always the same one.
-pub(in crate::file) fn draw_bearable(plane: &Plane, random: &mut Random) -> Vec<Mishap> {
+pub(in crate::file) fn draw_survivable(plane: &Plane, random: &mut Random) -> Vec<Mishap> {
     let busy_ms = BUSY_TTLS * plane.ttl.0;
     let victim = random.index(plane.nodes.len());
     let count = 1 + random.below(MOST);
@@ -91,14 +91,14 @@ pub(in crate::file) fn draw_bearable(plane: &Plane, random: &mut Random) -> Vec<
 /// Draws the deaths of the owner: one or two. The next owner mostly starts within the duration of a lease.
 pub(in crate::file) fn draw_deaths_of_the_owner(
     plane: &Plane,
-    bears: bool,
+    is_redundant: bool,
     random: &mut Random,
 ) -> Vec<Mishap> {
     let busy_ms = BUSY_TTLS * plane.ttl.0;
     let longest_ms = match random.below(10) {
         0..4 => AT_ONCE_MS,
         4..8 => plane.ttl.0 / 5,
-        _ if bears => plane.ttl.0 / 5,
+        _ if is_redundant => plane.ttl.0 / 5,
         _ => 2 * plane.ttl.0,
     };
     let count = 1 + random.below(2);

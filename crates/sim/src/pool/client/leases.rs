@@ -84,7 +84,7 @@ impl Client {
             if self.held.borrow().len() < self.seat.wants && self.chance(800) {
                 self.grow().await;
             }
-            self.leave_what_is_taken_back().await;
+            self.give_some_revoked_back().await;
             match self.below(100) {
                 0..8 => self.give_one_back().await,
                 8..48 => self.let_client_in().await,
@@ -159,7 +159,7 @@ impl Client {
     }
 
     /// Gives back some of the leases that are being taken back, and keeps the others until they end.
-    async fn leave_what_is_taken_back(&self) {
+    async fn give_some_revoked_back(&self) {
         let leaving: Vec<RegionId> = self.holder.borrow().to_leave().map(|(region, _)| region).collect();
         for region in leaving {
             if !self.seat.stays && self.chance(400) {

@@ -13,7 +13,7 @@ use crate::pool::{WORD_BYTES, WORDS};
 
 /// A region that a client may use.
 #[derive(Clone, Copy)]
-struct Place {
+struct UsableRegion {
     region: RegionId,
     lease: LeaseNo,
     grant: Epoch,
@@ -37,15 +37,15 @@ impl Client {
         self.connections.borrow_mut().clear();
     }
 
-    fn some_place(&self) -> Option<Place> {
+    fn some_place(&self) -> Option<UsableRegion> {
         let held = self.held.borrow();
         let own = self.trusted().into_iter().map(|(region, grant, key)| {
             let lease = held[&region].lease;
-            Place { region, lease, grant, key, own: true }
+            UsableRegion { region, lease, grant, key, own: true }
         });
         let invited = self.invited.borrow();
         let others = invited.iter().map(|known| known.invitation);
-        let others = others.map(|Invitation { region, lease, grant, key, .. }| Place {
+        let others = others.map(|Invitation { region, lease, grant, key, .. }| UsableRegion {
             region,
             lease,
             grant,
@@ -53,12 +53,12 @@ impl Client {
             own: false,
         });
         let others = others.filter(|place| self.is_told(place.region, place.grant));
-        let places: Vec<Place> = own.chain(others).collect();
+        let places: Vec<UsableRegion> = own.chain(others).collect();
         (!places.is_empty()).then(|| places[self.below(places.len() as u64) as usize])
     }
 
     /// Whether the client may still use the place: time passes while a connection is made.
-    fn may_use(&self, place: Place) -> bool {
+    fn may_use(&self, place: UsableRegion) -> bool {
         match place.own {
             true => self.trusts(place.region, place.grant),
             false => self.is_told(place.region, place.grant),
@@ -66,7 +66,7 @@ impl Client {
     }
 
     /// Returns a queue on which the region is attached.
-    async fn reach(&self, place: Place) -> Option<Rc<Queue>> {
+    async fn reach(&self, place: UsableRegion) -> Option<Rc<Queue>> {
         let node = place.region.node;
         let known = self.connections.borrow().get(&node).cloned();
         let connection = match known {
@@ -104,7 +104,7 @@ impl Client {
         self.endpoint.arena().take((words * WORD_BYTES) as usize).ok()
     }
 
-    async fn write(&self, place: Place, queue: &Queue) {
+    async fn write(&self, place: UsableRegion, queue: &Queue) {
         let Some(mut buffer) = self.buffer(1) else { return };
         let (value, posted) = {
             let mut oracle = self.run.oracle.borrow_mut();
@@ -126,7 +126,7 @@ impl Client {
         self.note_end(place, &result);
     }
 
-    async fn read(&self, place: Place, queue: &Queue) {
+    async fn read(&self, place: UsableRegion, queue: &Queue) {
         let Some(buffer) = self.buffer(WORDS) else { return };
         let posted = self.run.oracle.borrow_mut().moment();
         let from = RemoteAddr { region: place.region, offset: 0 };
@@ -152,7 +152,7 @@ impl Client {
     }
 
     /// Updates the client's state for how an operation ended.
-    fn note_end(&self, place: Place, result: &Result<(), OpError>) {
+    fn note_end(&self, place: UsableRegion, result: &Result<(), OpError>) {
         let connection = self.connections.borrow().get(&place.region.node).cloned();
         let Some(connection) = connection else { return };
         let mut connection = connection.borrow_mut();
@@ -168,7 +168,7 @@ impl Client {
 
     /// A client with a grant from another client gives the grant up when it is refused. An owner learns of
     /// the end of its leases from the node's control plane.
-    fn note_refusal(&self, place: Place, refusal: Refusal) {
+    fn note_refusal(&self, place: UsableRegion, refusal: Refusal) {
         if matches!(refusal, Refusal::NotAttached | Refusal::Busy) {
             return;
         }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use farpool_fabric::sim::Path;
 use farpool_txn::horizon::forget;
-use farpool_txn::{ReadError, Session, Table, Worker};
+use farpool_txn::{ReadError, SessionState, Table, Worker};
 
 use super::super::broken::Chosen;
 use super::super::tests::in_order_with;
@@ -32,7 +32,7 @@ fn grant_of(worker: &Worker<Chosen>, run: &Run) -> Epoch {
 }
 
 async fn write_once(worker: &Worker<Chosen>, table: &Table, payload: &[u8]) -> Result<(), ReadError> {
-    let mut session = Session::new();
+    let mut session = SessionState::new();
     let mut transaction = worker.begin(&mut session).await.unwrap();
     transaction.write(table, 0, Some(payload)).await?;
     transaction.commit().await.unwrap();
@@ -53,7 +53,7 @@ async fn write(run: &Run, worker: &Worker<Chosen>, table: &Table, payload: &[u8]
 }
 
 async fn read(worker: &Worker<Chosen>, table: &Table) -> Option<Vec<u8>> {
-    let mut session = Session::new();
+    let mut session = SessionState::new();
     let transaction = worker.begin(&mut session).await.unwrap();
     transaction.read(table, 0).await.unwrap().data
 }
@@ -83,7 +83,7 @@ fn payloads_grow_and_shrink_and_can_be_deleted() {
         }
         let too_long = write_once(worker, &table, &[1; 2_049]).await;
         assert!(matches!(too_long, Err(ReadError::TooLong { most: 2_048, found: 2_049 })), "{too_long:?}");
-        let mut session = Session::new();
+        let mut session = SessionState::new();
         let mut transaction = worker.begin(&mut session).await.unwrap();
         transaction.write(&table, 0, Some(&[2; LONG])).await.unwrap();
         assert_eq!(transaction.read(&table, 0).await.unwrap().data, Some(vec![2; LONG]), "its own");
@@ -98,14 +98,18 @@ fn payloads_grow_and_shrink_and_can_be_deleted() {
 fn a_table_with_a_slab_can_be_filled_with_payloads_that_fit_their_places() {
     in_order_with(1, 0, chunks(1), async |run, worker| {
         let table = table(run, 0, grant_of(worker, run));
-        let mut session = Session::new();
+        let mut session = SessionState::new();
         worker.load(&mut session, &table, |_, payload| payload.fill(7)).await.unwrap();
         assert_eq!(transaction_after(worker, &mut session, &table).await, Some(vec![7; MOST_HERE]));
         write(run, worker, &table, &[8; LONG]).await;
     });
 }
 
-async fn transaction_after(worker: &Worker<Chosen>, session: &mut Session, table: &Table) -> Option<Vec<u8>> {
+async fn transaction_after(
+    worker: &Worker<Chosen>,
+    session: &mut SessionState,
+    table: &Table,
+) -> Option<Vec<u8>> {
     let transaction = worker.begin(session).await.unwrap();
     transaction.read(table, 0).await.unwrap().data
 }
@@ -115,7 +119,7 @@ fn while_snapshots_need_all_blocks_writes_fail_and_change_nothing() {
     in_order_with(1, 8, chunks(1), async |run, worker| {
         let table = table(run, 0, grant_of(worker, run));
         write(run, worker, &table, &[1; LONG]).await;
-        let mut old = Session::new();
+        let mut old = SessionState::new();
         let snapshot = worker.begin(&mut old).await.unwrap();
         write(run, worker, &table, &[2; LONG]).await;
         let mut is_full = false;
@@ -141,7 +145,7 @@ fn blocks_of_an_abandoned_transaction_are_reused() {
     in_order_with(1, 8, chunks(1), async |run, worker| {
         let table = table(run, 0, grant_of(worker, run));
         for _ in 0..5 {
-            let mut session = Session::new();
+            let mut session = SessionState::new();
             let mut transaction = worker.begin(&mut session).await.unwrap();
             transaction.write(&table, 0, Some(&[1; LONG])).await.unwrap();
             transaction.write(&table, 0, Some(&[2; LONG])).await.unwrap();
@@ -164,7 +168,7 @@ fn chunks_of_a_member_without_a_seat_are_taken_over_with_their_payloads() {
         let other = Worker::<Chosen>::new(memory, run.oracle(grant), run.log(1, grant), slot, 0).unwrap();
         let other = other.announcing(run.horizon(grant), 3).await.unwrap().unwrap();
         let table = table(run, 1, grant);
-        let mut old = Session::new();
+        let mut old = SessionState::new();
         let snapshot = other.begin(&mut old).await.unwrap();
         let refused = write_once(&other, &table, &[2; LONG]).await;
         assert!(matches!(refused, Err(ReadError::NoSpace { .. })), "its owner has a seat: {refused:?}");

@@ -135,24 +135,24 @@ impl<const FAULT: u8, const PLACES: usize> Shared<FAULT, PLACES> {
         }
     }
 
-    fn write(&self, come: u64) {
+    fn write(&self, up_to: u64) {
         // Relaxed: far memory orders nothing between queues.
         let before = self.word.load(Ordering::Relaxed);
-        assert!(before < come, "the word goes back, or two threads have the turn");
-        for count in BEFORE + 1..=come {
+        assert!(before < up_to, "the word goes back, or two threads have the turn");
+        for count in BEFORE + 1..=up_to {
             assert_eq!(self.installed(count).load(Ordering::Relaxed), 1, "written before it is installed");
         }
-        self.word.store(come, Ordering::Relaxed);
-        let awaited = self.ledger.show(come);
+        self.word.store(up_to, Ordering::Relaxed);
+        let awaited = self.ledger.move_watermark(up_to);
         self.wake(if FAULT == WAKES_NO_THREAD { Awaited(false) } else { awaited });
     }
 
     /// Commits what has begun, and waits until the watermark has reached it; false: it never will.
     fn commit(&self, count: u64, sleeper: &Arc<Notify>) -> bool {
         self.installed(count).store(1, Ordering::Relaxed);
-        let (come, awaited) = self.ledger.end(count);
+        let (up_to, awaited) = self.ledger.end(count);
         self.wake(awaited);
-        come.into_iter().for_each(|come| self.write(come));
+        up_to.into_iter().for_each(|up_to| self.write(up_to));
         loop {
             self.sleeping.lock().expect("no thread panics").push(sleeper.clone());
             let (look, awaited) = match FAULT {
@@ -169,7 +169,7 @@ impl<const FAULT: u8, const PLACES: usize> Shared<FAULT, PLACES> {
             match look {
                 Look::Reached => break,
                 Look::Stuck => return false,
-                Look::Show(come) => self.write(come),
+                Look::Write(up_to) => self.write(up_to),
                 Look::Soon | Look::Sleep => sleeper.wait(),
             }
         }
