@@ -3,10 +3,10 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::Builder;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result};
 use farpool_txn::Traffic;
 
-use crate::meeting::{Meeting, Seat};
+use crate::meeting::{Meeting, Seat, joined};
 use crate::service::Service;
 use crate::site::Site;
 
@@ -37,7 +37,6 @@ impl Crew<'_> {
         worker: impl Fn(usize, &Seat<'_>) -> Result<T> + Sync,
         check: impl FnOnce(&[T]) -> Result<()>,
     ) -> Result<Done<T>> {
-        let meeting = Meeting::new(self.stop);
         let is_finished = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let serve = |service: &Service| {
@@ -46,16 +45,7 @@ impl Crew<'_> {
                 named.spawn_scoped(scope, move || service.run(self.site, is_finished))
             };
             let services: Result<Vec<_>, _> = self.services.iter().map(serve).collect();
-            let seats: Vec<_> = (0..self.workers).map(|_| meeting.seat()).collect();
-            let worker = &worker;
-            let start = |(number, seat): (usize, _)| {
-                let named = Builder::new().name(format!("client {number}"));
-                named.spawn_scoped(scope, move || worker(number, &seat))
-            };
-            let workers: Result<Vec<_>, _> = seats.into_iter().enumerate().map(start).collect();
-            let done = workers
-                .context("cannot start all threads: start fewer")
-                .and_then(|workers| joined(workers.into_iter().map(|thread| thread.join())));
+            let done = Meeting::new(self.stop).hold(self.workers, worker);
             let checked = done.and_then(|done| check(&done).map(|()| done));
             is_finished.store(true, Ordering::Relaxed); // the flag carries no data
             let services = services.context("cannot start the oracle's threads")?;
@@ -66,11 +56,4 @@ impl Crew<'_> {
             Ok(Done { workers: checked?, service_traffic })
         })
     }
-}
-
-/// Waits for all threads; returns their results, or the first error.
-fn joined<T>(threads: impl Iterator<Item = std::thread::Result<Result<T>>>) -> Result<Vec<T>> {
-    let all: Vec<_> = threads.collect();
-    let panicked = || anyhow!("a thread of the measurement panicked, see above");
-    all.into_iter().map(|outcome| outcome.unwrap_or_else(|_| Err(panicked()))).collect()
 }

@@ -5,8 +5,9 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::Builder;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 
 /// A barrier for some threads.
 pub struct Meeting<'a> {
@@ -49,6 +50,27 @@ impl<'a> Meeting<'a> {
         Seat { meeting: self }
     }
 
+    /// Runs `work` in that many threads, each with its number and a seat. Returns their results once all have
+    /// ended, or the first error.
+    pub fn hold<T: Send>(
+        &self,
+        threads: usize,
+        work: impl Fn(usize, &Seat<'_>) -> Result<T> + Sync,
+    ) -> Result<Vec<T>> {
+        std::thread::scope(|scope| {
+            let seats: Vec<_> = (0..threads).map(|_| self.seat()).collect();
+            let work = &work;
+            let start = |(number, seat): (usize, Seat<'_>)| {
+                let named = Builder::new().name(format!("bench {number}"));
+                // If it cannot be started, the others do no work once they have met.
+                named.spawn_scoped(scope, move || work(number, &seat)).inspect_err(|_| self.fail())
+            };
+            let started: Result<Vec<_>, _> = seats.into_iter().enumerate().map(start).collect();
+            let started = started.context("cannot start all threads: ask for fewer")?;
+            joined(started.into_iter().map(|thread| thread.join()))
+        })
+    }
+
     fn table(&self) -> MutexGuard<'_, Table> {
         // A panic of another thread leaves the table consistent: nothing panics while it is locked.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
@@ -57,6 +79,13 @@ impl<'a> Meeting<'a> {
     fn fail(&self) {
         self.failed.store(true, Ordering::Relaxed); // the flag carries no data; see `Seat::attempt`
     }
+}
+
+/// Waits for all threads; returns their results, or the first error.
+pub fn joined<T>(threads: impl Iterator<Item = std::thread::Result<Result<T>>>) -> Result<Vec<T>> {
+    let all: Vec<_> = threads.collect();
+    let panicked = || anyhow!("a thread of the measurement panicked, see above");
+    all.into_iter().map(|outcome| outcome.unwrap_or_else(|_| Err(panicked()))).collect()
 }
 
 /// One thread's seat.

@@ -10,10 +10,9 @@ use std::cell::RefCell;
 use std::future::ready;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
-use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Result, ensure};
 use farpool_control::Tls;
 use farpool_fabric::{
     ARENA_GRANULE_BYTES, CardTransport, MAX_IN_FLIGHT, TransportChoice, Transports, block_on,
@@ -168,32 +167,7 @@ struct Run<'a> {
 
 impl Run<'_> {
     fn threads(&self) -> Result<Vec<Thread>> {
-        let meeting = Meeting::new(self.stop);
-        std::thread::scope(|scope| {
-            let start = |number| {
-                let (go, gone) = channel::<()>();
-                let seat = meeting.seat();
-                let work = move || {
-                    // No thread starts before all exist: each meets all the others before every slice.
-                    gone.recv().context("not all threads could be started: lower --threads")?;
-                    self.thread(number, &seat)
-                };
-                let builder = std::thread::Builder::new().name(format!("bench-{number}"));
-                builder.spawn_scoped(scope, work).map(|thread| (go, thread))
-            };
-            let started: Result<Vec<_>, _> = (0..self.options.threads).map(start).collect();
-            let started = started.context("cannot start the threads: lower --threads")?;
-            for (go, _) in &started {
-                let _ = go.send(()); // fails only for a thread that has panicked
-            }
-            // Join all of them first: the scope panics if a thread that panicked was not joined.
-            let ended: Vec<_> = started.into_iter().map(|(_, thread)| thread.join()).collect();
-            let outcome = |joined| match joined {
-                Ok(outcome) => outcome,
-                Err(_) => Err(anyhow!("a thread of the measurement panicked, see above")),
-            };
-            ended.into_iter().map(outcome).collect()
-        })
+        Meeting::new(self.stop).hold(self.options.threads, |number, seat| self.thread(number, seat))
     }
 
     /// Goes through all slices, without measuring once a thread has failed or `stop` is set.

@@ -3,8 +3,7 @@
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use farpool_fabric::ArenaBuf;
-use farpool_pool::{Extent, SessionCore};
+use farpool_pool::{AccessError, Extent, SessionCore};
 use farpool_wire::{BLOCK_BYTES, BlockWord};
 use futures_util::future::join_all;
 
@@ -166,7 +165,7 @@ impl<R: Rules> FileCore<R> {
         fill: impl FnOnce(&mut [u8]),
     ) -> Result<Stored, FileError> {
         let blocks = piece.first_block()..piece.end_block();
-        let mut locks = Locks::<R>::take(&self.store.words, core, extent, piece, blocks).await?;
+        let locks = Locks::<R>::take(&self.store.words, core, extent, piece, blocks).await?;
         if !self.is_in_place(piece.stripe, extent) {
             return Ok(Stored::Elsewhere);
         }
@@ -178,75 +177,50 @@ impl<R: Rules> FileCore<R> {
         if R::may_still_change(extent) && locks.any(|word| word.is_lost() || word.is_empty()) {
             return Ok(Stored::MoveFirst);
         }
-        let buffer = staging(core, piece.aligned_bytes() as usize)?;
-        let mut buffer = self.old_ends(core, piece, extent, &locks, buffer).await?;
-        let start = (piece.start - piece.aligned_start()) as usize;
-        fill(&mut buffer[start..start + (piece.end - piece.start) as usize]);
-        locks.begin_store();
-        let (buffer, result) = core.write(extent, piece.aligned_start(), buffer).await;
-        match result {
-            Ok(()) => {
-                locks.release(|word, at| word.written(R::checksum(&buffer[at..at + BLOCK_BYTES])));
-                Ok(Stored::Yes)
-            }
-            Err(error) => {
-                if nothing_was_stored(&error) {
-                    locks.release(|word, _| word);
-                } // otherwise dropping the locks notes the doubt
-                Err(FileError::from_access(error, piece.file_offset(piece.start)))
-            }
+        self.check_losses(piece, &locks)?;
+        match locks.store(core, piece, fill).await {
+            Ok(()) => Ok(Stored::Yes),
+            Err(unstored) => Err(self.not_stored(unstored, piece, extent)),
         }
     }
 
-    /// Reads the blocks at a piece's ends that it covers only in part; the caller fills the rest of the
-    /// buffer.
-    async fn old_ends(
-        &self,
-        core: &SessionCore,
-        piece: Piece,
-        extent: &Extent,
-        locks: &Locks<'_, R>,
-        mut buffer: ArenaBuf,
-    ) -> Result<ArenaBuf, FileError> {
-        for block in piece.partial_blocks() {
-            let to = &mut buffer[piece.place_of(block)];
-            self.old_block(core, piece, extent, locks.word(block), block, to).await?;
+    /// Refuses a piece if a loss is recorded for a block that it covers only in part.
+    fn check_losses(&self, piece: Piece, locks: &Locks<'_, R>) -> Result<(), FileError> {
+        for block in piece.partial_blocks().filter(|&block| !locks.word(block).is_lost()) {
+            let start = block * BLOCK_BYTES as u64;
+            let whole = Piece { start, end: start + BLOCK_BYTES as u64, ..piece };
+            if let Some((_, loss)) = self.map.read().first_lost(&whole) {
+                return Err(loss.to_writer(piece.file_offset(start)));
+            }
         }
-        Ok(buffer)
-    }
-
-    /// Reads one block whose lock the caller holds.
-    async fn old_block(
-        &self,
-        core: &SessionCore,
-        piece: Piece,
-        extent: &Extent,
-        word: BlockWord,
-        block: u64,
-        to: &mut [u8],
-    ) -> Result<(), FileError> {
-        let start = block * BLOCK_BYTES as u64;
-        let offset = piece.file_offset(start);
-        let one = Piece { stripe: piece.stripe, start, end: start + BLOCK_BYTES as u64 };
-        if word.is_lost() {
-            return Err(FileError::Lost { offset });
-        }
-        if let Some((_, loss)) = self.map.read().first_lost(&one) {
-            return Err(loss.to_writer(offset));
-        }
-        if word.is_empty() {
-            to.fill(0);
-            return Ok(());
-        }
-        let buffer = staging(core, BLOCK_BYTES)?;
-        let (buffer, result) = core.read(extent, start, buffer).await;
-        result.map_err(|error| FileError::from_access(error, offset))?;
-        if !word.matches(R::checksum(&buffer)) {
-            return Err(self.damaged(extent, offset));
-        }
-        to.copy_from_slice(&buffer);
         Ok(())
     }
+
+    fn not_stored(&self, unstored: Unstored, piece: Piece, extent: &Extent) -> FileError {
+        let offset = |block: u64| piece.file_offset(block * BLOCK_BYTES as u64);
+        match unstored {
+            Unstored::NoRoom(error) => error,
+            Unstored::Lost(block) => FileError::Lost { offset: offset(block) },
+            Unstored::Unread(block, error) => FileError::from_access(error, offset(block)),
+            Unstored::Wrong(block) => self.damaged(extent, offset(block)),
+            Unstored::Failed(error) => FileError::from_access(error, piece.file_offset(piece.start)),
+        }
+    }
+}
+
+/// Why a piece was not stored. Unless it is `Failed`, nothing was stored; blocks are those that the piece
+/// covers only in part.
+pub(crate) enum Unstored {
+    /// There is no room for the transfer.
+    NoRoom(FileError),
+    /// The block is lost.
+    Lost(u64),
+    /// The block could not be read.
+    Unread(u64, AccessError),
+    /// The block is not what its word says.
+    Wrong(u64),
+    /// The blocks could not be stored. If they may have been, they are in doubt.
+    Failed(AccessError),
 }
 
 /// Locks on consecutive blocks of an extent. Dropping them leaves the blocks as they were, or lost if a write
@@ -299,9 +273,54 @@ impl<'a, R: Rules> Locks<'a, R> {
         self.held.iter().any(|&(_, word)| is_such(word))
     }
 
-    /// From here on, until the blocks are released, their contents are indeterminate.
-    pub(crate) fn begin_store(&mut self) {
-        self.in_doubt = true;
+    /// Stores a piece, whose blocks are the locked ones, and unlocks them: reads the blocks that the piece
+    /// covers only in part, lets `fill` put the new bytes among the old ones, and stores the blocks whole.
+    pub(crate) async fn store(
+        mut self,
+        core: &SessionCore,
+        piece: Piece,
+        fill: impl FnOnce(&mut [u8]),
+    ) -> Result<(), Unstored> {
+        let mut buffer = staging(core, piece.aligned_bytes() as usize).map_err(Unstored::NoRoom)?;
+        for block in piece.partial_blocks() {
+            self.read_old(core, block, &mut buffer[piece.place_of(block)]).await?;
+        }
+        let start = (piece.start - piece.aligned_start()) as usize;
+        fill(&mut buffer[start..start + (piece.end - piece.start) as usize]);
+        self.in_doubt = true; // until the blocks are released, their contents are indeterminate
+        let (buffer, result) = core.write(self.extent, piece.aligned_start(), buffer).await;
+        match result {
+            Ok(()) => {
+                self.release(|word, at| word.written(R::checksum(&buffer[at..at + BLOCK_BYTES])));
+                Ok(())
+            }
+            Err(error) => {
+                if nothing_was_stored(&error) {
+                    self.release(|word, _| word);
+                } // otherwise dropping the locks records the doubt
+                Err(Unstored::Failed(error))
+            }
+        }
+    }
+
+    /// Reads a locked block.
+    async fn read_old(&self, core: &SessionCore, block: u64, to: &mut [u8]) -> Result<(), Unstored> {
+        let word = self.word(block);
+        if word.is_lost() {
+            return Err(Unstored::Lost(block));
+        }
+        if word.is_empty() {
+            to.fill(0);
+            return Ok(());
+        }
+        let buffer = staging(core, BLOCK_BYTES).map_err(Unstored::NoRoom)?;
+        let (buffer, result) = core.read(self.extent, block * BLOCK_BYTES as u64, buffer).await;
+        result.map_err(|error| Unstored::Unread(block, error))?;
+        if !word.matches(R::checksum(&buffer)) {
+            return Err(Unstored::Wrong(block));
+        }
+        to.copy_from_slice(&buffer);
+        Ok(())
     }
 
     /// Unlocks all blocks. `next` makes each new word, from the old word and the block's offset in the

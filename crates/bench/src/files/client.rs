@@ -13,10 +13,11 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 
 use super::aligned::Aligned;
+use crate::meeting::joined;
 use crate::options::Pattern;
 use crate::places::{Places, initial_word};
 use crate::tally::Tally;
@@ -140,9 +141,7 @@ fn slice(file: &File, bytes: u64, ask: Ask, number: u64) -> Result<Answer> {
     };
     let tallies = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..ask.threads).map(|number| scope.spawn(move || thread(number))).collect();
-        let joined =
-            threads.into_iter().map(|thread| thread.join().map_err(|_| anyhow!("a thread panicked"))?);
-        joined.collect::<Result<Vec<Tally>>>()
+        joined(threads.into_iter().map(|thread| thread.join()))
     })?;
     let mut all = Tally::new()?;
     for tally in &tallies {

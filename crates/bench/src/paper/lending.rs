@@ -20,6 +20,7 @@ use super::process::confine;
 use crate::child::run;
 use crate::far_memory::{FarMemory, Guests, PoolOptions, Transport};
 use crate::machine;
+use crate::meeting::joined;
 use crate::postgres::{Server, ServerOptions};
 use crate::progress::Progress;
 use crate::stop::StopFlag;
@@ -231,10 +232,7 @@ impl Scans {
                     scope.spawn(move || scan(client, last_key, seed * 1000 + number, time, stop))
                 })
                 .collect();
-            let joined = threads
-                .into_iter()
-                .map(|thread| thread.join().map_err(|_| anyhow!("a session's thread panicked"))?);
-            joined.collect::<Result<Vec<_>>>().map(|all| all.concat())
+            joined(threads.into_iter().map(|thread| thread.join())).map(|all| all.concat())
         })?;
         took_ms.sort_by(f64::total_cmp);
         let count = took_ms.len();

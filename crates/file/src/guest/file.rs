@@ -15,7 +15,6 @@ use super::layout::Layout;
 use super::program::Given;
 use super::store::{GuestPlace, GuestStore};
 use super::table::DirectBytes;
-use crate::error::nothing_was_stored;
 use crate::file_core::MAX_FILE_BYTES;
 use crate::read::{in_pieces, read_verified};
 use crate::rules::{Rules, Shipped};
@@ -145,56 +144,13 @@ impl<R: Rules> GuestFileCore<R> {
         }
         let blocks = piece.first_block()..piece.end_block();
         let locks = Locks::<R>::take(&self.store.words, core, &extent, piece, blocks).await;
-        let mut locks = locks.map_err(|_| AskOwner)?;
+        let locks = locks.map_err(|_| AskOwner)?;
         // If the extent was moved meanwhile, or must be moved because a late write may still land there, the
         // owner is asked.
         let in_place = self.layout.extent(piece.stripe) == Some(extent.number());
         if !in_place || self.store.words.is_doubted(&extent) || locks.any(|word| word.is_lost()) {
             return Err(AskOwner);
         }
-        let buffer = core.buffer(piece.aligned_bytes() as usize).map_err(|_| AskOwner)?;
-        let mut buffer = self.old_ends(core, piece, &extent, &locks, buffer).await?;
-        let start = (piece.start - piece.aligned_start()) as usize;
-        data.copy_to(&mut buffer[start..start + (piece.end - piece.start) as usize]);
-        locks.begin_store();
-        let (buffer, result) = core.write(&extent, piece.aligned_start(), buffer).await;
-        match result {
-            Ok(()) => {
-                locks.release(|word, at| word.written(R::checksum(&buffer[at..at + BLOCK_BYTES])));
-                Ok(())
-            }
-            Err(error) if nothing_was_stored(&error) => {
-                locks.release(|word, _| word);
-                Err(AskOwner)
-            }
-            Err(_) => Err(AskOwner), // dropping the locks records the doubt
-        }
-    }
-
-    /// Reads the blocks at a piece's ends that it covers only in part; the caller fills the rest of the
-    /// buffer.
-    async fn old_ends(
-        &self,
-        core: &SessionCore,
-        piece: Piece,
-        extent: &Extent,
-        locks: &Locks<'_, R>,
-        mut buffer: ArenaBuf,
-    ) -> Result<ArenaBuf, AskOwner> {
-        for block in piece.partial_blocks() {
-            let to = &mut buffer[piece.place_of(block)];
-            let word = locks.word(block);
-            if word.is_empty() {
-                to.fill(0);
-                continue;
-            }
-            let old = core.buffer(BLOCK_BYTES).map_err(|_| AskOwner)?;
-            let (old, result) = core.read(extent, block * BLOCK_BYTES as u64, old).await;
-            if result.is_err() || !word.matches(R::checksum(&old)) {
-                return Err(AskOwner);
-            }
-            to.copy_from_slice(&old);
-        }
-        Ok(buffer)
+        locks.store(core, piece, |target| data.copy_to(target)).await.map_err(|_| AskOwner)
     }
 }
