@@ -255,9 +255,9 @@ fn a_peer_without_a_card_is_refused_at_once_and_one_that_does_not_listen_soon() 
     let rig = Rig::new(ServeOptions::default());
     let without = Peer { verbs: None, ..rig.peer() };
     assert!(rig.endpoint.open(without).err().unwrap().to_string().contains("--listen-rdma"));
-    let mut nobody = support::device_address();
-    nobody.set_port(1);
-    let queue = rig.endpoint.open(Peer { verbs: Some(nobody), ..rig.peer() }).unwrap();
+    let mut unused = support::device_address();
+    unused.set_port(1);
+    let queue = rig.endpoint.open(Peer { verbs: Some(unused), ..rig.peer() }).unwrap();
     let attach = block_on(&rig.endpoint, queue.attach(RegionId { node: NODE, index: 0 }, EPOCH, KEY));
     assert!(matches!(attach, Err(OpError::Unknown { .. })), "{attach:?}");
 }

@@ -1,7 +1,7 @@
 //! A node's memory: regions that are opened for leases and their grants, fenced, and made clean again.
 //!
 //! R1. An access takes effect only while its grant is open; a fence returns only when no access of the grant
-//!     through this process is under way and every later one is refused.
+//!     through this process is in progress and every later one is refused.
 //! R2. Accesses through shared memory cannot be stopped, but they are detected: the grant's word changes
 //!     before the fence returns, so that they end as *unknown* (`docs/src/fabric.md`, shared memory).
 //! R3. Memory that was handed to other processes is never lent again: the next lease gets new memory. Before

@@ -112,7 +112,7 @@ struct ShmLink {
     node_is_gone: bool,
 }
 
-/// An attachment under way.
+/// An attachment in progress.
 struct Attaching {
     slot: u32,
     region: u32,

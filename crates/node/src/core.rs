@@ -230,7 +230,7 @@ mod tests {
         Core::start(NodeId(1), 1, Millis(ttl_ms), regions()).unwrap()
     }
 
-    /// A core whose leases nobody ends on time.
+    /// A core whose leases are not ended on time.
     fn core_without_keeper(ttl_ms: u64) -> (Arc<Core>, Receiver<()>) {
         Core::new(NodeId(1), 1, Millis(ttl_ms), regions())
     }
@@ -408,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_whose_time_has_passed_admits_nobody_though_it_was_not_fenced_yet() {
+    fn a_lease_whose_time_has_passed_admits_no_client_though_it_was_not_fenced_yet() {
         let (core, _fenced) = core_without_keeper(1);
         let lease = core.grant(OWNER, LeaseClass::Pinned, 1).remove(0);
         let (epoch, key) = (Epoch(lease.epoch), AccessKey::from_slice(&lease.key).unwrap());

@@ -5,11 +5,12 @@
 //!     borrowers could otherwise wait for each other for ever.
 //! B2. A lender does not borrow in turn.
 
-use std::sync::Weak;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use farpool_fabric::block_on;
+use parking_lot::Mutex;
 
 use crate::pool::Shared;
 use crate::session::{Confined, Direction, Failure, Way};
@@ -35,10 +36,18 @@ pub(crate) trait Siblings: Send + Sync {
     fn transfer(&self, direction: Direction, extent: &Extent, offset: u64, bytes: &mut [u8]) -> Borrowed;
 }
 
-impl Siblings for Weak<Shared> {
+/// All sessions of a pool but one.
+pub(crate) struct OtherSessions {
+    pub(crate) shared: Weak<Shared>,
+    /// The borrower's own session, which the borrower has locked.
+    pub(crate) own: Weak<Mutex<Confined>>,
+}
+
+impl Siblings for OtherSessions {
     fn transfer(&self, direction: Direction, extent: &Extent, offset: u64, bytes: &mut [u8]) -> Borrowed {
-        let Some(shared) = self.upgrade() else { return Borrowed::NoneConnected };
-        let sessions = shared.sessions();
+        let Some(shared) = self.shared.upgrade() else { return Borrowed::NoneConnected };
+        let mut sessions = shared.sessions();
+        sessions.retain(|session| !std::ptr::eq(Arc::as_ptr(session), self.own.as_ptr()));
         let first = shared.next_lender.fetch_add(1, Ordering::Relaxed); // spreads load; pairs with nothing
         let (before, after) = sessions.split_at(first % sessions.len().max(1));
         let mut carry = |session: &Confined| {
@@ -56,11 +65,7 @@ impl Siblings for Weak<Shared> {
                 None => busy.push(session),
             }
         }
-        // The borrower's own session is among the busy ones, since the borrower has locked it.
-        let others = busy.len().saturating_sub(1);
-        let Some(next) = busy.get(first % busy.len().max(1)).filter(|_| others > 0) else {
-            return Borrowed::NoneConnected;
-        };
+        let Some(next) = busy.get(first % busy.len().max(1)) else { return Borrowed::NoneConnected };
         match next.try_lock_for(WAIT_FOR_ONE).and_then(|session| carry(&session)) {
             Some(ended) => Borrowed::Done(ended),
             None => Borrowed::AllBusy,

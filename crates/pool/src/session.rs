@@ -11,7 +11,7 @@
 //! S5. A session that a node has refused a place uses the connections of its siblings (`borrowing`). By then
 //!     none of its own operations is in flight there, since the refusal came from its newest incarnation.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::pin;
@@ -26,7 +26,7 @@ use futures_util::future::{Either, select};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::NODE_DEADLINE;
-use crate::borrowing::{Borrowed, Siblings};
+use crate::borrowing::{Borrowed, OtherSessions, Siblings};
 use crate::error::{AccessError, is_shortage};
 use crate::giving_up::{LOOK_EVERY, Sign};
 use crate::pool::Shared;
@@ -70,10 +70,11 @@ unsafe impl Send for Confined {}
 
 impl Session {
     pub(crate) fn new(shared: Arc<Shared>) -> Self {
-        let confined = Arc::new(Mutex::new(Confined(
-            SessionCore::new(shared.stock.clone(), endpoint(&shared, ARENA_BYTES, NODE_DEADLINE))
-                .among(Arc::new(Arc::downgrade(&shared))),
-        )));
+        let confined = Arc::new_cyclic(|own| {
+            let siblings = OtherSessions { shared: Arc::downgrade(&shared), own: own.clone() };
+            let endpoint = endpoint(&shared, ARENA_BYTES, NODE_DEADLINE);
+            Mutex::new(Confined(SessionCore::new(shared.stock.clone(), endpoint).among(Arc::new(siblings))))
+        });
         shared.register_session(Arc::downgrade(&confined));
         Session { confined }
     }
@@ -145,16 +146,22 @@ struct Tries {
     until: Millis,
 }
 
-/// A transfer in progress. If it ends or is dropped while a write of it may still land, the extent is in
-/// doubt.
-struct TransferInProgress<'a> {
+/// A transfer. If it ends or is dropped while a write of it may still land, the extent is in doubt.
+struct Transfer<'a> {
+    direction: Direction,
     extent: &'a Extent,
-    may_land: Cell<bool>,
+    offset: u64,
+    /// It may use siblings' connections.
+    may_borrow: bool,
+    tries: Tries,
+    /// It is a write, and an earlier try of it may have taken effect.
+    in_doubt: bool,
+    may_land: bool,
 }
 
-impl Drop for TransferInProgress<'_> {
+impl Drop for Transfer<'_> {
     fn drop(&mut self) {
-        if self.may_land.get() {
+        if self.may_land {
             self.extent.doubt();
         }
     }
@@ -258,88 +265,81 @@ impl SessionCore {
         mut buffer: ArenaBuf,
         way: Way,
     ) -> (ArenaBuf, Result<(), Failure>) {
-        let region = extent.region();
         let may_borrow = way == Way::OwnOrSiblings && self.siblings.is_some();
-        let in_progress = TransferInProgress { extent, may_land: Cell::new(false) };
-        let mut in_doubt = false;
-        let mut tries = Tries { made: 0, until: self.leases.now().plus(self.retries.try_within) };
+        let tries = Tries { made: 0, until: self.leases.now().plus(self.retries.try_within) };
+        let mut transfer =
+            Transfer { direction, extent, offset, may_borrow, tries, in_doubt: false, may_land: false };
         loop {
-            if let Err(error) = region.check(self.leases.now().0) {
+            if let Err(error) = extent.region().check(self.leases.now().0) {
                 return (buffer, Err(Failure::Error(error)));
             }
-            let next = if may_borrow && self.is_crowded(region.id.node) {
-                match self.by_sibling(direction, extent, offset, &mut buffer) {
-                    Ok(()) => {
-                        in_progress.may_land.set(false); // S5
-                        return (buffer, Ok(()));
-                    }
-                    Err(next) => next,
+            let (returned, tried) = self.try_once(&mut transfer, buffer).await;
+            buffer = returned;
+            let next = match tried {
+                Ok(()) => {
+                    transfer.may_land = false;
+                    return (buffer, Ok(()));
                 }
-            } else {
-                match self.attach(region, &mut tries).await {
-                    Err(next) => next,
-                    Ok(queue) => {
-                        let (returned, result) =
-                            self.run(direction, &queue, extent, offset, buffer, &in_progress).await;
-                        buffer = returned;
-                        match result {
-                            Ok(()) => {
-                                in_progress.may_land.set(false);
-                                return (buffer, Ok(()));
-                            }
-                            Err(error) => {
-                                // A read changes nothing, so it is never in doubt.
-                                in_doubt |=
-                                    direction == Direction::Write && matches!(error, OpError::Unknown { .. });
-                                in_progress.may_land.set(in_doubt);
-                                self.after(error, &queue, region)
-                            }
-                        }
-                    }
-                }
+                Err(next) => next,
             };
-            let error = match next {
-                Next::Fail(error) => error,
-                Next::Borrow => {
-                    in_progress.may_land.set(false); // S5
-                    if may_borrow {
-                        continue;
-                    }
-                    return (buffer, Err(Failure::NoPlace { in_doubt }));
-                }
-                Next::BorrowSoon { in_doubt: sibling_in_doubt } => {
-                    in_doubt |= sibling_in_doubt;
-                    if tries.soon(self).await {
-                        continue;
-                    }
-                    self.out_of_patience(region)
-                }
-                Next::TryAgain if tries.again(self).await => continue,
-                Next::TryAgain => self.out_of_patience(region),
-            };
-            return (buffer, Err(Failure::Error(settled(error, region.id, in_doubt))));
+            if let Err(failure) = self.go_on(&mut transfer, next).await {
+                return (buffer, Err(failure));
+            }
         }
     }
 
-    /// One try, on a queue that has the region attached.
-    async fn run(
+    async fn try_once(
         &self,
-        direction: Direction,
-        queue: &NodeQueue,
-        extent: &Extent,
-        offset: u64,
-        buffer: ArenaBuf,
-        in_progress: &TransferInProgress<'_>,
-    ) -> (ArenaBuf, Result<(), OpError>) {
-        let (at, epoch) = (extent.address(offset), extent.region().epoch);
+        transfer: &mut Transfer<'_>,
+        mut buffer: ArenaBuf,
+    ) -> (ArenaBuf, Result<(), Next>) {
+        let &mut Transfer { direction, extent, offset, may_borrow, .. } = transfer;
+        let region = extent.region();
+        if may_borrow && self.is_crowded(region.id.node) {
+            let done = self.by_sibling(direction, extent, offset, &mut buffer);
+            return (buffer, done);
+        }
+        let queue = match self.attach(region, &mut transfer.tries).await {
+            Ok(queue) => queue,
+            Err(next) => return (buffer, Err(next)),
+        };
+        let (at, epoch) = (extent.address(offset), region.epoch);
         let transferring = match direction {
             Direction::Read => queue.queue.read(at, epoch, buffer),
             Direction::Write => {
-                in_progress.may_land.set(true);
+                transfer.may_land = true;
                 queue.queue.write(at, epoch, buffer)
             }
         };
-        self.unless_lost(queue, transferring).await
+        let (buffer, result) = self.unless_lost(&queue, transferring).await;
+        let Err(error) = result else { return (buffer, Ok(())) };
+        // A read changes nothing, so it is never in doubt.
+        transfer.in_doubt |= direction == Direction::Write && matches!(error, OpError::Unknown { .. });
+        transfer.may_land = transfer.in_doubt;
+        (buffer, Err(self.after(error, &queue, region)))
+    }
+
+    /// Prepares the next try of a transfer, or says why there is none.
+    async fn go_on(&self, transfer: &mut Transfer<'_>, next: Next) -> Result<(), Failure> {
+        let region = transfer.extent.region();
+        let error = match next {
+            Next::Fail(error) => error,
+            Next::Borrow => {
+                transfer.may_land = false; // S5
+                let in_doubt = transfer.in_doubt;
+                return if transfer.may_borrow { Ok(()) } else { Err(Failure::NoPlace { in_doubt }) };
+            }
+            Next::BorrowSoon { in_doubt } => {
+                transfer.in_doubt |= in_doubt;
+                if transfer.tries.soon(self).await {
+                    return Ok(());
+                }
+                self.out_of_patience(region)
+            }
+            Next::TryAgain if transfer.tries.again(self).await => return Ok(()),
+            Next::TryAgain => self.out_of_patience(region),
+        };
+        Err(Failure::Error(settled(error, region.id, transfer.in_doubt)))
     }
 
     /// Waits for an operation. Ends it soon after the node is given up, perhaps because of another session's

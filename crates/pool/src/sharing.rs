@@ -60,7 +60,10 @@ pub(crate) async fn ask_for_grant(
     request: AddGrantRequest,
 ) -> Result<AddGrantResponse, GrantError> {
     let asked = tokio::time::timeout(REQUEST_DEADLINE, client.add_grant(request)).await;
-    Ok(asked.map_err(|_| late(node))?.map_err(|status| refused(node, &status))?.into_inner())
+    Ok(asked
+        .map_err(|_| late(node, REQUEST_DEADLINE))?
+        .map_err(|status| refused(node, &status))?
+        .into_inner())
 }
 
 /// Asks a node to fence a grant, with the request that `question` makes; it makes none once the lease has
@@ -77,7 +80,7 @@ pub(crate) async fn ask_for_fence(
             return answer.map(drop).map_err(|status| refused(region.node, &status));
         }
     }
-    Err(late(region.node))
+    Err(late(region.node, FENCE_DEADLINE))
 }
 
 fn client(shared: &Shared, region: &LeasedRegion) -> Result<NodeClient<Channel>, GrantError> {
@@ -94,10 +97,10 @@ pub(crate) fn dial_node(
     dial(control, tls).map(NodeClient::new).map_err(no_way)
 }
 
-fn late(node: NodeId) -> GrantError {
+fn late(node: NodeId, waited: Duration) -> GrantError {
     let reason = format!(
         "no answer within {} s; ask again: until the node answers, the outcome is unknown",
-        REQUEST_DEADLINE.as_secs()
+        waited.as_secs()
     );
     GrantError::NoAnswer { node, reason }
 }

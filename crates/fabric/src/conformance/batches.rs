@@ -80,7 +80,7 @@ pub fn what_is_behind_an_operation_refused_as_busy_waits_for_an_attachment(carri
     let mut batch = Batch::new(rig.buffer(&[1; 16]));
     batch.write(at(0), EPOCH, 0..8);
     batch.write(at(8), EPOCH, 8..16);
-    rig.host.moving.store(1, Ordering::Relaxed); // nothing is under way
+    rig.host.moving.store(1, Ordering::Relaxed); // nothing is in flight
     let batch = block_on(&rig.endpoint, queue.run(batch));
     let results = batch.results();
     if rig.host.moving.swap(0, Ordering::Relaxed) == 1 {

@@ -18,7 +18,7 @@ const PUBLISHED: u64 = 500;
 const LOOKS: u64 = 200;
 const ROUNDS: u64 = 300;
 
-pub fn whoever_sees_a_later_write_sees_the_earlier_ones(carrier: &dyn Carrier) {
+pub fn a_reader_of_a_later_write_sees_the_earlier_ones(carrier: &dyn Carrier) {
     let rig = Rig::new(carrier);
     let (stop, looks) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {

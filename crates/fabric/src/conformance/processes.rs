@@ -61,7 +61,7 @@ pub fn what_a_client_stopped_in_a_copy_goes_on_to_write_after_its_fence_is_never
         (0..round * 7919 % 5000).for_each(|_| std::hint::spin_loop()); // an arbitrary moment
         child.stop();
         rig.host.regions.fence_grant(0, epoch).expect("memory to move to");
-        owner.write_whatever_moves(FLOOD_AT, &[OURS; FLOOD_BYTES]);
+        owner.write_while_memory_moves(FLOOD_AT, &[OURS; FLOOD_BYTES]);
         child.resume();
         child.expect("ended");
         let found = owner.read(FLOOD_AT, FLOOD_BYTES).expect("nothing was fenced since");
@@ -70,7 +70,7 @@ pub fn what_a_client_stopped_in_a_copy_goes_on_to_write_after_its_fence_is_never
     }
 }
 
-pub fn a_node_process_that_is_killed_wakes_who_waits_for_it(carrier: &dyn Carrier) {
+pub fn a_killed_node_process_wakes_the_clients_that_wait_for_it(carrier: &dyn Carrier) {
     if !carrier.reaches_other_processes() {
         return; // the simulator has its own ways to end a node
     }

@@ -209,7 +209,7 @@ impl Member {
     }
 
     /// Writes until the write is acknowledged, for a grant that is not fenced.
-    pub(super) fn write_whatever_moves(&self, offset: u64, data: &[u8]) {
+    pub(super) fn write_while_memory_moves(&self, offset: u64, data: &[u8]) {
         while self.write(offset, data).is_err() {
             self.attach_again().expect("the grant is in force");
         }

@@ -102,7 +102,7 @@ fn a_new_ring_asks_for_a_kick_and_an_awake_one_does_not() {
 }
 
 #[test]
-fn whatever_is_scribbled_is_either_no_message_or_breaks_the_ring() {
+fn scribbled_bytes_are_either_no_message_or_break_the_ring() {
     let (mut client, node, raw) = ring();
     let write = |at, header| raw.store(at, header, Ordering::Relaxed);
     write(REQUESTS, 5 << 32);

@@ -15,7 +15,7 @@ fn table_with_one_lease() -> (RegionTable, Lending) {
 }
 
 #[test]
-fn a_lease_ends_at_its_deadline_even_when_nobody_looked() {
+fn a_lease_ends_at_its_deadline_though_the_table_was_not_asked_meanwhile() {
     let (mut table, lending) = table_with_one_lease();
     assert_eq!(table.ttl(), TTL);
     assert_eq!(table.check(Millis(999), lending, &KEY), Ok(()));
@@ -165,7 +165,7 @@ fn a_revocation_takes_nothing_back_that_was_promised() {
 }
 
 #[test]
-fn a_revoked_lease_that_nobody_renews_ends_at_its_term() {
+fn a_revoked_lease_that_is_not_renewed_ends_at_its_term() {
     let (mut table, lease) = table_with_one_lease();
     table.revoke(Millis(1), lease, MAX_GRACE).unwrap();
     assert_eq!(table.expire(TTL), [lease]);
