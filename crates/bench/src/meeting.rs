@@ -60,7 +60,7 @@ impl<'a> Meeting<'a> {
         std::thread::scope(|scope| {
             let seats: Vec<_> = (0..threads).map(|_| self.seat()).collect();
             let work = &work;
-            let start = |(number, seat): (usize, Seat<'_>)| {
+            let start = |(number, seat): (usize, _)| {
                 let named = Builder::new().name(format!("bench {number}"));
                 // If it cannot be started, the others do no work once they have met.
                 named.spawn_scoped(scope, move || work(number, &seat)).inspect_err(|_| self.fail())
