@@ -1,7 +1,7 @@
 use farpool_wire::control;
 
-/// Whether a lease may be taken back early. Leases of both classes end when they are not renewed: if the answer
-/// to a request for regions is lost on its way to the owner, the memory must not stay leased for ever.
+/// Whether a lease may be taken back early. Leases of both classes end when they are not renewed: if the
+/// answer to a request for regions is lost on its way to the owner, the memory must not stay leased for ever.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum LeaseClass {
     /// Caches and temporary files: the broker may take the region back after a grace period.

@@ -163,6 +163,18 @@ mod tests {
     }
 
     #[test]
+    fn a_failed_try_tells_whether_a_process_listens_and_whether_it_is_silent() {
+        assert_eq!(Sign::of(Some(Uncertain::NotListening), true), Sign::NotListening);
+        assert_eq!(Sign::of(Some(Uncertain::Deadline), true), Sign::Silent);
+        assert_eq!(Sign::of(Some(Uncertain::Deadline), false), Sign::Closed, "it may have no place");
+        assert_eq!(Sign::of(Some(Uncertain::ConnectionLost), true), Sign::Closed);
+        assert_eq!(Sign::of(None, true), Sign::Closed);
+        use std::io::ErrorKind::{ConnectionRefused, NotFound, PermissionDenied};
+        let signs = [ConnectionRefused, NotFound, PermissionDenied].map(|kind| Sign::of_error(&kind.into()));
+        assert_eq!(signs, [Sign::NotListening, Sign::NotListening, Sign::Closed]);
+    }
+
+    #[test]
     fn trouble_begins_once_and_ends_with_an_answer() {
         let hearing = Hearing::default();
         assert_eq!(hearing.trouble(Millis(7)).trouble_since, Some(Millis(7)));

@@ -21,7 +21,7 @@ pub struct Growth {
     attempts: u64,
     last: GrowthOutcome,
     ended: Millis,
-    /// When the first of the failed attempts ended.
+    /// When the first attempt ended that found no broker, if none has found one since.
     failing_since: Option<Millis>,
 }
 
@@ -54,7 +54,11 @@ impl Growth {
                 self.failing_since = None;
                 Millis(0)
             }
-            GrowthOutcome::Full | GrowthOutcome::Unreachable => {
+            GrowthOutcome::Full => {
+                self.failing_since = None; // the broker has answered
+                RETRY_PAUSE
+            }
+            GrowthOutcome::Unreachable => {
                 self.failing_since.get_or_insert(now);
                 RETRY_PAUSE
             }
@@ -66,7 +70,7 @@ impl Growth {
     pub fn is_hopeless(&self, now: Millis) -> bool {
         match self.last {
             GrowthOutcome::Grown => false,
-            GrowthOutcome::Full => self.attempts > 0 && now < self.ended.plus(FULL_FOR),
+            GrowthOutcome::Full => now < self.ended.plus(FULL_FOR),
             GrowthOutcome::Unreachable => {
                 let patience_used_up = |since: Millis| now >= since.plus(GROW_PATIENCE);
                 now < self.ended.plus(UNREACHABLE_FOR) && self.failing_since.is_some_and(patience_used_up)
@@ -95,6 +99,16 @@ mod tests {
         assert!(!growth.is_hopeless(Millis(0)));
         assert!(growth.ended(Millis(1_000), GrowthOutcome::Full) > Millis(0));
         assert!(growth.is_hopeless(Millis(1_499)) && !growth.is_hopeless(Millis(1_500)));
+    }
+
+    #[test]
+    fn an_outage_begins_with_its_first_failed_attempt_though_the_pool_was_full_before() {
+        let mut growth = Growth::default();
+        growth.ended(Millis(0), GrowthOutcome::Full);
+        growth.ended(Millis(5_000), GrowthOutcome::Full);
+        growth.ended(Millis(5_100), GrowthOutcome::Unreachable);
+        assert_eq!((growth.last(), growth.attempts()), (GrowthOutcome::Unreachable, 3));
+        assert!(!growth.is_hopeless(Millis(8_099)) && growth.is_hopeless(Millis(8_100)));
     }
 
     #[test]

@@ -610,4 +610,56 @@ mod tests {
         assert_eq!(avoided(&mut holder, 15_099), [1]);
         assert!(avoided(&mut holder, 15_100).is_empty());
     }
+
+    #[test]
+    fn the_next_deadline_is_when_a_renewal_is_due() {
+        let mut holder = holder_of(vec![lease(0, 1)]);
+        let due = holder.next_deadline().unwrap();
+        assert!(holder.renewals(Millis(due.0 - 1), 100).is_empty());
+        assert_eq!(holder.renewals(due, 100).len(), 1);
+        assert_eq!(Holder::new(OwnerId(7), REGION_BYTES).next_deadline(), None);
+    }
+
+    #[test]
+    fn of_an_earlier_process_the_leases_are_held_that_still_run() {
+        let mut holder = Holder::new(OwnerId(7), REGION_BYTES);
+        let key = AccessKey::from_bytes([1; 16]);
+        let leases = (0..3).map(|index| (index, Epoch::new(1, index + 1), key));
+        let question = Renewal::of(NodeId(1), Millis(1_000), leases);
+        let outcomes = vec![renewed(TTL, false), RenewOutcome::default(), renewed(5_000, true)];
+        let answers = holder.adoption_answered(Millis(1_100), &question, &RenewResponse { outcomes });
+        let usable = |holder: &Holder, index| holder.held(region(index)).map(Holding::usable_until);
+        assert_eq!(usable(&holder, 1), None);
+        assert_eq!(
+            answers,
+            [
+                (region(0), Some((Millis(9_000), false))),
+                (region(1), None),
+                (region(2), Some((usable(&holder, 2).unwrap(), true))),
+            ]
+        );
+        assert_eq!(holder.to_leave().map(|(region, _)| region).collect::<Vec<_>>(), [region(2)]);
+    }
+
+    #[test]
+    fn last_renewals_ask_for_every_lease_due_or_not() {
+        let holder = holder_of(vec![lease(0, 1), lease(1, 2), lease(2, 3)]);
+        let renewals = holder.last_renewals(Millis(50), 2);
+        assert_eq!(renewals.iter().map(|renewal| renewal.leases.len()).collect::<Vec<_>>(), [2, 1]);
+        assert!(renewals.iter().all(|renewal| (renewal.node, renewal.asked_at) == (NodeId(1), Millis(50))));
+    }
+
+    #[test]
+    fn one_request_leaves_out_the_nodes_that_a_caller_does_not_want() {
+        let mut holder = holder_of(vec![lease(0, 1)]);
+        holder.node_lost(Millis(100), NodeId(1));
+        assert!(!holder.wants_elsewhere() && !holder.was_limited());
+        holder.want_elsewhere(vec![NodeId(1), NodeId(2)]);
+        assert!(holder.wants_elsewhere());
+        let avoided = |holder: &mut Holder| holder.acquisition(Millis(200), LeaseClass::Revocable, 1).avoid;
+        assert_eq!(avoided(&mut holder), [1, 2]);
+        assert!(!holder.wants_elsewhere() && holder.was_limited());
+        assert_eq!(avoided(&mut holder), [1], "the next one leaves out the lost node only");
+        assert!(!holder.was_limited());
+    }
 }

@@ -191,4 +191,25 @@ mod tests {
         assert!(region.node.give_up() && !region.node.give_up());
         assert_eq!(region.check(0), Err(AccessError::NodeLost { node: NodeId(1) }));
     }
+
+    #[test]
+    fn a_node_counts_as_slow_until_the_latest_time_that_was_recorded() {
+        let node = region().node.clone();
+        assert!(!node.is_slow(0) && !node.is_near());
+        node.set_slow_until(100);
+        node.set_slow_until(50);
+        assert!(node.is_slow(99) && !node.is_slow(100));
+        let peer = Peer { shm_socket: Some("/run/node".into()), ..node.peer.clone() };
+        assert!(NodeState::new(peer, String::new()).is_near());
+    }
+
+    #[test]
+    fn a_region_that_is_taken_back_can_be_used_until_it_is_given_back() {
+        let region = region();
+        assert_eq!((region.is_leaving(), region.has_ended(), region.usable_until_ms()), (false, false, 100));
+        region.leave();
+        assert!(region.is_leaving() && region.check(99).is_ok());
+        region.retire();
+        assert_eq!((region.has_ended(), region.usable_until_ms()), (true, 0));
+    }
 }

@@ -398,8 +398,11 @@ impl Space {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::keeping::regions_of;
     use crate::region::NodeState;
     use farpool_fabric::Peer;
+    use farpool_keep::MemoryJournal;
+    use farpool_wire::control::NodeAddress;
     use farpool_wire::{AccessKey, Epoch};
     use proptest::prelude::*;
     use std::collections::HashSet;
@@ -503,6 +506,101 @@ mod tests {
         drop(extent);
         assert_eq!(space.lock().free(), 0);
         assert!(take(&space, 0).is_none());
+    }
+
+    #[test]
+    fn the_share_of_a_full_node_goes_to_the_others_in_turn() {
+        let space = space(3, 1);
+        let _full: Vec<_> =
+            (0..4).map(|_| space.lock().take(0, &Where::On(NodeId(0)), &space).unwrap()).collect();
+        let others: Vec<_> = (0..6).map(|_| take(&space, 0).unwrap()).collect();
+        let nodes: Vec<u64> = others.iter().map(|extent| extent.region().id.node.0).collect();
+        assert_eq!(nodes, [1, 2, 1, 2, 1, 2]);
+    }
+
+    #[test]
+    fn all_idle_regions_go_at_once_but_those_whose_extents_are_to_stay_free() {
+        let space = space(1, 4);
+        assert_eq!(space.lock().shrink(2_000, 2_000, 4).len(), 3);
+        assert_eq!(space.lock().free(), 4);
+    }
+
+    #[test]
+    fn numbers_of_removed_regions_are_used_again_once_no_extent_of_theirs_is_in_use() {
+        let space = space(1, 3);
+        let number = |extent: &Extent| extent.number() / 4;
+        let kept = take(&space, 0).unwrap();
+        assert!(!space.lock().is_unused());
+        assert_eq!(space.lock().remove(|_| true).len(), 3);
+        let free: Vec<u64> = (0..3).filter(|of| *of != number(&kept)).collect();
+        let mut anew: Vec<u64> = (0..3)
+            .map(|index| space.lock().add(region(1, index), REGION_BYTES, 0, &Lease::default()))
+            .collect();
+        anew.sort_unstable();
+        assert_eq!(anew, [free, vec![3]].concat());
+        assert!(space.lock().is_unused());
+    }
+
+    #[test]
+    fn regions_of_an_earlier_process_keep_their_numbers_and_doubted_places_their_holders() {
+        let space = Arc::new(Mutex::new(Space::default()));
+        space.lock().numbers_in_use([1, 3].into_iter());
+        space.lock().adopt(1, region(0, 0), REGION_BYTES, 0, &BTreeSet::from([2, 9]));
+        assert_eq!(space.lock().free(), 3, "place 9 is none of this region");
+        let at = |number, place| space.lock().take_at(number, place, &space);
+        let (doubted, sound) = (at(1, 2).unwrap(), at(1, 1).unwrap());
+        assert_eq!((doubted.number(), doubted.is_in_doubt()), (6, true));
+        assert_eq!((sound.number(), sound.is_in_doubt()), (5, false));
+        assert_eq!(space.lock().free(), 2);
+        assert!(at(1, 2).is_none() && at(1, 1).is_none() && at(2, 0).is_none(), "taken, or not there");
+        space.lock().adopt(3, region(0, 1), REGION_BYTES, 0, &BTreeSet::new());
+        assert!(space.lock().shrink(1_000_000, 0, 0).is_empty(), "its holders may still come");
+        space.lock().mark_adopted();
+        assert_eq!(space.lock().shrink(1_000_000, 0, 0).len(), 1);
+        let add = |index| space.lock().add(region(5, index), REGION_BYTES, 0, &Lease::default());
+        assert_eq!([add(0), add(1), add(2), add(3)], [3, 0, 2, 4]);
+        space.lock().free_number(7);
+        assert_eq!(add(4), 7);
+    }
+
+    #[test]
+    fn a_region_lost_during_an_adoption_leaves_its_number_to_its_holders() {
+        let space = Arc::new(Mutex::new(Space::default()));
+        space.lock().numbers_in_use([0].into_iter());
+        space.lock().adopt(0, region(0, 0), REGION_BYTES, 0, &BTreeSet::new());
+        assert_eq!(space.lock().remove(|_| true).len(), 1);
+        assert_eq!(space.lock().add(region(0, 1), REGION_BYTES, 0, &Lease::default()), 1);
+    }
+
+    #[test]
+    fn taking_an_adopted_extent_of_a_region_to_leave_does_not_count_it_as_free() {
+        let space = Arc::new(Mutex::new(Space::default()));
+        space.lock().numbers_in_use([0].into_iter());
+        space.lock().adopt(0, region(0, 0), REGION_BYTES, 0, &BTreeSet::new());
+        space.lock().leave(RegionId { node: NodeId(0), index: 0 });
+        let taken = space.lock().take_at(0, 3, &space).unwrap();
+        assert_eq!(space.lock().free(), 0);
+        drop(taken);
+        assert_eq!(space.lock().free(), 0);
+    }
+
+    #[test]
+    fn a_doubt_is_kept_once_for_a_later_process() {
+        let journal = Arc::new(MemoryJournal::default());
+        let keeping = Keeping::new(journal.clone());
+        let space = Arc::new(Mutex::new(Space::keeping(Some(keeping))));
+        let lease = Lease { address: Some(NodeAddress::default()), key: vec![1; 16], ..Lease::default() };
+        let number = space.lock().add(region(0, 0), REGION_BYTES, 0, &lease);
+        let extent = take(&space, 0).unwrap();
+        extent.doubt();
+        let doubts = |journal: &MemoryJournal| {
+            regions_of(&journal.kept()).get(&number).map(|region| (region.is_gone, region.doubts.clone()))
+        };
+        assert_eq!(doubts(&journal), Some((false, BTreeSet::from([0]))));
+        space.lock().remove(|_| true);
+        assert_eq!(doubts(&journal), Some((true, BTreeSet::from([0]))), "its number is still in use");
+        space.lock().free_number(number);
+        assert_eq!(doubts(&journal), None);
     }
 
     proptest! {

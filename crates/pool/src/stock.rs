@@ -591,3 +591,6 @@ impl Stock {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,382 @@
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::task::Context;
+
+use farpool_keep::MemoryJournal;
+use farpool_lease::LeaseClass;
+use farpool_wire::control::RenewOutcome;
+
+use super::*;
+use crate::giving_up::SILENCE;
+
+const REGION_BYTES: u64 = 4 * EXTENT_BYTES;
+const TTL: u64 = 10_000;
+/// Until when a lease that was asked for at time 0 may be used.
+const USABLE_UNTIL: u64 = 8_000;
+
+struct HandClock(AtomicU64);
+
+impl Clock for HandClock {
+    fn now_ns(&self) -> u64 {
+        self.0.load(Ordering::Relaxed) * 1_000_000
+    }
+}
+
+/// A stock, and the clock that it goes by.
+struct Rig {
+    clock: Arc<HandClock>,
+    stock: Stock,
+}
+
+impl Rig {
+    fn new(limit_regions: Option<u64>, journal: Option<Arc<dyn Journal>>) -> Rig {
+        let clock = Arc::new(HandClock(AtomicU64::new(0)));
+        let reach = |address: &NodeAddress| Peer {
+            node: NodeId(address.node),
+            tcp: address.tcp.parse().ok(),
+            verbs: None,
+            shm_socket: None,
+        };
+        let stock = Stock::new(StockConfig {
+            owner: OwnerId(7),
+            region_bytes: REGION_BYTES,
+            limit_regions,
+            clock: clock.clone(),
+            reach: Box::new(reach),
+            journal,
+        });
+        Rig { clock, stock }
+    }
+
+    fn at(&self, ms: u64) -> &Stock {
+        self.clock.0.store(ms, Ordering::Relaxed);
+        &self.stock
+    }
+
+    fn lends(&self, leases: &[Lease]) -> GrowthOutcome {
+        let answer = AcquireResponse {
+            leases: leases.to_vec(),
+            region_bytes: REGION_BYTES,
+            ..AcquireResponse::default()
+        };
+        let (outcome, unusable) = self.stock.acquisition_answered(self.stock.now(), Some(answer));
+        assert!(unusable.is_empty());
+        outcome
+    }
+
+    /// Renews all leases that are due, with this answer for each.
+    fn renews(&self, outcome: RenewOutcome) {
+        let now = self.stock.now();
+        for renewal in self.stock.with_holder(|holder| holder.renewals(now, 100)) {
+            let outcomes =
+                renewal.request(self.stock.owner()).leases.iter().map(|_| outcome.clone()).collect();
+            self.stock.renewal_answered(&renewal, &RenewResponse { outcomes });
+        }
+    }
+}
+
+fn lease(node: u64, index: u32, counter: u32) -> Lease {
+    let address = NodeAddress { node, tcp: format!("127.0.0.1:{node}"), ..NodeAddress::default() };
+    Lease {
+        address: Some(address),
+        region: index,
+        epoch: Epoch::new(1, counter).0,
+        key: vec![1; 16],
+        ttl_ms: TTL,
+        ..Lease::default()
+    }
+}
+
+fn renewed(revoked: bool) -> RenewOutcome {
+    RenewOutcome { renewed: true, remaining_ms: TTL, revoked, ..RenewOutcome::default() }
+}
+
+fn poll<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {
+    Pin::new(future).poll(&mut Context::from_waker(Waker::noop()))
+}
+
+/// What a task gets that takes an extent, once what `meanwhile` does has happened.
+fn taking(stock: &Stock, within: &Where, meanwhile: impl FnOnce()) -> Poll<Result<Extent, NoSpace>> {
+    let mut taking = pin!(stock.take_extent_within(0, within));
+    let Poll::Pending = poll(&mut taking) else { panic!("it does not wait for growth") };
+    meanwhile();
+    poll(&mut taking)
+}
+
+fn is_refused(taken: Poll<Result<Extent, NoSpace>>) -> bool {
+    matches!(taken, Poll::Ready(Err(NoSpace)))
+}
+
+#[test]
+fn a_task_that_finds_no_extent_waits_for_regions_or_the_word_that_the_pool_is_full() {
+    let rig = Rig::new(None, None);
+    let stock = rig.at(0);
+    let grown = taking(stock, &Where::Anywhere, || {
+        assert_eq!(rig.lends(&[lease(1, 0, 1)]), GrowthOutcome::Grown);
+        stock.growth_ended(GrowthOutcome::Grown);
+    });
+    let Poll::Ready(Ok(first)) = grown else { panic!("a region has come") };
+    let _others: Vec<_> = (0..3).map(|_| stock.take_now(0, &Where::Anywhere).0.unwrap()).collect();
+    let full = || {
+        stock.growth_ended(GrowthOutcome::Full);
+    };
+    assert!(is_refused(taking(stock, &Where::Anywhere, full)));
+    let mut again = pin!(stock.take_extent(0));
+    assert!(is_refused(poll(&mut again)), "a full pool is not asked for each page");
+    drop(first);
+    let Poll::Ready(Ok(_first)) = poll(&mut pin!(stock.take_extent(0))) else { panic!("one is free again") };
+    rig.at(500);
+    assert!(is_refused(taking(stock, &Where::Anywhere, full)), "half a second later it is asked again");
+}
+
+#[test]
+fn an_owner_at_its_limit_does_not_wait() {
+    let rig = Rig::new(Some(1), None);
+    assert_eq!((rig.stock.regions_wanted(), rig.stock.is_low()), (1, true));
+    rig.lends(&[lease(1, 0, 1)]);
+    assert_eq!(rig.stock.regions_wanted(), 0);
+    let _all: Vec<_> = (0..4).map(|_| rig.stock.take_now(0, &Where::Anywhere).0.unwrap()).collect();
+    assert!(is_refused(poll(&mut pin!(rig.stock.take_extent(0)))));
+}
+
+#[test]
+fn a_task_waits_three_seconds_for_a_broker_that_does_not_answer() {
+    let rig = Rig::new(None, None);
+    let mut taking = pin!(rig.at(0).take_extent(0));
+    for ms in [0, 1_000, 2_999] {
+        assert!(poll(&mut taking).is_pending(), "{ms} ms");
+        rig.at(ms).growth_ended(GrowthOutcome::Unreachable);
+    }
+    assert!(poll(&mut taking).is_pending());
+    rig.at(3_000).growth_ended(GrowthOutcome::Unreachable);
+    assert!(is_refused(poll(&mut taking)));
+    assert!(
+        is_refused(poll(&mut pin!(rig.stock.take_extent(0)))),
+        "the next task does not wait as long again"
+    );
+}
+
+#[test]
+fn full_elsewhere_is_no_answer_for_a_task_that_takes_any_node() {
+    let rig = Rig::new(None, None);
+    let stock = rig.at(0);
+    rig.lends(&[lease(1, 0, 1), lease(2, 0, 2)]);
+    let only_two = Where::On(NodeId(2));
+    let _all: Vec<_> = (0..8).map(|_| stock.take_now(0, &Where::Anywhere).0.unwrap()).collect();
+    let limited = || {
+        assert!(stock.is_low());
+        let asked = stock.with_holder(|holder| holder.acquisition(stock.now(), LeaseClass::Revocable, 1));
+        assert_eq!(asked.avoid, [1]);
+        stock.growth_ended(GrowthOutcome::Full);
+    };
+    assert!(taking(stock, &Where::Anywhere, || drop(taking(stock, &only_two, limited))).is_pending());
+    rig.at(500);
+    let full = || {
+        stock.growth_ended(GrowthOutcome::Full);
+    };
+    assert!(is_refused(taking(stock, &only_two, full)));
+}
+
+#[test]
+fn a_node_whose_data_plane_is_silent_is_lost_with_its_regions_and_avoided() {
+    let rig = Rig::new(None, None);
+    let stock = rig.at(0);
+    rig.lends(&[lease(1, 0, 1), lease(1, 1, 2), lease(2, 0, 3)]);
+    let kept = stock.take_now(0, &Where::On(NodeId(1))).0.unwrap();
+    let node = kept.region().node.clone();
+    let silence = SILENCE.as_millis() as u64;
+    let keeper: &dyn LeaseKeeper = stock;
+    rig.at(100);
+    keeper.node_answered(&node);
+    rig.at(100 + silence - 1);
+    assert!(!keeper.node_failed(&node, Sign::Silent) && !keeper.patience_ended(&node));
+    assert_eq!(stock.losses(), 0);
+    rig.at(100 + silence);
+    assert!(keeper.node_failed(&node, Sign::Silent) && keeper.patience_ended(&node));
+    assert!(keeper.node_failed(&node, Sign::Closed), "it stays lost");
+    assert_eq!((stock.losses(), stock.nodes().len(), stock.regions().len()), (1, 1, 1));
+    assert!(kept.region().has_ended());
+    let asked = stock.with_holder(|holder| holder.acquisition(stock.now(), LeaseClass::Revocable, 1));
+    assert_eq!(asked.avoid, [1]);
+    assert_eq!(stock.with_holder(|holder| holder.leases().count()), 1);
+    drop(kept);
+    assert_eq!(stock.take_now(0, &Where::Anywhere).1, 3);
+}
+
+#[test]
+fn renewals_extend_regions_take_them_back_or_end_them() {
+    let rig = Rig::new(None, None);
+    let stock = rig.at(0);
+    rig.lends(&[lease(1, 0, 1)]);
+    let region = stock.regions()[0].clone();
+    assert_eq!((region.usable_until_ms(), stock.is_to_leave()), (USABLE_UNTIL, false));
+    rig.at(4_000);
+    rig.renews(renewed(false));
+    assert_eq!(region.usable_until_ms(), 4_000 + USABLE_UNTIL);
+    let heard = region.node.hearing.trouble(Millis(4_500));
+    assert_eq!(heard.renewed, Millis(4_000));
+    rig.at(8_000);
+    rig.renews(renewed(true));
+    assert!(region.is_leaving() && stock.is_to_leave());
+    assert!(stock.take_now(0, &Where::Anywhere).0.is_none(), "nothing new is put there");
+
+    rig.lends(&[lease(2, 0, 2)]);
+    let other = stock.regions().pop().unwrap();
+    rig.at(12_000);
+    rig.renews(RenewOutcome::default());
+    assert!(other.has_ended());
+    assert_eq!((stock.losses(), stock.regions().len()), (1, 1));
+}
+
+#[test]
+fn a_newer_lease_of_a_region_replaces_the_older_whose_end_then_means_nothing() {
+    let rig = Rig::new(None, None);
+    rig.lends(&[lease(1, 0, 1)]);
+    let older = rig.stock.regions()[0].clone();
+    rig.lends(&[lease(1, 0, 2)]);
+    let newer = rig.stock.regions()[0].clone();
+    assert!(older.has_ended() && Arc::ptr_eq(&older.node, &newer.node));
+    assert_eq!((rig.stock.losses(), rig.stock.take_now(0, &Where::Anywhere).1), (1, 3));
+    LeaseKeeper::lease_lost(&rig.stock, older.id, older.epoch);
+    assert!(!newer.has_ended() && rig.stock.regions().len() == 1);
+    LeaseKeeper::lease_lost(&rig.stock, newer.id, newer.epoch);
+    assert!(newer.has_ended() && rig.stock.regions().is_empty());
+    assert_eq!(rig.stock.take_now(0, &Where::Anywhere).1, 0);
+}
+
+#[test]
+fn a_node_that_is_reached_elsewhere_than_before_is_another() {
+    let rig = Rig::new(None, None);
+    rig.lends(&[lease(1, 0, 1)]);
+    let moved = NodeAddress { node: 1, tcp: "127.0.0.1:99".to_owned(), ..NodeAddress::default() };
+    rig.lends(&[lease(1, 1, 2), Lease { address: Some(moved), ..lease(1, 2, 3) }]);
+    let nodes: Vec<_> = rig.stock.regions().iter().map(|region| region.node.clone()).collect();
+    assert!(Arc::ptr_eq(&nodes[0], &nodes[1]) && !Arc::ptr_eq(&nodes[0], &nodes[2]));
+}
+
+#[test]
+fn a_stock_in_use_keeps_room_and_an_unused_one_gives_all_back() {
+    let rig = Rig::new(None, None);
+    let regions = 2 * LOW_WATER_EXTENTS as u32 / 4 + 2;
+    rig.lends(&(0..regions).map(|index| lease(1, index, index + 1)).collect::<Vec<_>>());
+    let used = rig.stock.take_now(0, &Where::Anywhere).0.unwrap();
+    let linger = Duration::from_secs(1);
+    assert!(rig.at(999).shrink(linger).is_empty());
+    assert_eq!(rig.at(1_000).shrink(linger).len(), 1);
+    assert_eq!(rig.stock.regions().len() as u32, regions - 1);
+    assert!(!rig.stock.is_low());
+    drop(used);
+    assert_eq!(rig.at(1_001).shrink(linger).len() as u32, regions - 2, "all but the one just emptied");
+    let last = rig.at(2_001).shrink(linger);
+    assert!(last.len() == 1 && last[0].has_ended() && rig.stock.regions().is_empty());
+    assert_eq!(rig.stock.with_holder(|holder| holder.leases().count()), 0);
+    assert_eq!(rig.stock.nodes().len(), 1);
+    rig.stock.forget_idle_nodes();
+    assert!(rig.stock.nodes().is_empty());
+}
+
+#[test]
+fn the_capacity_is_what_is_held_and_what_the_pool_could_still_lend_within_the_limit() {
+    let capacity = |rig: &Rig| {
+        let Capacity { total_bytes, free_bytes } = rig.stock.capacity();
+        (total_bytes / EXTENT_BYTES, free_bytes / EXTENT_BYTES)
+    };
+    let rig = Rig::new(Some(3), None);
+    assert_eq!(capacity(&rig), (0, 0));
+    rig.stock.pool_has_free(10);
+    assert_eq!(capacity(&rig), (12, 12));
+    rig.lends(&[lease(1, 0, 1)]);
+    rig.stock.pool_has_lent(9);
+    let _used = rig.stock.take_now(0, &Where::Anywhere).0.unwrap();
+    assert_eq!(capacity(&rig), (8, 7));
+    rig.stock.pool_has_lent(9);
+    assert_eq!(capacity(&rig), (4, 3));
+}
+
+#[test]
+fn all_regions_are_given_back_in_one_request() {
+    let rig = Rig::new(None, None);
+    rig.lends(&[lease(1, 0, 1), lease(1, 1, 2)]);
+    let all = rig.stock.retire_all();
+    assert!(all.iter().all(|region| region.has_ended()) && rig.stock.regions().is_empty());
+    let request = rig.stock.release_request(&all);
+    assert_eq!(request.owner, 7);
+    assert_eq!(request.leases.iter().map(|lease| lease.region).collect::<Vec<_>>(), [0, 1]);
+}
+
+/// What an earlier process had: regions 0 and 1 on node 1 and region 0 on node 2, under the numbers 0, 1 and
+/// 2. The extent with number 4 is in doubt.
+fn earlier() -> Arc<MemoryJournal> {
+    let journal = Arc::new(MemoryJournal::default());
+    let rig = Rig::new(None, Some(journal.clone()));
+    assert!(rig.stock.is_kept() && rig.stock.journal().is_some());
+    rig.lends(&[lease(1, 0, 1), lease(1, 1, 2), lease(2, 0, 3)]);
+    Keeping::new(journal.clone()).doubted(1, 0);
+    journal
+}
+
+#[test]
+fn a_later_process_has_what_still_runs_under_its_old_numbers() {
+    let journal = earlier();
+    let rig = Rig::new(None, Some(Arc::new(journal.successor())));
+    let stock = &rig.stock;
+    let mut adoption = stock.begin_adoption(&journal.kept());
+    let questions = stock.adoption_questions(&adoption, 1);
+    let asked: Vec<_> = questions
+        .iter()
+        .map(|(address, asked)| (address.node, asked.request(stock.owner()).leases.len()))
+        .collect();
+    assert_eq!(asked, [(1, 1), (1, 1), (2, 1)]);
+    assert!(!adoption.is_answered());
+    let answer = |outcome| RenewResponse { outcomes: vec![outcome] };
+    stock.adoption_answered(&mut adoption, &questions[0].1, &answer(renewed(false)));
+    stock.adoption_answered(&mut adoption, &questions[1].1, &answer(renewed(true)));
+    assert!(!adoption.is_answered());
+    stock.adoption_ends(&mut adoption);
+    assert!(adoption.is_answered());
+    assert_eq!(adoption.extents_held().collect::<Vec<_>>(), (0..8).collect::<Vec<_>>());
+
+    let sound = stock.adopt_extent(&mut adoption, 3).unwrap();
+    let doubted = stock.adopt_extent(&mut adoption, 4).unwrap();
+    assert_eq!((sound.number(), sound.is_in_doubt(), doubted.is_in_doubt()), (3, false, true));
+    assert!(doubted.region().is_leaving(), "its node is taking it back");
+    assert!(adoption.is_taken(3) && !adoption.is_taken(2) && stock.adopt_extent(&mut adoption, 3).is_none());
+    let lost = stock.adopt_extent(&mut adoption, 9).unwrap();
+    assert!(lost.region().has_ended(), "node 2 has not answered");
+    stock.shun_extent(&adoption, 2);
+    stock.finish_adoption(adoption);
+    assert_eq!(stock.take_now(0, &Where::Anywhere).1, 1, "two of four are taken or withheld, and one is now");
+    assert_eq!(stock.losses(), 0);
+    rig.lends(&[lease(3, 0, 4)]);
+    let newest = stock.numbered_regions().into_iter().map(|held| held.number).max();
+    assert_eq!(newest, Some(3), "number 2 is in use by the lost extent");
+}
+
+#[test]
+fn a_number_of_a_lost_region_in_which_nothing_was_in_use_is_free_again() {
+    let journal = earlier();
+    let rig = Rig::new(None, Some(Arc::new(journal.successor())));
+    let mut adoption = rig.stock.begin_adoption(&journal.kept());
+    rig.stock.adoption_ends(&mut adoption);
+    assert_eq!(adoption.extents_held().count(), 0);
+    rig.stock.finish_adoption(adoption);
+    rig.lends(&[lease(3, 0, 4)]);
+    assert_eq!(rig.stock.numbered_regions()[0].number, 2);
+}
+
+#[test]
+fn of_two_leases_of_a_region_the_later_is_taken_over() {
+    let journal = Arc::new(MemoryJournal::default());
+    let keeping = Keeping::new(journal.clone());
+    keeping.held(0, &lease(1, 0, 5));
+    keeping.held(1, &lease(1, 0, 9));
+    keeping.held(2, &lease(1, 0, 7));
+    keeping.held(3, &lease(1, 1, 11));
+    keeping.gone(3);
+    let rig = Rig::new(None, None);
+    let adoption = rig.stock.begin_adoption(&journal.kept());
+    let questions = rig.stock.adoption_questions(&adoption, 10);
+    let [(_, asked)] = &questions[..] else { panic!("one node") };
+    let epochs: Vec<_> = asked.request(rig.stock.owner()).leases.iter().map(|lease| lease.epoch).collect();
+    assert_eq!(epochs, [Epoch::new(1, 9).0]);
+}
