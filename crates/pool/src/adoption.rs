@@ -53,16 +53,13 @@ impl Stock {
     /// Begins to take over the regions in `kept`.
     pub fn begin_adoption(&self, kept: &Kept) -> Adoption {
         let extents_per_region = self.region_bytes() / EXTENT_BYTES;
-        let mut regions = regions_of(kept);
+        let regions = regions_of(kept);
         let mut open: BTreeMap<RegionId, u64> = BTreeMap::new();
         for (number, region) in regions.iter().filter(|(_, region)| !region.is_gone) {
             let later = |other: &u64| regions.get(other).is_none_or(|other| other.epoch < region.epoch);
             if open.get(&region.id).is_none_or(later) {
                 open.insert(region.id, *number);
             }
-        }
-        for (number, region) in &mut regions {
-            region.is_gone |= open.get(&region.id) != Some(number);
         }
         self.space.lock().numbers_in_use(regions.keys().copied());
         Adoption { regions, open, lost: BTreeMap::new(), taken: BTreeSet::new(), extents_per_region }

@@ -626,7 +626,8 @@ mod tests {
         let key = AccessKey::from_bytes([1; 16]);
         let leases = (0..3).map(|index| (index, Epoch::new(1, index + 1), key));
         let question = Renewal::of(NodeId(1), Millis(1_000), leases);
-        let outcomes = vec![renewed(TTL, false), RenewOutcome::default(), renewed(5_000, true)];
+        let refused = RenewOutcome { renewed: false, ..renewed(TTL, false) };
+        let outcomes = vec![renewed(TTL, false), refused, renewed(5_000, true)];
         let answers = holder.adoption_answered(Millis(1_100), &question, &RenewResponse { outcomes });
         let usable = |holder: &Holder, index| holder.held(region(index)).map(Holding::usable_until);
         assert_eq!(usable(&holder, 1), None);

@@ -172,6 +172,19 @@ mod tests {
         assert_eq!((found[&1].is_gone, &found[&1].doubts), (true, &BTreeSet::from([6])));
     }
 
+    #[test]
+    fn a_pool_is_found_as_it_was_put_and_numbers_that_are_too_large_are_not() {
+        let journal = Arc::new(MemoryJournal::default());
+        let pool = KeptPool { owner: 7, region_bytes: 64 << 20 };
+        journal.append(&[pool.put()]);
+        let keeping = Keeping::new(journal.clone());
+        keeping.held(MAX_NUMBERS - 1, &lease(1));
+        keeping.held(MAX_NUMBERS, &lease(2));
+        let kept = journal.kept();
+        assert_eq!(KeptPool::find(&kept), Some(pool));
+        assert_eq!(regions_of(&kept).into_keys().collect::<Vec<_>>(), [MAX_NUMBERS - 1]);
+    }
+
     proptest! {
         #[test]
         fn reading_arbitrary_kept_state_terminates(entries in vec((vec(any::<u8>(), 0..16), vec(any::<u8>(), 0..40)), 0..20)) {

@@ -436,6 +436,7 @@ mod tests {
         let extents: Vec<_> = (0..6).map(|place| take(&space, place).unwrap()).collect();
         let nodes: Vec<u64> = extents.iter().map(|extent| extent.region().id.node.0).collect();
         assert_eq!(nodes, [0, 1, 2, 0, 1, 2]);
+        assert_eq!(extents[5].address(5).offset, EXTENT_BYTES + 5, "the second of its region");
     }
 
     #[test]
@@ -601,6 +602,12 @@ mod tests {
         assert_eq!(doubts(&journal), Some((true, BTreeSet::from([0]))), "its number is still in use");
         space.lock().free_number(number);
         assert_eq!(doubts(&journal), None);
+        let unused = space.lock().add(region(0, 1), REGION_BYTES, 0, &lease);
+        space.lock().remove(|_| true);
+        assert!(!regions_of(&journal.kept()).contains_key(&unused), "its number may be used again");
+        space.lock().add(region(0, 2), REGION_BYTES, 0, &lease);
+        space.lock().gone(unused);
+        assert!(regions_of(&journal.kept())[&unused].is_gone);
     }
 
     proptest! {

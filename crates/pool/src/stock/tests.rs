@@ -137,6 +137,34 @@ fn an_owner_at_its_limit_does_not_wait() {
     assert_eq!(rig.stock.regions_wanted(), 0);
     let _all: Vec<_> = (0..4).map(|_| rig.stock.take_now(0, &Where::Anywhere).0.unwrap()).collect();
     assert!(is_refused(poll(&mut pin!(rig.stock.take_extent(0)))));
+    assert!(poll(&mut pin!(rig.stock.growth_wanted())).is_pending());
+}
+
+#[test]
+fn more_regions_are_wanted_when_few_extents_are_left() {
+    let rig = Rig::new(None, None);
+    let wanted = || poll(&mut pin!(rig.stock.growth_wanted())).is_ready();
+    let regions = LOW_WATER_EXTENTS as u32 / 4 + 1;
+    rig.lends(&(0..regions).map(|index| lease(1, index, index + 1)).collect::<Vec<_>>());
+    let take = || match poll(&mut pin!(rig.stock.take_extent(0))) {
+        Poll::Ready(Ok(extent)) => extent,
+        _ => panic!("there is one"),
+    };
+    let mut taken: Vec<_> = (0..4).map(|_| take()).collect();
+    assert!(!wanted() && !rig.stock.is_low(), "as many are left as are to be");
+    taken.push(take());
+    assert!(wanted() && rig.stock.is_low());
+}
+
+#[test]
+fn a_task_whose_time_has_passed_does_not_wait_for_another_attempt() {
+    let rig = Rig::new(None, None);
+    let mut taking = pin!(rig.at(0).take_extent(0));
+    assert!(poll(&mut taking).is_pending());
+    rig.at(2_999).growth_ended(GrowthOutcome::Grown);
+    assert!(poll(&mut taking).is_pending(), "other tasks have taken what came");
+    rig.at(3_000).growth_ended(GrowthOutcome::Grown);
+    assert!(is_refused(poll(&mut taking)));
 }
 
 #[test]
@@ -169,8 +197,13 @@ fn full_elsewhere_is_no_answer_for_a_task_that_takes_any_node() {
         assert_eq!(asked.avoid, [1]);
         stock.growth_ended(GrowthOutcome::Full);
     };
-    assert!(taking(stock, &Where::Anywhere, || drop(taking(stock, &only_two, limited))).is_pending());
-    rig.at(500);
+    let mut anywhere = pin!(stock.take_extent(0));
+    assert!(poll(&mut anywhere).is_pending());
+    assert!(is_refused(taking(stock, &only_two, limited)));
+    assert!(poll(&mut anywhere).is_pending());
+    rig.at(3_000).growth_ended(GrowthOutcome::Full);
+    assert!(is_refused(poll(&mut anywhere)), "but not for ever");
+    rig.at(3_500);
     let full = || {
         stock.growth_ended(GrowthOutcome::Full);
     };
@@ -194,7 +227,9 @@ fn a_node_whose_data_plane_is_silent_is_lost_with_its_regions_and_avoided() {
     rig.at(100 + silence);
     assert!(keeper.node_failed(&node, Sign::Silent) && keeper.patience_ended(&node));
     assert!(keeper.node_failed(&node, Sign::Closed), "it stays lost");
-    assert_eq!((stock.losses(), stock.nodes().len(), stock.regions().len()), (1, 1, 1));
+    let nodes: Vec<_> = stock.nodes().iter().map(|node| node.peer.node).collect();
+    assert_eq!((stock.losses(), nodes, stock.regions().len()), (1, vec![NodeId(2)], 1));
+    assert_eq!(keeper.now(), Millis(100 + silence));
     assert!(kept.region().has_ended());
     let asked = stock.with_holder(|holder| holder.acquisition(stock.now(), LeaseClass::Revocable, 1));
     assert_eq!(asked.avoid, [1]);
@@ -233,15 +268,15 @@ fn a_newer_lease_of_a_region_replaces_the_older_whose_end_then_means_nothing() {
     let rig = Rig::new(None, None);
     rig.lends(&[lease(1, 0, 1)]);
     let older = rig.stock.regions()[0].clone();
-    rig.lends(&[lease(1, 0, 2)]);
+    rig.lends(&[lease(1, 0, 2), lease(1, 1, 3)]);
     let newer = rig.stock.regions()[0].clone();
     assert!(older.has_ended() && Arc::ptr_eq(&older.node, &newer.node));
-    assert_eq!((rig.stock.losses(), rig.stock.take_now(0, &Where::Anywhere).1), (1, 3));
+    let free = || rig.stock.capacity().free_bytes / EXTENT_BYTES;
+    assert_eq!((rig.stock.losses(), free()), (1, 8));
     LeaseKeeper::lease_lost(&rig.stock, older.id, older.epoch);
-    assert!(!newer.has_ended() && rig.stock.regions().len() == 1);
+    assert!(!newer.has_ended() && rig.stock.regions().len() == 2 && free() == 8);
     LeaseKeeper::lease_lost(&rig.stock, newer.id, newer.epoch);
-    assert!(newer.has_ended() && rig.stock.regions().is_empty());
-    assert_eq!(rig.stock.take_now(0, &Where::Anywhere).1, 0);
+    assert!(newer.has_ended() && rig.stock.regions().len() == 1 && free() == 4);
 }
 
 #[test]
@@ -270,9 +305,11 @@ fn a_stock_in_use_keeps_room_and_an_unused_one_gives_all_back() {
     let last = rig.at(2_001).shrink(linger);
     assert!(last.len() == 1 && last[0].has_ended() && rig.stock.regions().is_empty());
     assert_eq!(rig.stock.with_holder(|holder| holder.leases().count()), 0);
-    assert_eq!(rig.stock.nodes().len(), 1);
+    rig.lends(&[lease(2, 0, regions + 1)]);
+    assert_eq!(rig.stock.nodes().len(), 2);
     rig.stock.forget_idle_nodes();
-    assert!(rig.stock.nodes().is_empty());
+    let nodes: Vec<_> = rig.stock.nodes().iter().map(|node| node.peer.node).collect();
+    assert_eq!(nodes, [NodeId(2)]);
 }
 
 #[test]
@@ -345,7 +382,11 @@ fn a_later_process_has_what_still_runs_under_its_old_numbers() {
     assert!(lost.region().has_ended(), "node 2 has not answered");
     stock.shun_extent(&adoption, 2);
     stock.finish_adoption(adoption);
-    assert_eq!(stock.take_now(0, &Where::Anywhere).1, 1, "two of four are taken or withheld, and one is now");
+    let rest = [0, 1].map(|place| stock.take_now(place, &Where::Anywhere).0.unwrap());
+    let mut numbers = rest.each_ref().map(Extent::number);
+    numbers.sort_unstable();
+    assert_eq!(numbers, [0, 1], "2 is withheld");
+    assert!(stock.take_now(0, &Where::Anywhere).0.is_none());
     assert_eq!(stock.losses(), 0);
     rig.lends(&[lease(3, 0, 4)]);
     let newest = stock.numbered_regions().into_iter().map(|held| held.number).max();
@@ -374,6 +415,7 @@ fn of_two_leases_of_a_region_the_later_is_taken_over() {
     keeping.held(3, &lease(1, 1, 11));
     keeping.gone(3);
     let rig = Rig::new(None, None);
+    assert!(!rig.stock.is_kept());
     let adoption = rig.stock.begin_adoption(&journal.kept());
     let questions = rig.stock.adoption_questions(&adoption, 10);
     let [(_, asked)] = &questions[..] else { panic!("one node") };
