@@ -12,7 +12,7 @@ use farpool_fabric::{ArenaBuf, Batch};
 use farpool_wire::CALL_ECHO;
 
 use crate::options::{IoOp, IoOptions};
-use crate::places::{PickedBlock, Places, fill_written, initial_word, is_initial, is_written};
+use crate::places::{FootprintBlock, Places, fill_written, initial_word, is_initial, is_written};
 use crate::reach::Reach;
 use crate::tally::Tally;
 
@@ -45,7 +45,7 @@ pub struct Lane<'a> {
     together: usize,
     places: Places,
     /// Where the operations of the last doorbell went.
-    picked: Vec<PickedBlock>,
+    picked: Vec<FootprintBlock>,
     local: Local,
     until_check: usize,
 }

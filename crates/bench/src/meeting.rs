@@ -58,15 +58,17 @@ impl<'a> Meeting<'a> {
         work: impl Fn(usize, &Seat<'_>) -> Result<T> + Sync,
     ) -> Result<Vec<T>> {
         std::thread::scope(|scope| {
+            let starter = self.seat(); // until all are started, none passes its first meeting
             let seats: Vec<_> = (0..threads).map(|_| self.seat()).collect();
             let work = &work;
             let start = |(number, seat): (usize, _)| {
                 let named = Builder::new().name(format!("bench {number}"));
-                // If it cannot be started, the others do no work once they have met.
+                // If it cannot be started, the others do no work after their first meeting.
                 named.spawn_scoped(scope, move || work(number, &seat)).inspect_err(|_| self.fail())
             };
             let started: Result<Vec<_>, _> = seats.into_iter().enumerate().map(start).collect();
-            let started = started.context("cannot start all threads: ask for fewer")?;
+            drop(starter);
+            let started = started.context("cannot start all threads: lower --threads or --clients")?;
             joined(started.into_iter().map(|thread| thread.join()))
         })
     }

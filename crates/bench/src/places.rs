@@ -7,7 +7,7 @@ use crate::options::Pattern;
 
 /// A block within a footprint of equal regions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct PickedBlock {
+pub struct FootprintBlock {
     /// The region's index in the footprint.
     pub region: usize,
     /// Bytes from the region's start.
@@ -65,19 +65,19 @@ impl Places {
 
     /// The next place. Its block lies in its region, and its region in the footprint.
     #[inline]
-    pub fn pick(&mut self) -> PickedBlock {
+    pub fn pick(&mut self) -> FootprintBlock {
         match self.pattern {
             Pattern::Random => {
                 // Uses two independent halves of one random number, so that there is no division.
                 let bits = self.random.bits();
                 let region = ((bits >> 32) * self.regions) >> 32;
                 let block = ((bits & u64::from(u32::MAX)) * self.blocks) >> 32;
-                PickedBlock { region: region as usize, offset: block * self.block_bytes }
+                FootprintBlock { region: region as usize, offset: block * self.block_bytes }
             }
             Pattern::Sequential => {
                 let place = self.next;
                 self.next = if place + 1 == self.regions * self.blocks { 0 } else { place + 1 };
-                PickedBlock {
+                FootprintBlock {
                     region: (place / self.blocks) as usize,
                     offset: place % self.blocks * self.block_bytes,
                 }
@@ -134,7 +134,7 @@ pub fn written_word(index: usize) -> u64 {
 }
 
 /// Fills a buffer with the initial words of a place.
-pub fn fill_initial(buffer: &mut [u8], at: PickedBlock) {
+pub fn fill_initial(buffer: &mut [u8], at: FootprintBlock) {
     for (index, word) in buffer.chunks_exact_mut(8).enumerate() {
         word.copy_from_slice(&initial_word(at.region, at.offset + index as u64 * 8).to_le_bytes());
     }
@@ -148,7 +148,7 @@ pub fn fill_written(buffer: &mut [u8]) {
 }
 
 /// Whether a buffer holds the initial words of a place.
-pub fn is_initial(buffer: &[u8], at: PickedBlock) -> bool {
+pub fn is_initial(buffer: &[u8], at: FootprintBlock) -> bool {
     buffer
         .chunks_exact(8)
         .enumerate()
@@ -179,7 +179,7 @@ mod tests {
     #[test]
     fn sequential_places_visit_each_block_once_per_round() {
         let mut places = Places::new(Pattern::Sequential, 2, 4096, 1024, 3);
-        let round: Vec<PickedBlock> = (0..8).map(|_| places.pick()).collect();
+        let round: Vec<FootprintBlock> = (0..8).map(|_| places.pick()).collect();
         for (index, place) in round.iter().enumerate() {
             assert!(!round[..index].contains(place));
         }
@@ -188,7 +188,8 @@ mod tests {
 
     #[test]
     fn a_block_of_another_place_or_with_one_wrong_byte_is_detected() {
-        let (here, there) = (PickedBlock { region: 1, offset: 64 }, PickedBlock { region: 2, offset: 64 });
+        let (here, there) =
+            (FootprintBlock { region: 1, offset: 64 }, FootprintBlock { region: 2, offset: 64 });
         let mut buffer = [0; 64];
         fill_initial(&mut buffer, here);
         assert!(is_initial(&buffer, here) && !is_initial(&buffer, there) && !is_written(&buffer));

@@ -8,7 +8,7 @@ use farpool_fabric::{ArenaBuf, Endpoint, EndpointConfig, Negotiated, Queue, Tran
 use farpool_wire::{Epoch, RegionId, RemoteAddr};
 
 use crate::footprint::Footprint;
-use crate::places::{PickedBlock, fill_initial};
+use crate::places::{FootprintBlock, fill_initial};
 
 /// Time from posting until an operation's outcome is *unknown*: a measurement that waits longer has failed.
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -67,7 +67,7 @@ impl Reach {
 
     /// The queue to a place's node, and the place's address in the fabric.
     #[inline]
-    pub fn find(&self, place: PickedBlock) -> (&Queue, RemoteAddr, Epoch) {
+    pub fn find(&self, place: FootprintBlock) -> (&Queue, RemoteAddr, Epoch) {
         let spot = &self.regions[place.region];
         let at = RemoteAddr { region: spot.id, offset: place.offset };
         (&self.queues[spot.queue], at, spot.epoch)
@@ -75,7 +75,7 @@ impl Reach {
 
     /// Moves a place to the region of `like` if they are on different nodes, since a batch goes to one node.
     #[inline]
-    pub fn beside(&self, like: PickedBlock, mut place: PickedBlock) -> PickedBlock {
+    pub fn beside(&self, like: FootprintBlock, mut place: FootprintBlock) -> FootprintBlock {
         if self.queues.len() > 1 && self.regions[place.region].queue != self.regions[like.region].queue {
             place.region = like.region;
         }
@@ -117,7 +117,7 @@ impl Reach {
             &Queue,
             RemoteAddr,
             Epoch,
-            PickedBlock,
+            FootprintBlock,
             ArenaBuf,
         ) -> (ArenaBuf, Result<(), farpool_fabric::OpError>),
     ) -> Result<()> {
@@ -129,7 +129,7 @@ impl Reach {
                     offset + piece <= self.region_bytes,
                     "the region size is not a multiple of {piece} bytes"
                 );
-                let place = PickedBlock { region, offset };
+                let place = FootprintBlock { region, offset };
                 let (queue, at, epoch) = self.find(place);
                 let (returned, result) = block_on(&self.endpoint, visit(queue, at, epoch, place, buffer));
                 result.map_err(|error| anyhow!("cannot fill or read {at}: {error}"))?;

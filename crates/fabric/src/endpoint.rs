@@ -136,7 +136,7 @@ impl Endpoint {
         self.shared.clock.now_ns()
     }
 
-    /// Opens a queue to a node. The connection may not be complete yet; operations may be posted at once.
+    /// Opens a queue to a node. The connection may still be incomplete; operations may be posted at once.
     pub fn open(&self, peer: Peer) -> std::io::Result<Queue> {
         let mut table = self.shared.table.borrow_mut();
         let session = (table.session_ids)();

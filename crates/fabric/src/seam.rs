@@ -26,7 +26,7 @@ pub struct Peer {
 
 /// One way to carry the fabric.
 pub trait Transport {
-    /// Starts a connection; it may not be complete when this returns, and operations may be posted at
+    /// Starts a connection; it may still be incomplete when this returns, and operations may be posted at
     /// once.
     ///
     /// # Errors

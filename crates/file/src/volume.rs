@@ -41,7 +41,7 @@ pub struct VolumeStatus {
     /// Extents of redundant files.
     pub extents: u64,
     /// Extents of redundant files that are missing, since their node or lease is lost. Their contents are
-    /// reconstructed from the other members, unless these are lost, too.
+    /// reconstructed from the other members, unless another member is lost, too.
     pub missing_extents: u64,
     /// Extents of all files, with or without redundancy, that are missing and had contents that cannot be
     /// reconstructed. Reading these is an error.

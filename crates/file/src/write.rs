@@ -1,4 +1,4 @@
-//! Writing: blocks are locked, and stored in far memory, and only then get new words (B3).
+//! Writing: a block is locked, then stored in far memory, and only then gets its new word (B3).
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -177,23 +177,16 @@ impl<R: Rules> FileCore<R> {
         if R::may_still_change(extent) && locks.any(|word| word.is_lost() || word.is_empty()) {
             return Ok(Stored::MoveFirst);
         }
-        self.check_losses(piece, &locks)?;
-        match locks.store(core, piece, fill).await {
+        match locks.store(core, piece, |block| self.recorded_loss(piece, block), fill).await {
             Ok(()) => Ok(Stored::Yes),
             Err(unstored) => Err(self.not_stored(unstored, piece, extent)),
         }
     }
 
-    /// Refuses a piece if a loss is recorded for a block that it covers only in part.
-    fn check_losses(&self, piece: Piece, locks: &Locks<'_, R>) -> Result<(), FileError> {
-        for block in piece.partial_blocks().filter(|&block| !locks.word(block).is_lost()) {
-            let start = block * BLOCK_BYTES as u64;
-            let whole = Piece { start, end: start + BLOCK_BYTES as u64, ..piece };
-            if let Some((_, loss)) = self.map.read().first_lost(&whole) {
-                return Err(loss.to_writer(piece.file_offset(start)));
-            }
-        }
-        Ok(())
+    fn recorded_loss(&self, piece: Piece, block: u64) -> Option<Loss> {
+        let start = block * BLOCK_BYTES as u64;
+        let whole = Piece { start, end: start + BLOCK_BYTES as u64, ..piece };
+        self.map.read().first_lost(&whole).map(|(_, loss)| loss)
     }
 
     fn not_stored(&self, unstored: Unstored, piece: Piece, extent: &Extent) -> FileError {
@@ -201,6 +194,7 @@ impl<R: Rules> FileCore<R> {
         match unstored {
             Unstored::NoRoom(error) => error,
             Unstored::Lost(block) => FileError::Lost { offset: offset(block) },
+            Unstored::Recorded(block, loss) => loss.to_writer(offset(block)),
             Unstored::Unread(block, error) => FileError::from_access(error, offset(block)),
             Unstored::Wrong(block) => self.damaged(extent, offset(block)),
             Unstored::Failed(error) => FileError::from_access(error, piece.file_offset(piece.start)),
@@ -208,18 +202,19 @@ impl<R: Rules> FileCore<R> {
     }
 }
 
-/// Why a piece was not stored. Unless it is `Failed`, nothing was stored; blocks are those that the piece
-/// covers only in part.
+/// Why a piece was not stored. The numbers are those of blocks that the piece covers only in part.
 pub(crate) enum Unstored {
     /// There is no room for the transfer.
     NoRoom(FileError),
     /// The block is lost.
     Lost(u64),
+    /// A loss is recorded for the block.
+    Recorded(u64, Loss),
     /// The block could not be read.
     Unread(u64, AccessError),
-    /// The block is not what its word says.
+    /// The block does not match its word.
     Wrong(u64),
-    /// The blocks could not be stored. If they may have been, they are in doubt.
+    /// Storing failed. Unless certainly nothing was stored, the blocks are in doubt.
     Failed(AccessError),
 }
 
@@ -274,16 +269,18 @@ impl<'a, R: Rules> Locks<'a, R> {
     }
 
     /// Stores a piece, whose blocks are the locked ones, and unlocks them: reads the blocks that the piece
-    /// covers only in part, lets `fill` put the new bytes among the old ones, and stores the blocks whole.
+    /// covers only in part, lets `fill` put the new bytes among the old ones, and stores the blocks whole. No
+    /// block is read for which `recorded` gives a loss.
     pub(crate) async fn store(
         mut self,
         core: &SessionCore,
         piece: Piece,
+        recorded: impl Fn(u64) -> Option<Loss>,
         fill: impl FnOnce(&mut [u8]),
     ) -> Result<(), Unstored> {
         let mut buffer = staging(core, piece.aligned_bytes() as usize).map_err(Unstored::NoRoom)?;
         for block in piece.partial_blocks() {
-            self.read_old(core, block, &mut buffer[piece.place_of(block)]).await?;
+            self.read_old(core, block, &recorded, &mut buffer[piece.place_of(block)]).await?;
         }
         let start = (piece.start - piece.aligned_start()) as usize;
         fill(&mut buffer[start..start + (piece.end - piece.start) as usize]);
@@ -304,10 +301,19 @@ impl<'a, R: Rules> Locks<'a, R> {
     }
 
     /// Reads a locked block.
-    async fn read_old(&self, core: &SessionCore, block: u64, to: &mut [u8]) -> Result<(), Unstored> {
+    async fn read_old(
+        &self,
+        core: &SessionCore,
+        block: u64,
+        recorded: impl Fn(u64) -> Option<Loss>,
+        to: &mut [u8],
+    ) -> Result<(), Unstored> {
         let word = self.word(block);
         if word.is_lost() {
             return Err(Unstored::Lost(block));
+        }
+        if let Some(loss) = recorded(block) {
+            return Err(Unstored::Recorded(block, loss));
         }
         if word.is_empty() {
             to.fill(0);

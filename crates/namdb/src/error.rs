@@ -31,7 +31,7 @@ pub enum DatabaseError {
     },
     /// Remove the file.
     #[error(
-        "the lease of region {region} has ended: what lay there is gone, and with it the database; \
+        "the lease of region {region} has ended: its data are lost, and with them the database; \
          remove {} to make another one",
         .file.display()
     )]

@@ -121,7 +121,7 @@ pub enum GrantError {
         reason: String,
     },
     /// Ask again: a client whose grant was to be fenced may still use the region. A client that was to be
-    /// admitted has no grant.
+    /// admitted has no key; the node may have made a grant, which takes a place until the lease ends.
     #[error("node {node} gave no usable answer: {reason}")]
     NoAnswer {
         /// The node.
@@ -156,7 +156,7 @@ pub enum JointError {
     NoSpace {
         /// What was asked for.
         wanted_mib: u64,
-        /// What the pool could lease.
+        /// What the pool could lend.
         free_mib: u64,
         /// What the broker said to the last request.
         reason: String,

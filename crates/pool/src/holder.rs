@@ -621,7 +621,7 @@ mod tests {
     }
 
     #[test]
-    fn of_an_earlier_process_the_leases_are_held_that_still_run() {
+    fn leases_of_an_earlier_process_that_still_run_are_held() {
         let mut holder = Holder::new(OwnerId(7), REGION_BYTES);
         let key = AccessKey::from_bytes([1; 16]);
         let leases = (0..3).map(|index| (index, Epoch::new(1, index + 1), key));

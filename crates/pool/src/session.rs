@@ -404,7 +404,7 @@ impl SessionCore {
 
     /// Asks the node to attach a region. While the node is moving the memory, asks again, for as long as the
     /// retry policy allows.
-    async fn attach_when_moved(&self, queue: &NodeQueue, region: &LeasedRegion) -> Result<(), OpError> {
+    async fn attach_after_move(&self, queue: &NodeQueue, region: &LeasedRegion) -> Result<(), OpError> {
         let give_up_at = self.leases.now().plus(self.retries.while_moved);
         loop {
             let attaching = queue.queue.attach(region.id, region.epoch, region.key);
@@ -433,7 +433,7 @@ impl SessionCore {
                     if known {
                         return Ok(queue);
                     }
-                    match self.attach_when_moved(&queue, region).await {
+                    match self.attach_after_move(&queue, region).await {
                         Ok(()) => {
                             queue.attached.borrow_mut().insert(region.id.index, region.clone());
                             self.crowded.borrow_mut().remove(&region.id.node);

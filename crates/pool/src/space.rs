@@ -19,7 +19,7 @@ use crate::region::LeasedRegion;
 /// Size of an extent, and of a file's stripe unit.
 ///
 /// It is large enough that an 8 KiB or 128 KiB request touches one node, and that a gigabyte needs only 4,096
-/// extents. It is small enough that the largest request (1 MiB) is spread over four nodes, that the many
+/// extents. It is small enough that the largest request (1 MiB) is spread over four extents, that the many
 /// small spill files of a hash join waste little, and that a region of 64 MiB has room for 256 files.
 pub const EXTENT_BYTES: u64 = 256 << 10;
 

@@ -1,7 +1,7 @@
 //! What one process holds of the pool: leases, regions, nodes and extents, and how they change.
 //!
-//! The caller supplies the clock and finds the nodes. A shell (`keeper`, or a simulation's) asks brokers and
-//! nodes, and passes the answers to this module.
+//! The caller supplies the clock, and a function that says how to reach a node. A shell (`keeper`, or a
+//! simulation's) asks brokers and nodes, and passes the answers to this module.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

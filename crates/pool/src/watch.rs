@@ -142,7 +142,7 @@ struct Eye<'a> {
 
 enum Seen {
     Answer,
-    /// There was no ping.
+    /// No request was sent.
     Nothing,
 }
 

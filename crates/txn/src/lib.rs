@@ -8,8 +8,8 @@
 //!   ordered.
 //! - [`horizon`] says which old versions no snapshot needs any more.
 //! - [`judge`] tells whether a history of transactions is snapshot isolation.
-//! - [`log`] holds the data that commits are about to replace; with it, [`recovery`] rolls back the commits
-//!   of a dead client.
+//! - [`log`] holds the intents of commits; with it, [`recovery`] finishes or rolls back the commits of a dead
+//!   client.
 //! - [`membership`] says which compute servers work on a database, and which of them recovers the slot of a
 //!   dead one.
 //! - A [`DatabaseLayout`] says where all this lies in a database's regions.

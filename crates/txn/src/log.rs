@@ -1,5 +1,5 @@
-//! A slot's private log (paper 3, section 6.2): the data that its client is about to replace. From it, the
-//! slot's recoverer restores the records that the client has locked.
+//! A slot's private log (paper 3, section 6.2): what the commits of its client do to each record. From it,
+//! the slot's recoverer finds the records that the client has locked, and what was there before.
 //!
 //! L1. An intent is whole in both copies before anything of it is locked. So if a record says that a commit
 //!     has locked it, either copy tells what was there before.

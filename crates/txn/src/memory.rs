@@ -203,7 +203,7 @@ impl Memory {
         loop {
             let sent = self.in_flight.sent(piece.region.node);
             let (returned, written) = queue.write(piece.address(at), piece.epoch, buffer).await;
-            sent.over(&written);
+            sent.ended(&written);
             buffer = returned;
             match written {
                 Ok(()) => return Ok(buffer),
@@ -240,7 +240,7 @@ impl Memory {
         loop {
             let sent = self.in_flight.sent(piece.region.node);
             let added = queue.fetch_and_add(piece.address(at), piece.epoch, addend).await;
-            sent.over(&added);
+            sent.ended(&added);
             match added {
                 Ok(before) => return Ok(before),
                 Err(error) => self.ready_again(piece.region, error, &mut trying).await?,

@@ -67,7 +67,7 @@ struct Snapshot<'a> {
     open: Option<Open<'a>>,
 }
 
-/// What a worker keeps of one session: one user, who runs one transaction after the other.
+/// The state of one session of a worker. A session belongs to one user, and runs one transaction at a time.
 #[derive(Debug, Default)]
 pub struct SessionState {
     /// Its last commit.

@@ -8,7 +8,7 @@ use std::time::Instant;
 use super::MEMCPY_FROM_BYTES;
 use crate::options::{IoOp, IoOptions, WORD_BYTES};
 use crate::pages::SharedPages;
-use crate::places::{PickedBlock, Places};
+use crate::places::{FootprintBlock, Places};
 use crate::tally::Tally;
 
 /// One thread's accesses. Only the floors of this process use the memory, each independently of the others.
@@ -97,7 +97,7 @@ impl MemoryFloor {
     }
 
     #[inline]
-    fn access(&mut self, place: PickedBlock, depends: u64) -> u64 {
+    fn access(&mut self, place: FootprintBlock, depends: u64) -> u64 {
         let offset = place.region as u64 * self.region_bytes + place.offset + depends;
         // SAFETY: in bounds: `pick` gives blocks of the footprint, which is no longer than the memory (`new`
         // checks that), and `depends` is zero; `self` keeps the memory alive. Only the pointer is made here.

@@ -551,7 +551,7 @@ fn a_file_of_no_database_or_of_a_lost_one_is_refused_with_the_reason() {
         ground.pool.regions_free() == ground.pool.regions_total()
     });
     let output = run_command(ground.command("status", "auto", &[]));
-    assert_complaint(&output, 1, "what lay there is gone");
+    assert_complaint(&output, 1, "its data are lost");
 }
 
 #[test]

@@ -151,6 +151,6 @@ impl<R: Rules> GuestFileCore<R> {
         if !in_place || self.store.words.is_doubted(&extent) || locks.any(|word| word.is_lost()) {
             return Err(AskOwner);
         }
-        locks.store(core, piece, |target| data.copy_to(target)).await.map_err(|_| AskOwner)
+        locks.store(core, piece, |_| None, |target| data.copy_to(target)).await.map_err(|_| AskOwner)
     }
 }

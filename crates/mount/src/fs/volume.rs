@@ -106,7 +106,7 @@ fn json(status: &VolumeStatus, redundancy: Redundancy) -> String {
         "{{\"redundancy\":\"{redundancy}\",\"files\":{files},\"redundant_files\":{redundant_files},\
          \"extents\":{extents},\"missing_extents\":{missing_extents},\
          \"lost_extents\":{lost_extents},\"to_rebuild\":{to_rebuild},\
-         \"wrong_blocks\":{wrong_blocks},\"repaired_blocks\":{repaired_blocks},\"lost_blocks\":{lost_blocks},\
+         \"wrong_blocks\":{wrong_blocks},\"mended_blocks\":{repaired_blocks},\"lost_blocks\":{lost_blocks},\
          \"hedged_reads\":{hedged_reads},\
          \"rebuild\":{},\"scrub\":{},\"direct_read_bytes\":{},\"direct_written_bytes\":{}}}",
         progress(&status.rebuild, &format!("\"waits_for\":{waits_for}")),

@@ -31,7 +31,7 @@ impl Guest {
     }
 
     /// The owner learns of the death some time later, and cleans up after the process.
-    pub(super) fn bury(self: Rc<Self>, run: &Rc<Run>) {
+    pub(super) fn recover(self: Rc<Self>, run: &Rc<Run>) {
         let here = run.clone();
         let core = run.session(run.home());
         run.tasks.spawn(run.home(), async move {

@@ -159,7 +159,7 @@ async fn happen(run: &Rc<Run>, kind: Kind, lasting: Duration) {
                 }
                 run.tasks.kill(process);
                 if let Some(guest) = guest {
-                    guest.bury(run);
+                    guest.recover(run);
                 }
                 client::start(run);
             }

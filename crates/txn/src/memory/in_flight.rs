@@ -62,7 +62,7 @@ impl InFlight {
 
 impl Sent<'_> {
     /// The operation has ended. It is an in-flight write only if its outcome is unknown.
-    pub(super) fn over<T>(self, result: &Result<T, OpError>) {
+    pub(super) fn ended<T>(self, result: &Result<T, OpError>) {
         if !is_in_doubt(result) {
             std::mem::forget(self);
         }
@@ -114,12 +114,12 @@ mod tests {
     #[test]
     fn an_operation_that_is_dropped_or_in_doubt_is_in_flight_and_one_that_has_finished_is_not() {
         let in_flight = InFlight::default();
-        in_flight.sent(NODE).over(&Ok(()));
-        in_flight.sent(NODE).over(&Err::<(), _>(OpError::NotSent { node: NODE }));
+        in_flight.sent(NODE).ended(&Ok(()));
+        in_flight.sent(NODE).ended(&Err::<(), _>(OpError::NotSent { node: NODE }));
         let unknown = |cause| Err::<(), _>(OpError::Unknown { node: NODE, cause });
-        in_flight.sent(NODE).over(&unknown(Uncertain::EpochMoved));
+        in_flight.sent(NODE).ended(&unknown(Uncertain::EpochMoved));
         assert_eq!(in_flight.all(), []);
-        in_flight.sent(NODE).over(&unknown(Uncertain::Deadline));
+        in_flight.sent(NODE).ended(&unknown(Uncertain::Deadline));
         assert_eq!(in_flight.all(), [(NODE, 1)]);
         drop(in_flight.sent(NODE));
         assert_eq!(in_flight.all(), [(NODE, 2)]);
