@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use farpool_fabric::block_on;
-use farpool_txn::horizon::{HorizonAt, collect};
+use farpool_txn::horizon::{CollectPauses, HorizonAt, collect};
 use farpool_txn::oracle::{NaiveAt, fetch, publish};
 use farpool_txn::{Fetched, MemoryError, Oracle, OracleAt, Shipped, Traffic};
 
@@ -20,7 +20,7 @@ pub enum Service {
     /// Fetches for a compute server what is published, with a pause after each look.
     Fetcher(Oracle, Arc<Fetched>, Duration),
     /// Publishes the horizon, for tables without overflow regions, with a pause after each look.
-    Collector(Oracle, HorizonAt, Duration),
+    Collector(Oracle, HorizonAt, CollectPauses),
     /// Advances the naive oracle's read timestamp.
     Advancer(NaiveAt),
 }
@@ -49,9 +49,9 @@ impl Service {
             Service::Fetcher(oracle, fetched, pause) => {
                 block_on(&endpoint, fetch::<Shipped>(&memory, oracle, fetched, *pause, is_finished))
             }
-            Service::Collector(oracle, at, pause) => {
+            Service::Collector(oracle, at, pauses) => {
                 let tables = async |_: &_| Ok::<_, MemoryError>(None);
-                block_on(&endpoint, collect::<Shipped, _>(&memory, oracle, at, tables, *pause, is_finished))
+                block_on(&endpoint, collect::<Shipped, _>(&memory, oracle, at, tables, *pauses, is_finished))
             }
             Service::Advancer(naive) => block_on(&endpoint, naive.advance(&memory, is_finished)),
         };

@@ -17,14 +17,14 @@ enum { BLOCK = 256 * 1024, IN_FLIGHT = 8 };
 struct flight {
     pthread_mutex_t lock;
     pthread_cond_t landed;
-    int under_way;
+    int in_flight;
     ssize_t failure;
 };
 
 static void landed(void *context, ssize_t result) {
     struct flight *flight = context;
     pthread_mutex_lock(&flight->lock);
-    flight->under_way--;
+    flight->in_flight--;
     if (result != BLOCK && flight->failure == 0)
         flight->failure = result < 0 ? result : -EIO;
     pthread_cond_signal(&flight->landed);
@@ -34,7 +34,7 @@ static void landed(void *context, ssize_t result) {
 /* Waits until at most `most` operations are in flight. */
 static void wait_for(struct flight *flight, int most) {
     pthread_mutex_lock(&flight->lock);
-    while (flight->under_way > most)
+    while (flight->in_flight > most)
         pthread_cond_wait(&flight->landed, &flight->lock);
     pthread_mutex_unlock(&flight->lock);
 }
@@ -59,7 +59,7 @@ static void spill(farpool_file *file, unsigned blocks) {
             wait_for(&flight, 0); /* the buffers are free again */
         fill(buffers[number % IN_FLIGHT], number);
         pthread_mutex_lock(&flight.lock);
-        flight.under_way++;
+        flight.in_flight++;
         pthread_mutex_unlock(&flight.lock);
         check("write", farpool_write_async(file, buffers[number % IN_FLIGHT], BLOCK, (uint64_t)number * BLOCK, landed,
                                            &flight));

@@ -135,9 +135,9 @@ impl Link for ShmLink {
                 if let Some(place) = self.attached.get_mut(posted.region as usize) {
                     *place = None;
                 }
-                let under_way =
-                    self.attaching.iter_mut().filter(|under_way| under_way.region == posted.region);
-                under_way.for_each(|under_way| under_way.detached = true);
+                let in_flight =
+                    self.attaching.iter_mut().filter(|attaching| attaching.region == posted.region);
+                in_flight.for_each(|attaching| attaching.detached = true);
                 self.post_to_node(posted)
             }
             Op::Call { .. } => self.post_to_node(posted),

@@ -40,7 +40,7 @@ pub struct Holding {
     pub key: AccessKey,
     asked_at: Millis,
     usable_until: Millis,
-    ends_at: Millis,
+    ended_by: Millis,
     /// `None`: no renewal would extend it.
     renew_at: Option<Millis>,
     retry_after: Millis,
@@ -52,8 +52,8 @@ impl Holding {
         let usable_until = asked_at.plus(Millis(ttl.0 - ttl.0.div_ceil(MARGIN_DIVISOR)));
         let renew_at = Some(asked_at.plus(Millis(ttl.0 / RENEW_DIVISOR)));
         let retry_after = Millis((ttl.0 / RETRY_DIVISOR).max(1));
-        let ends_at = asked_at.plus(longest(ttl));
-        Holding { epoch, key, asked_at, usable_until, ends_at, renew_at, retry_after, revoked: false }
+        let ended_by = asked_at.plus(longest(ttl));
+        Holding { epoch, key, asked_at, usable_until, ended_by, renew_at, retry_after, revoked: false }
     }
 
     /// When the holder sent the last request that the node has answered.
@@ -63,8 +63,8 @@ impl Holding {
 
     /// By this time the lease has ended at the node too, however far the clocks drift within their bound.
     /// Until then the node may still renew it.
-    pub fn ends_at(&self) -> Millis {
-        self.ends_at
+    pub fn ended_by(&self) -> Millis {
+        self.ended_by
     }
 
     /// From this time on, by the holder's clock, the region must not be used under this lease.
@@ -222,10 +222,10 @@ mod tests {
     fn a_lease_may_last_longer_at_its_node_than_its_holder_may_use_it() {
         let mut holdings = one_lease();
         let held = *holdings.get(REGION).unwrap();
-        assert_eq!((held.usable_until(), held.ends_at()), (Millis(8_000), Millis(12_240)));
+        assert_eq!((held.usable_until(), held.ended_by()), (Millis(8_000), Millis(12_240)));
         holdings.renewed(Millis(9_000), FULL, REGION, EPOCH);
         let held = holdings.get(REGION).unwrap();
-        assert_eq!((held.asked_at(), held.ends_at()), (Millis(9_000), Millis(21_240)));
+        assert_eq!((held.asked_at(), held.ended_by()), (Millis(9_000), Millis(21_240)));
     }
 
     #[test]

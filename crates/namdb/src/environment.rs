@@ -6,6 +6,7 @@ use std::time::Duration;
 use farpool_fabric::Peer;
 use farpool_pool::{ClientGrant, FENCE_DEADLINE, GrantError};
 use farpool_txn::ReadError;
+use farpool_txn::horizon::CollectPauses;
 use farpool_txn::membership::{Part, SeatRecoveryError};
 use farpool_txn::oracle::LOOK;
 use farpool_wire::{Epoch, RegionId, Slot};
@@ -66,9 +67,10 @@ pub struct Timing {
     pub node_silence: Duration,
     /// Between two checks whether a role is free or a client is idle.
     pub role_pause: Duration,
-    /// Between two rounds of the collector; more while nothing is published. A writer whose row has a full
-    /// ring waits this long. A round costs a few READs of all words.
-    pub collect_pause: Duration,
+    /// Between two rounds of the collector. A writer whose row has a full ring waits this long. A round costs
+    /// a few READs of all words. The idle pause must be well below the time after which a part counts as
+    /// stuck, which is more than `node_silence`.
+    pub collect_pauses: CollectPauses,
     /// Reading all parts of the oracle once usually takes no longer.
     pub oracle_look: Duration,
     /// How long a client waits for another member's change of the catalog: longer than it usually takes to
@@ -102,7 +104,7 @@ impl Timing {
     pub const SHIPPED: Timing = Timing {
         node_silence: Duration::from_secs(10),
         role_pause: Duration::from_millis(50),
-        collect_pause: Duration::from_micros(300),
+        collect_pauses: CollectPauses::SHIPPED,
         oracle_look: LOOK,
         catalog_timeout: Duration::from_secs(20),
         catalog_pause: Duration::from_millis(2),

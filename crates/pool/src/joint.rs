@@ -230,7 +230,7 @@ impl JointLeases {
     /// (H1): the node refuses access under a lease that has ended.
     pub fn lost(&self) -> Vec<RegionId> {
         let holder = self.shared.holder.lock();
-        let held = |region: &RegionId| holder.held(*region).is_some_and(|held| now() < held.ends_at());
+        let held = |region: &RegionId| holder.held(*region).is_some_and(|held| now() < held.ended_by());
         self.shared.peers.keys().filter(|region| !held(region)).copied().collect()
     }
 
@@ -326,7 +326,7 @@ impl Shared {
 
     /// Why no grant can be added: the lease has ended, or its renewals have been unanswered for too long.
     fn unusable(&self, now: Millis, region: RegionId) -> GrantError {
-        let may_be_renewed = |held: &Holding| now < held.ends_at();
+        let may_be_renewed = |held: &Holding| now < held.ended_by();
         match self.holder.lock().held(region).is_some_and(may_be_renewed) {
             true => {
                 let reason = "renewals of its leases have not been answered for too long".into();

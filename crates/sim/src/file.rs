@@ -382,7 +382,7 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
         excuses: Excuses {
             calm: harmless && mishaps.is_empty(),
             short: shaking.short_permille > 0,
-            is_redundant,
+            survivable: is_redundant,
             flips,
             owner_dies,
             stores_succeed: moves && !owner_dies,

@@ -27,7 +27,7 @@ use crate::memory::{Memory, MemoryError, Piece};
 use crate::oracle::{Images, words};
 
 pub(crate) use announcer::{Announcer, Open};
-pub use collecting::collect;
+pub use collecting::{CollectPauses, collect};
 pub use collector::Collector;
 
 const WORD_BYTES: usize = 8;

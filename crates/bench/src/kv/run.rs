@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use farpool_fabric::{CardTransport, Transports, block_on};
+use farpool_txn::horizon::CollectPauses;
 use farpool_txn::oracle::LOOK;
 use farpool_txn::{SessionState, Traffic, Worker};
 use farpool_wire::{Slot, Version};
@@ -33,8 +34,6 @@ use crate::stop::check_stop;
 /// flight.
 const ARENA_BYTES: usize = 1 << 20;
 const ARENA_BYTES_EACH: usize = 128 << 10;
-/// Pause of the collector after each round, as in a database.
-const COLLECT_PAUSE: Duration = Duration::from_micros(300);
 /// Number of counters that one transaction increments.
 const INCREMENTS: u64 = 2;
 
@@ -61,7 +60,7 @@ pub fn run_kv(
     let mut services: Vec<_> =
         laid.oracle.parts().iter().map(|part| Service::Publisher(*part, pace)).collect();
     if options.announce {
-        services.push(Service::Collector(laid.oracle.clone(), laid.horizon, COLLECT_PAUSE));
+        services.push(Service::Collector(laid.oracle.clone(), laid.horizon, CollectPauses::SHIPPED));
     }
     let crew = Crew { site: &site, stop, services, workers: options.threads };
     let done = crew.run(|number, seat| run.thread(number, seat), |threads| run.check(threads))?;

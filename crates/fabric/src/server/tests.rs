@@ -304,7 +304,7 @@ fn a_crowd_with_large_writes_behind_small_requests_is_kept_within_bounds_and_all
 }
 
 #[test]
-fn a_crowd_that_keeps_several_reads_and_large_writes_under_way_each_is_served_to_the_end() {
+fn a_crowd_that_keeps_several_reads_and_large_writes_in_flight_each_is_served_to_the_end() {
     const DEPTH: usize = 4;
     const ROUNDS: usize = 6;
     let mut bench = Bench::start();

@@ -28,7 +28,7 @@ impl<E: Environment> MemberCore<E> {
             let mut known = Known { member: self, worker: &worker, catalog, changes: None };
             let tables = async |cut: &Cut| known.tables(cut).await;
             let has_ended = duty.rounds(|| self.has_ended());
-            collect::<E::Rules, _>(memory, &oracle, &horizon, tables, timing.collect_pause, has_ended).await
+            collect::<E::Rules, _>(memory, &oracle, &horizon, tables, timing.collect_pauses, has_ended).await
         };
         let role = (Role::Collector, self.seat.claim);
         let collected = fill_role(memory, &at, role, timing.role_pause, || self.has_ended(), work);

@@ -75,7 +75,7 @@ pub(super) async fn conduct(run: Rc<Run>) {
 async fn lose_one_more(run: &Rc<Run>) {
     if !run.becomes_whole().await {
         // After flips this is no violation: a wrong block in a column whose parity is in doubt stays wrong.
-        let can_lose_one = run.excuses.is_redundant
+        let can_lose_one = run.excuses.survivable
             && !run.excuses.flips
             && run.nodes.iter().all(|node| node.shell().is_some());
         if can_lose_one && run.mutation.is_none() {
@@ -88,7 +88,7 @@ async fn lose_one_more(run: &Rc<Run>) {
     let mut client = Client::new(run, process);
     inspector::inspect(run);
     let scrubbed = client.scrub(&scrub).await;
-    if run.excuses.is_redundant && !run.excuses.owner_dies && scrubbed {
+    if run.excuses.survivable && !run.excuses.owner_dies && scrubbed {
         inspector::forget_flips_in_rows(run); // a whole row is repaired
     }
     inspector::inspect(run);

@@ -109,6 +109,6 @@ fn contents_of(run: &Run, claim: &Claim) -> Option<Vec<u8>> {
 fn must_be_met(run: &Run, claim: &Claim) -> bool {
     let excuses = &run.excuses;
     let is_flipped = run.flipped.borrow().contains(&place(claim));
-    let is_kept = excuses.is_redundant && claim.is_parity && !excuses.owner_dies;
+    let is_kept = excuses.survivable && claim.is_parity && !excuses.owner_dies;
     !is_flipped && (excuses.stores_succeed || is_kept)
 }

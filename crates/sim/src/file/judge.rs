@@ -94,7 +94,7 @@ pub(super) struct Excuses {
     /// is lost, because the truncated part must not show again.
     pub(super) short: bool,
     /// At most one node was hurt at a time. Rows survive that, so redundant files have no excuse.
-    pub(super) is_redundant: bool,
+    pub(super) survivable: bool,
     /// Bits were flipped in far memory.
     pub(super) flips: bool,
     /// All processes that work on files are killed at once. Their successors may find some sectors of a write
@@ -382,7 +382,7 @@ impl<'a> Judge<'a> {
                 cells.clone()
             }
         };
-        let is_redundant = self.world.is_redundant && self.row.is_some();
+        let is_redundant = self.world.survivable && self.row.is_some();
         let is_explained = match error {
             // A write may have been abandoned half-way. Nothing else explains the loss.
             FileError::Lost { .. } if is_redundant => self.is_in_doubt(failed, &cells),
@@ -487,7 +487,7 @@ mod tests {
     const WORLD: Excuses = Excuses {
         calm: false,
         short: false,
-        is_redundant: false,
+        survivable: false,
         flips: false,
         owner_dies: false,
         stores_succeed: false,

@@ -169,7 +169,7 @@ async fn write(
         }
         run.world.sleep(PAUSE).await;
     }
-    Err(format!("record {record} stays locked"))
+    Err(format!("record {record} cannot be written: it stays locked, or its ring stays full"))
 }
 
 /// Writes a record, while a snapshot is open, once more often than its ring has room for. The collector must

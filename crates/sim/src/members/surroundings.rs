@@ -8,6 +8,7 @@ use farpool_fabric::Peer;
 use farpool_fabric::sim::{HostId, Random};
 use farpool_namdb::{Environment, News, Timing};
 use farpool_pool::{ClientGrant, GrantError};
+use farpool_txn::horizon::CollectPauses;
 use farpool_wire::{Epoch, GrantMode, RegionId};
 
 use super::broken::Engine;
@@ -17,7 +18,7 @@ use super::{Run, key_of};
 const TIMING: Timing = Timing {
     node_silence: Duration::from_millis(2),
     role_pause: Duration::from_micros(40),
-    collect_pause: Duration::from_micros(50),
+    collect_pauses: CollectPauses { busy: Duration::from_micros(50), idle: Duration::from_micros(400) },
     oracle_look: Duration::from_micros(10),
     catalog_timeout: Duration::from_millis(100),
     catalog_pause: Duration::from_micros(30),

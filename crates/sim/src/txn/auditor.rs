@@ -75,7 +75,9 @@ async fn audit(
             run.world.sleep(PAUSE).await;
         }
         if !is_written && !run.faults.damage {
-            return Err(format!("record {record} stays locked"));
+            return Err(format!(
+                "record {record} cannot be written: it stays locked, or its ring stays full"
+            ));
         }
     }
     let all: Vec<_> = (0..run.table(grant).records()).map(|record| (record, false)).collect();

@@ -6,15 +6,16 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use farpool_fabric::sim::{HostId, Path, ProcessId, Random};
-use farpool_txn::horizon::collect;
+use farpool_txn::horizon::{CollectPauses, collect};
 use farpool_txn::{Cut, MemoryError};
 use farpool_wire::Epoch;
 
 use super::broken::Chosen;
 use super::{Access, Run, place};
 
-/// Pause between two rounds.
-const PAUSE: Duration = Duration::from_micros(10);
+/// Pauses between two rounds.
+const PAUSES: CollectPauses =
+    CollectPauses { busy: Duration::from_micros(10), idle: Duration::from_micros(2_560) };
 /// Deaths of a run's collectors, at most.
 const MOST_DEATHS: u64 = 3;
 
@@ -80,5 +81,5 @@ async fn collects(
         let is_there = random.borrow_mut().chance(900);
         Ok::<_, MemoryError>(Some(Vec::from_iter(is_there.then(|| table.clone()))))
     };
-    collect::<Chosen, _>(&memory, &oracle, &horizon, tables, PAUSE, || run.has_ended.get()).await
+    collect::<Chosen, _>(&memory, &oracle, &horizon, tables, PAUSES, || run.has_ended.get()).await
 }

@@ -11,17 +11,25 @@ use crate::oracle::{Oracle, read_published};
 use crate::rules::Rules;
 use crate::table::Table;
 
-/// While nothing is published, the pause between two looks doubles, up to this many times: an idle collector
-/// leaves the processor to others.
-const IDLE_DOUBLINGS: u32 = 8;
-/// The same while a snapshot keeps the horizon behind the last cut: once that snapshot has ended, a writer
-/// may be waiting for the room.
+/// How often the pause doubles at most while a snapshot keeps the horizon behind the last cut: once that
+/// snapshot has ended, a writer may be waiting for the room.
 const BEHIND_DOUBLINGS: u32 = 2;
 
-/// Publishes horizons of an oracle's cuts until `has_ended`, with `pause` between two looks, or longer while
-/// nothing is published. It also moves versions out of rings that are nearly full, in tables that have an
-/// overflow region. There is one collector at a time: if it has died, the next one begins after its grants
-/// were fenced. Once this has returned without an error, nothing of it is in flight.
+/// The pauses of a collector between two looks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CollectPauses {
+    /// While cuts are published.
+    pub busy: Duration,
+    /// While nothing is published, the pause doubles up to this one: an idle collector leaves the processor
+    /// to others. A writer that needs room waits this long at most until the collector has noticed that
+    /// cuts are published again.
+    pub idle: Duration,
+}
+
+/// Publishes horizons of an oracle's cuts until `has_ended`, with `pauses` between two looks. It also moves
+/// versions out of rings that are nearly full, in tables that have an overflow region. There is one collector
+/// at a time: if it has died, the next one begins after its grants were fenced. Once this has returned without
+/// an error, nothing of it is in flight.
 ///
 /// `tables` returns, for a published cut, the tables of that cut or a later one. `None`: the same as the last
 /// time. Before a horizon with that cut is published, the mover stops touching tables that the cut does not
@@ -34,7 +42,7 @@ pub async fn collect<R: Rules, E: From<MemoryError>>(
     oracle: &Oracle,
     at: &HorizonAt,
     mut tables: impl AsyncFnMut(&Cut) -> Result<Option<Vec<Table>>, E>,
-    pause: Duration,
+    pauses: CollectPauses,
     has_ended: impl Fn() -> bool,
 ) -> Result<(), E> {
     let (mut last, horizon) = match read_horizon(memory, at).await? {
@@ -43,9 +51,9 @@ pub async fn collect<R: Rules, E: From<MemoryError>>(
     };
     let mut mover = Mover::default();
     let mut collector = Collector::<R>::after(horizon);
-    let mut looks_in_vain = 0;
+    let mut looks_in_vain = 0_u32;
     while !has_ended() {
-        looks_in_vain += 1;
+        looks_in_vain = looks_in_vain.saturating_add(1);
         // First the cut is read, then the words of the workers (Z3).
         if let Some(cut) = read_published::<R>(memory, oracle).await? {
             if let Some(tables) = tables(&cut).await? {
@@ -68,10 +76,25 @@ pub async fn collect<R: Rules, E: From<MemoryError>>(
         {
             mover.step::<R>(memory, R::gives_up_behind(horizon, last)).await?;
         }
-        let most = if collector.is_behind() { BEHIND_DOUBLINGS } else { IDLE_DOUBLINGS };
-        memory.endpoint().sleep(pause * (1 << most.min(looks_in_vain))).await;
+        memory.endpoint().sleep(pauses.after(looks_in_vain, collector.is_behind())).await;
     }
     Ok(())
+}
+
+impl CollectPauses {
+    /// Outside simulations.
+    pub const SHIPPED: CollectPauses =
+        CollectPauses { busy: Duration::from_micros(300), idle: Duration::from_millis(77) };
+
+    /// The pause after so many looks that found nothing new, while a snapshot does or does not keep the
+    /// horizon behind.
+    fn after(&self, looks_in_vain: u32, is_behind: bool) -> Duration {
+        let doubled = |times| self.busy.saturating_mul(2_u32.saturating_pow(times));
+        match is_behind {
+            true => doubled(looks_in_vain.min(BEHIND_DOUBLINGS)),
+            false => doubled(looks_in_vain).min(self.idle.max(self.busy)),
+        }
+    }
 }
 
 /// The lowest number of a cut that any worker may have.

@@ -26,18 +26,18 @@ impl Client {
     pub(super) async fn work(self: Rc<Self>) {
         while !self.is_leaving() {
             self.sleep_ms(10, 300).await;
-            let Some(place) = self.some_place() else { continue };
-            let Some(queue) = self.reach(place).await else { continue };
+            let Some(usable) = self.usable_region() else { continue };
+            let Some(queue) = self.reach(usable).await else { continue };
             if self.chance(500) {
-                self.write(place, &queue).await;
+                self.write(usable, &queue).await;
             } else {
-                self.read(place, &queue).await;
+                self.read(usable, &queue).await;
             }
         }
         self.connections.borrow_mut().clear();
     }
 
-    fn some_place(&self) -> Option<UsableRegion> {
+    fn usable_region(&self) -> Option<UsableRegion> {
         let held = self.held.borrow();
         let own = self.trusted().into_iter().map(|(region, grant, key)| {
             let lease = held[&region].lease;
@@ -52,22 +52,22 @@ impl Client {
             key,
             own: false,
         });
-        let others = others.filter(|place| self.is_told(place.region, place.grant));
+        let others = others.filter(|usable| self.is_told(usable.region, usable.grant));
         let places: Vec<UsableRegion> = own.chain(others).collect();
         (!places.is_empty()).then(|| places[self.below(places.len() as u64) as usize])
     }
 
-    /// Whether the client may still use the place: time passes while a connection is made.
-    fn may_use(&self, place: UsableRegion) -> bool {
-        match place.own {
-            true => self.trusts(place.region, place.grant),
-            false => self.is_told(place.region, place.grant),
+    /// Whether the client may still use the region: time passes while a connection is made.
+    fn may_use(&self, usable: UsableRegion) -> bool {
+        match usable.own {
+            true => self.trusts(usable.region, usable.grant),
+            false => self.is_told(usable.region, usable.grant),
         }
     }
 
     /// Returns a queue on which the region is attached.
-    async fn reach(&self, place: UsableRegion) -> Option<Rc<Queue>> {
-        let node = place.region.node;
+    async fn reach(&self, usable: UsableRegion) -> Option<Rc<Queue>> {
+        let node = usable.region.node;
         let known = self.connections.borrow().get(&node).cloned();
         let connection = match known {
             Some(connection) => connection,
@@ -88,98 +88,98 @@ impl Client {
             }
             connection.queue.clone()
         };
-        if connection.borrow().attached.get(&place.region.index) == Some(&place.grant) {
+        if connection.borrow().attached.get(&usable.region.index) == Some(&usable.grant) {
             return Some(queue);
         }
         let posted = self.run.oracle.borrow_mut().moment();
-        let result = queue.attach(place.region, place.grant, place.key).await;
-        self.note_end(place, &result);
+        let result = queue.attach(usable.region, usable.grant, usable.key).await;
+        self.note_end(usable, &result);
         result.ok()?;
-        self.run.oracle.borrow_mut().acknowledged(place.lease, place.grant, posted);
-        connection.borrow_mut().attached.insert(place.region.index, place.grant);
-        self.may_use(place).then_some(queue)
+        self.run.oracle.borrow_mut().acknowledged(usable.lease, usable.grant, posted);
+        connection.borrow_mut().attached.insert(usable.region.index, usable.grant);
+        self.may_use(usable).then_some(queue)
     }
 
     fn buffer(&self, words: u64) -> Option<ArenaBuf> {
         self.endpoint.arena().take((words * WORD_BYTES) as usize).ok()
     }
 
-    async fn write(&self, place: UsableRegion, queue: &Queue) {
+    async fn write(&self, usable: UsableRegion, queue: &Queue) {
         let Some(mut buffer) = self.buffer(1) else { return };
         let (value, posted) = {
             let mut oracle = self.run.oracle.borrow_mut();
-            (oracle.value(place.lease), oracle.moment())
+            (oracle.value(usable.lease), oracle.moment())
         };
         buffer.copy_from_slice(&value.to_le_bytes());
-        let to = RemoteAddr { region: place.region, offset: self.own_word * WORD_BYTES };
-        let (_, result) = queue.write(to, place.grant, buffer).await;
+        let to = RemoteAddr { region: usable.region, offset: self.own_word * WORD_BYTES };
+        let (_, result) = queue.write(to, usable.grant, buffer).await;
         match result {
             Ok(()) => {
-                self.run.oracle.borrow_mut().acknowledged(place.lease, place.grant, posted);
-                self.written.borrow_mut().insert(place.lease, value);
+                self.run.oracle.borrow_mut().acknowledged(usable.lease, usable.grant, posted);
+                self.written.borrow_mut().insert(usable.lease, value);
             }
             Err(OpError::Unknown { .. }) => {
-                self.written.borrow_mut().remove(&place.lease);
+                self.written.borrow_mut().remove(&usable.lease);
             }
             Err(_) => {}
         }
-        self.note_end(place, &result);
+        self.note_end(usable, &result);
     }
 
-    async fn read(&self, place: UsableRegion, queue: &Queue) {
+    async fn read(&self, usable: UsableRegion, queue: &Queue) {
         let Some(buffer) = self.buffer(WORDS) else { return };
         let posted = self.run.oracle.borrow_mut().moment();
-        let from = RemoteAddr { region: place.region, offset: 0 };
-        let (buffer, result) = queue.read(from, place.grant, buffer).await;
+        let from = RemoteAddr { region: usable.region, offset: 0 };
+        let (buffer, result) = queue.read(from, usable.grant, buffer).await;
         if result.is_ok() {
             let words = buffer.chunks_exact(WORD_BYTES as usize);
             let words: Vec<u64> =
                 words.map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes"))).collect();
             let mut oracle = self.run.oracle.borrow_mut();
-            oracle.acknowledged(place.lease, place.grant, posted);
-            oracle.read(place.lease, &words);
+            oracle.acknowledged(usable.lease, usable.grant, posted);
+            oracle.read(usable.lease, &words);
             let own = words[self.own_word as usize];
-            if let Some(&written) = self.written.borrow().get(&place.lease)
+            if let Some(&written) = self.written.borrow().get(&usable.lease)
                 && own != written
             {
                 oracle.complain(format!(
                     "lease {}: {written:#x} was written, but {own:#x} is there",
-                    place.lease.0
+                    usable.lease.0
                 ));
             }
         }
-        self.note_end(place, &result);
+        self.note_end(usable, &result);
     }
 
     /// Updates the client's state for how an operation ended.
-    fn note_end(&self, place: UsableRegion, result: &Result<(), OpError>) {
-        let connection = self.connections.borrow().get(&place.region.node).cloned();
+    fn note_end(&self, usable: UsableRegion, result: &Result<(), OpError>) {
+        let connection = self.connections.borrow().get(&usable.region.node).cloned();
         let Some(connection) = connection else { return };
         let mut connection = connection.borrow_mut();
         match result {
             Ok(()) => {}
             Err(OpError::NotSent { .. } | OpError::Unknown { .. }) => connection.lost = true,
             Err(OpError::Refused(refusal)) => {
-                connection.attached.remove(&place.region.index);
-                self.note_refusal(place, *refusal);
+                connection.attached.remove(&usable.region.index);
+                self.note_refusal(usable, *refusal);
             }
         }
     }
 
     /// A client with a grant from another client gives the grant up when it is refused. An owner learns of
     /// the end of its leases from the node's control plane.
-    fn note_refusal(&self, place: UsableRegion, refusal: Refusal) {
+    fn note_refusal(&self, usable: UsableRegion, refusal: Refusal) {
         if matches!(refusal, Refusal::NotAttached | Refusal::Busy) {
             return;
         }
         // A client that does not ask may be refused at any time.
-        let expects_to_go_on = (place.own || self.seat.asks) && self.may_use(place);
+        let expects_to_go_on = (usable.own || self.seat.asks) && self.may_use(usable);
         let mut oracle = self.run.oracle.borrow_mut();
-        if oracle.is_in_force(place.lease, place.grant) && expects_to_go_on {
-            oracle.complain(format!("lease {}: refused for no reason: {refusal}", place.lease.0));
+        if oracle.is_in_force(usable.lease, usable.grant) && expects_to_go_on {
+            oracle.complain(format!("lease {}: refused for no reason: {refusal}", usable.lease.0));
         }
-        if !place.own {
-            self.forget_grant(place.region, place.grant);
+        if !usable.own {
+            self.forget_grant(usable.region, usable.grant);
         }
     }
 }
