@@ -335,7 +335,7 @@ mod tests {
         std::thread::scope(|scope| {
             let go_on = go_on; // dropped if an assertion fails, so that no thread waits for it
             scope.spawn(|| core.fence_grant(OWNER, &leases[0], slow.lending.epoch).unwrap());
-            has_reached.recv().unwrap();
+            has_reached.recv_timeout(Duration::from_secs(20)).unwrap();
             scope.spawn(|| core.fence_grant(OWNER, &leases[1], full.lending.epoch).unwrap());
             let grants = || core.states()[1].grants as usize;
             wait_until(|| grants() < farpool_wire::MAX_GRANTS_PER_REGION);
