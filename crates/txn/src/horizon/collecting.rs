@@ -28,8 +28,8 @@ pub struct CollectPauses {
 
 /// Publishes horizons of an oracle's cuts until `has_ended`, with `pauses` between two looks. It also moves
 /// versions out of rings that are nearly full, in tables that have an overflow region. There is one collector
-/// at a time: if it has died, the next one begins after its grants were fenced. Once this has returned without
-/// an error, nothing of it is in flight.
+/// at a time: if it has died, the next one begins after its grants were fenced. Once this has returned
+/// without an error, nothing of it is in flight.
 ///
 /// `tables` returns, for a published cut, the tables of that cut or a later one. `None`: the same as the last
 /// time. Before a horizon with that cut is published, the mover stops touching tables that the cut does not
