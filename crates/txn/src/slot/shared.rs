@@ -362,6 +362,19 @@ mod tests {
         assert!(slot.begin(8).is_ok());
     }
 
+    #[test]
+    fn the_log_keeps_an_installed_commit_until_the_watermark_has_reached_it() {
+        let slot = slot();
+        let [first, second, third] = std::array::from_fn(|_| begin(&slot));
+        let writing = slot.end(first).expect("no other thread writes");
+        assert!(slot.end(second).is_none(), "another thread writes");
+        writing.done();
+        slot.vanish(third);
+        assert_eq!(slot.ledger.settled(), first.count());
+        slot.start_write().expect("the watermark is behind").done();
+        assert_eq!(slot.ledger.settled(), third.count());
+    }
+
     fn look<'a>(slot: &'a SharedSlot, version: Version) -> Poll<Turn<'a>> {
         let mut context = Context::from_waker(Waker::noop());
         pin!(slot.turn(version, Writer::Another)).poll(&mut context)
