@@ -53,20 +53,21 @@ impl Stage {
     }
 }
 
-/// Prepares `many` transactions and abandons each.
-async fn give_up(worker: &Worker<Chosen>, table: &Table, many: u64) {
-    let mut prepared = 0;
+/// Prepares `many` transactions and abandons each. Returns the version of the last one.
+async fn give_up(worker: &Worker<Chosen>, table: &Table, many: u64) -> Version {
+    let (mut prepared, mut last) = (0, Version::INITIAL);
     while prepared < many {
         let mut session = SessionState::new();
         let mut transaction = worker.begin(&mut session).await.unwrap();
         transaction.write(table, RECORD, Some(&[1; DATA_WORDS * 8])).await.unwrap();
         match transaction.prepare() {
-            Ok(committing) => drop(committing.unwrap()),
+            Ok(committing) => last = committing.unwrap().version(),
             Err(CommitError::Busy) => continue,
             Err(error) => panic!("{error}"),
         }
         prepared += 1;
     }
+    last
 }
 
 /// Leaves a commit in doubt: the client abandons it when it has run for the time `after`. Returns the version
@@ -139,12 +140,14 @@ fn used_twice(mutation: Option<&'static str>) -> u32 {
         let twice = twice.clone();
         on_stage(async move |stage| {
             let (worker, table) = stage.client(EDGE - TO_THE_EDGE).await;
-            give_up(&worker, &table, GIVEN_UP).await;
+            let given_up = give_up(&worker, &table, GIVEN_UP).await;
             let in_doubt = leave_in_doubt(&stage.run, &worker, &table, after).await;
             assert_eq!(in_doubt.count(), EDGE + GIVEN_UP - TO_THE_EDGE + 1);
             let recovered = stage.recover().await;
             let (worker, table) = stage.client(recovered.last).await;
             let is_there = stage.fate(in_doubt).await;
+            let told = stage.fate(given_up).await;
+            assert!(mutation.is_some() || told == Fate::RolledBack, "{given_up} has left no trace: {told:?}");
             let (mut is_again, mut committed) = (false, 0);
             for _ in 0..=GIVEN_UP {
                 let Some(version) = commit(&stage.run, &worker, &table).await else { break };

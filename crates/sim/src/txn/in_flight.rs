@@ -163,3 +163,19 @@ fn the_snapshot_of_a_commit_in_doubt_stays_announced() {
     }
     assert!(in_doubt.get() > 10, "nearly all commits finished before they were abandoned");
 }
+
+#[test]
+fn a_slot_is_not_given_up_while_an_abandoned_payload_may_still_land() {
+    let in_flight = Rc::new(Cell::new(0));
+    for (seed, setting) in settings() {
+        let count = in_flight.clone();
+        with_worker(seed, setting, async move |run, worker, table, random| {
+            write_and_give_up(run, worker, table, random).await;
+            if worker.is_needed() {
+                assert!(matches!(worker.leave_slot().await, Err(LeaveError::Stuck)), "seed {seed}");
+                count.set(count.get() + 1);
+            }
+        });
+    }
+    assert!(in_flight.get() > 10, "nearly all payloads were written before they were abandoned");
+}

@@ -132,6 +132,38 @@ fn a_worker_that_has_announced_a_cut_begins_from_no_older_image() {
 }
 
 #[test]
+fn a_worker_begins_from_no_older_image_while_the_announcement_of_a_later_cut_is_in_flight() {
+    let held = Rc::new(Cell::new(0));
+    for after in (0..60).map(|step| Duration::from_nanos(500 * step)) {
+        let count = held.clone();
+        on_stage(async move |stage| {
+            let (worker, grant) = stage.worker(0).await;
+            let at = stage.run.horizon(grant);
+            let worker = worker.announcing(at, 0).await.unwrap().unwrap();
+            let (committing, _) = stage.worker(1).await;
+            let last = stage.publish(&committing).await;
+            let announcing = Box::pin(worker.keep_up());
+            let paused = Box::pin(stage.run.world.sleep(after));
+            let Either::Right(((), announcing)) = select(announcing, paused).await else { return };
+            stage.flip(last);
+            let mut session = SessionState::new();
+            let begin = Box::pin(worker.begin(&mut session));
+            let begun = select(begin, Box::pin(stage.run.world.sleep(LONG))).await;
+            if let Either::Left((begun, _)) = begun {
+                let transaction = begun.unwrap();
+                announcing.await.unwrap();
+                let word =
+                    stage.run.look(&Piece { epoch: OWNER, ..at.piece }, at.layout.word(0).unwrap() as u64);
+                let sequence = transaction.cut().sequence();
+                assert!(word <= sequence + 1, "held after {after:?}: {word} for cut {sequence}");
+            }
+            count.set(count.get() + 1);
+        });
+    }
+    assert!(held.get() > 5, "nearly all announcements ended before they were held: {held:?}");
+}
+
+#[test]
 fn a_worker_joins_only_with_an_image_that_is_the_latest() {
     on_stage(async |stage| {
         let (committing, _) = stage.worker(0).await;

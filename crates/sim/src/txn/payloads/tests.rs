@@ -1,11 +1,18 @@
-//! Step-by-step tests of slabs with too little room.
+//! Step-by-step tests of slabs with too little room, and of operations on slabs that are held or abandoned
+//! half-way.
 
+use std::cell::Cell;
+use std::rc::Rc;
 use std::time::Duration;
 
 use farpool_fabric::sim::Path;
-use farpool_txn::horizon::forget;
-use farpool_txn::{ReadError, SessionState, Table, Worker};
+use farpool_txn::horizon::{forget, horizon};
+use farpool_txn::recovery::recover_by;
+use farpool_txn::{CommitError, ReadError, SessionState, Table, Worker};
+use farpool_wire::{RecordHeader, Version};
+use futures_util::future::{Either, select};
 
+use super::super::Access;
 use super::super::broken::Chosen;
 use super::super::tests::in_order_with;
 use super::*;
@@ -16,6 +23,10 @@ const PAUSE: Duration = Duration::from_micros(20);
 /// A chunk has room for fourteen blocks of the first length, or two of the second.
 const SHORT: usize = 100;
 const LONG: usize = 600;
+/// The place in the horizon of a second member's worker.
+const SECOND_PLACE: u16 = 3;
+/// Between two looks at a commit: less than any of its steps takes.
+const INSTANT: Duration = Duration::from_nanos(20);
 
 fn chunks(chunks: u64) -> Option<SlabLayout> {
     SlabLayout::new(chunks, CHUNK_BYTES)
@@ -154,6 +165,163 @@ fn blocks_of_an_abandoned_transaction_are_reused() {
         }
         write(run, worker, &table, &[4; LONG]).await;
     });
+}
+
+/// Begins to write a long payload, and abandons the write after this time. Returns whether it may still land.
+async fn abandon_write(run: &Run, worker: &Worker<Chosen>, table: &Table, after: Duration) -> bool {
+    let mut session = SessionState::new();
+    let mut transaction = worker.begin(&mut session).await.unwrap();
+    let write = Box::pin(transaction.write(table, 0, Some(&[1; LONG])));
+    drop(select(write, Box::pin(run.world.sleep(after))).await);
+    drop(transaction);
+    worker.is_needed()
+}
+
+#[test]
+fn a_block_is_not_reused_while_an_abandoned_payload_may_still_land_there() {
+    let in_flight = Rc::new(Cell::new(0));
+    for after in (0..200).map(|step| Duration::from_nanos(50 * step)) {
+        let count = in_flight.clone();
+        in_order_with(1, 8, chunks(1), async move |run, worker| {
+            let table = table(run, 0, grant_of(worker, run));
+            let may_land = abandon_write(run, worker, &table, after).await;
+            let mut session = SessionState::new();
+            let mut transaction = worker.begin(&mut session).await.unwrap();
+            transaction.write(&table, 0, Some(&[2; SHORT / 4])).await.unwrap();
+            let mut taken = 0;
+            while transaction.write(&table, 0, Some(&[2; LONG])).await.is_ok() {
+                taken += 1;
+            }
+            assert!(taken <= if may_land { 1 } else { 2 }, "{after:?}: {taken} blocks, {may_land}");
+            assert!(may_land || taken == 2, "{after:?}: {taken} blocks");
+            count.set(count.get() + u32::from(may_land));
+        });
+    }
+    assert!(
+        in_flight.get() > 10,
+        "nearly all payloads were written before they were abandoned: {in_flight:?}"
+    );
+}
+
+#[test]
+fn blocks_of_commits_that_conflicted_are_reused() {
+    in_order_with(8, 8, chunks(1), async |run, worker| {
+        let table = table(run, 0, grant_of(worker, run));
+        for _ in 0..5 {
+            let mut session = SessionState::new();
+            let mut transaction = worker.begin(&mut session).await.unwrap();
+            transaction.write(&table, 0, Some(&[1; LONG])).await.unwrap();
+            write(run, worker, &table, &[2; 8]).await;
+            assert!(matches!(transaction.commit().await, Err(CommitError::Conflict)));
+        }
+    });
+}
+
+/// A member in the seat of slot 1, with its grant.
+async fn second_member(run: &Rc<Run>) -> (Worker<Chosen>, Epoch) {
+    let place = (run.nodes[0].host, Path::Shared);
+    let grant = run.grant();
+    let memory = run.access(run.world.add_process(place.0), place, grant).await.unwrap().memory;
+    let slot = Slot::new(1).unwrap();
+    let worker = Worker::new(memory, run.oracle(grant), run.log(1, grant), slot, 0).unwrap();
+    (worker.announcing(run.horizon(grant), SECOND_PLACE).await.unwrap().unwrap(), grant)
+}
+
+/// Begins to write a short payload, and abandons the commit once the record is installed. Returns the
+/// commit's version if the slot's word has not reached it.
+async fn abandon_installed(run: &Run, worker: &Worker<Chosen>, table: &Table) -> Option<Version> {
+    let mut session = SessionState::new();
+    let mut transaction = worker.begin(&mut session).await.unwrap();
+    transaction.write(table, 0, Some(&[2; 8])).await.unwrap();
+    let committing = transaction.prepare().unwrap().unwrap();
+    let version = committing.version();
+    let installed = async {
+        let (piece, header) = (run.piece(0, RECORDS, OWNER, 0), run.records.current(0).start);
+        while RecordHeader(run.look(&piece, header)) != RecordHeader::of(version) {
+            run.world.sleep(INSTANT).await;
+        }
+    };
+    drop(select(Box::pin(committing.commit()), Box::pin(installed)).await);
+    (run.word(1) < version.count()).then_some(version)
+}
+
+/// Rolls back what the second member has left, and waits until the horizon sees its counts.
+async fn recover_second(run: &Rc<Run>, worker: &Worker<Chosen>, of: Epoch, version: Version) {
+    run.fence(of, &mut Random::new(1, 2)).await;
+    let place = (run.nodes[0].host, Path::Shared);
+    let access = run.access(run.world.add_process(place.0), place, run.grant()).await;
+    let Access { memory, grant } = access.unwrap();
+    let log = run.log(1, grant);
+    recover_by::<Chosen>(&memory, &run.oracle(grant), &log, version.slot()).await.unwrap();
+    let at = run.horizon(grant);
+    forget(&memory, &at, SECOND_PLACE..SECOND_PLACE + 1).await.unwrap();
+    let sees = async || horizon(&memory, &at).await.unwrap().is_some_and(|cut| cut.sees(version));
+    while !sees().await {
+        worker.begin(&mut SessionState::new()).await.unwrap();
+        worker.keep_up().await.unwrap();
+        run.world.sleep(PAUSE).await;
+    }
+}
+
+#[test]
+fn a_commit_that_is_rolled_back_during_a_sweep_frees_no_block_of_the_version_before() {
+    let held = Rc::new(Cell::new(0));
+    for after in (0..60).map(|step| Duration::from_nanos(100 * step)) {
+        let count = held.clone();
+        in_order_with(4, 8, chunks(1), async move |run, worker| {
+            let table_of_first = table(run, 0, grant_of(worker, run));
+            write(run, worker, &table_of_first, &[1; LONG]).await;
+            let (second, grant) = second_member(run).await;
+            let version = abandon_installed(run, &second, &table(run, 1, grant)).await;
+            let version = version.expect("the word is written after the record");
+            let sweep = Box::pin(worker.tend(&table_of_first));
+            let sweep = match select(sweep, Box::pin(run.world.sleep(after))).await {
+                Either::Left((swept, _)) => return swept.unwrap(),
+                Either::Right((_, sweep)) => sweep,
+            };
+            recover_second(run, worker, grant, version).await;
+            sweep.await.unwrap();
+            let mut old = SessionState::new();
+            let snapshot = worker.begin(&mut old).await.unwrap();
+            write(run, worker, &table_of_first, &[3; LONG]).await;
+            let found = snapshot.read(&table_of_first, 0).await.unwrap();
+            assert_eq!(found.data, Some(vec![1; LONG]), "held after {after:?}");
+            count.set(count.get() + 1);
+        });
+    }
+    assert!(held.get() > 10, "nearly all sweeps ended before they were held: {held:?}");
+}
+
+#[test]
+fn a_chunk_that_changes_hands_during_a_search_is_left_to_its_living_owner() {
+    let held = Rc::new(Cell::new(0));
+    for after in (0..120).map(|step| Duration::from_nanos(100 * step)) {
+        let count = held.clone();
+        in_order_with(4, 8, chunks(1), async move |run, worker| {
+            let (second, grant) = second_member(run).await;
+            // A member that is gone has left a chunk.
+            let layout = run.slab.unwrap();
+            let (piece, owner) = (run.slab_piece(0, OWNER), layout.owner(0));
+            run.touch(piece.region, AccessKind::Write, &mut |memory| memory.store(piece.start + owner, 1));
+            let table_of_first = table(run, 0, grant_of(worker, run));
+            let mut session = SessionState::new();
+            let mut transaction = worker.begin(&mut session).await.unwrap();
+            let search = Box::pin(transaction.write(&table_of_first, 0, Some(&[1; LONG])));
+            let Either::Right((_, search)) = select(search, Box::pin(run.world.sleep(after))).await else {
+                return;
+            };
+            let table_of_second = table(run, 1, grant);
+            let is_taken = write_once(&second, &table_of_second, &[2; LONG]).await.is_ok();
+            let _ = search.await;
+            if is_taken {
+                assert_eq!(run.look(&piece, owner), grant.0, "held after {after:?}");
+                count.set(count.get() + 1);
+            }
+            drop(transaction);
+            second.leave().await.unwrap();
+        });
+    }
+    assert!(held.get() > 10, "nearly all searches ended before they were held: {held:?}");
 }
 
 #[test]
