@@ -52,6 +52,13 @@ impl Stage {
         self.run.touch(at.piece.region, AccessKind::Write, &mut |memory| memory.store(sum, flipped));
     }
 
+    /// The number of the last cut of the oracle's first part.
+    fn last_of_first_part(&self) -> u64 {
+        let at = self.run.oracle(OWNER).parts()[0];
+        let number = |image| self.run.look(&at.piece, at.board.image(image).start as u64);
+        number(0).max(number(1))
+    }
+
     /// The number of the cut from which a transaction begins. `None`: it waits.
     async fn begins(&self, worker: &Worker<Chosen>, session: &mut SessionState) -> Option<u64> {
         match select(pin!(worker.begin(session)), pin!(self.run.world.sleep(LONG))).await {
@@ -70,11 +77,16 @@ impl Stage {
 }
 
 fn on_stage(task: impl AsyncFnOnce(&Stage) + 'static) {
+    on_stage_with(1, task);
+}
+
+/// The same, with an oracle in this many parts.
+fn on_stage_with(parts: u64, task: impl AsyncFnOnce(&Stage) + 'static) {
     let mut random = Random::new(1, 1);
     let world = World::new(WorldConfig::new(1));
     let executor = Executor::new(world.clone());
     let mut setting = setting(world.clone(), executor.tasks(), 1, &mut random);
-    setting.parts = 1;
+    setting.parts = parts;
     let run = Rc::new(setting);
     run.write_first_words();
     publishers::start(&run, &mut random);
@@ -107,6 +119,19 @@ fn an_older_image_serves_a_session_that_has_seen_no_later_one() {
         let last = stage.publish(&worker).await;
         stage.flip(last);
         assert_eq!(stage.begins(&worker, &mut SessionState::new()).await, Some(last - 1));
+    });
+}
+
+#[test]
+fn an_older_image_of_one_of_several_parts_serves_no_session() {
+    on_stage_with(2, async |stage| {
+        let (worker, _) = stage.worker(0).await;
+        stage.publish(&worker).await;
+        let last = stage.last_of_first_part();
+        stage.flip(last);
+        assert_eq!(stage.begins(&worker, &mut SessionState::new()).await, None);
+        stage.flip(last);
+        assert!(stage.begins(&worker, &mut SessionState::new()).await.is_some());
     });
 }
 
