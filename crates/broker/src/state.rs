@@ -76,6 +76,7 @@ struct Known {
     region_bytes: u64,
     regions_total: u32,
     free: u32,
+    withdrawn: u32,
     holdings: BTreeMap<OwnerId, Held>,
     /// Sum of the marks of all leases held. A heartbeat carries the node's own sum, which must be the same.
     table: u64,
@@ -166,6 +167,7 @@ impl Pool {
         };
         known.last_seen = now;
         known.free = beat.regions_free.min(known.regions_total);
+        known.withdrawn = beat.regions_withdrawn.min(known.regions_total);
         known.frames_rejected = beat.frames_rejected;
         // Comparing only the counts is not enough. They may agree by accident: one lease has ended and the
         // answer that granted another was lost, or an old report has arrived late.
@@ -295,12 +297,17 @@ impl Pool {
     /// Why there is no room, as text for the owner that asked.
     pub fn why_short(&self, now: Millis) -> String {
         let alive = self.nodes.values().filter(|known| known.is_alive(now));
-        let (nodes, free, total) = alive.fold((0, 0u64, 0u64), |(nodes, free, total), known| {
-            (nodes + 1, free + u64::from(known.free), total + u64::from(known.regions_total))
-        });
+        let count = |of: fn(&Known) -> u32| alive.clone().map(|known| u64::from(of(known))).sum::<u64>();
+        let nodes = alive.clone().count();
+        let [free, withdrawn, total] =
+            [count(|known| known.free), count(|known| known.withdrawn), count(|known| known.regions_total)];
         match (self.nodes.len(), nodes) {
             (0, _) => "no node has registered: start one with `farpool node`".to_owned(),
             (known, 0) => format!("none of the pool's {known} nodes answers"),
+            _ if free == 0 && withdrawn > 0 => format!(
+                "no region is free: {withdrawn} of {total} have gone back to their machines; \
+                 lend them again with `farpool node grow`, or add a node"
+            ),
             _ if free == 0 => format!("all {total} regions of {nodes} nodes are lent: add a node"),
             _ => format!("{free} of {total} regions are free, but their nodes cannot be asked at present"),
         }
@@ -341,6 +348,7 @@ fn known_from(now: Millis, address: &NodeAddress, report: &RegisterRequest) -> K
         region_bytes: report.region_bytes,
         regions_total: report.regions_total,
         free: report.regions_total - report.lent.len() as u32, // `validate`: not more than the total
+        withdrawn: report.lent.iter().filter(|region| region.withdrawn).count() as u32,
         holdings,
         table: report.lent.iter().fold(0, |sum, region| sum.wrapping_add(region.mark())),
         frames_rejected: 0,

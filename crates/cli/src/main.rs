@@ -14,6 +14,7 @@ mod errors;
 mod generate;
 mod mount;
 mod node;
+mod nodes;
 mod notify;
 mod output;
 #[cfg(test)]
@@ -69,7 +70,7 @@ Environment:
 enum Command {
     Up(up::UpArgs),
     Broker(broker::BrokerArgs),
-    Node(node::NodeArgs),
+    Node(Box<node::NodeArgs>),
     Mount(mount::MountArgs),
     Run(run::RunArgs),
     Status(status::StatusArgs),
@@ -87,7 +88,7 @@ impl Command {
         match self {
             Command::Up(args) => up::run(args),
             Command::Broker(args) => broker::run(args),
-            Command::Node(args) => node::run(args),
+            Command::Node(args) => node::run(*args),
             Command::Mount(args) => mount::run(args),
             Command::Run(args) => run::run(args),
             Command::Status(args) => status::run(args),

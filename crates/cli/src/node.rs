@@ -1,4 +1,6 @@
-//! `farpool node`: lends this machine's memory, in the foreground.
+//! `farpool node`: lends this machine's memory, in the foreground; and changes how much a running node lends.
+
+mod resize;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -21,13 +23,30 @@ use crate::tether::{self, Tether};
 ///
 /// Reserves the memory, locks it so that it is never swapped out, registers with the broker and serves the
 /// memory until SIGTERM. Prints `ready` once it has registered. From then on it also runs without the broker.
+/// While it runs, `farpool node shrink` gives memory back to the machine, and `farpool node grow` lends it
+/// again.
 #[derive(Debug, clap::Args)]
-#[command(after_long_help = "\
+#[command(
+    args_conflicts_with_subcommands = true,
+    subcommand_negates_reqs = true,
+    after_long_help = "\
 Examples:
   farpool node --broker 127.0.0.1:7117 --memory 2GiB --shm-socket /run/farpool/node.sock
   farpool node --broker db-17:7117 --wait 60 --tls-dir /etc/farpool/tls --memory auto \\
-      --listen 10.0.0.8:7118 --data-listen 10.0.0.8:7119 --listen-rdma 10.0.0.8:7119 --state /var/lib/farpool")]
+      --listen 10.0.0.8:7118 --data-listen 10.0.0.8:7119 --listen-rdma 10.0.0.8:7119 --state /var/lib/farpool
+  farpool node shrink 4GiB --node db-17"
+)]
 pub struct NodeArgs {
+    #[command(subcommand)]
+    resize: Option<resize::Resize>,
+
+    #[command(flatten)]
+    lend: Option<LendArgs>,
+}
+
+/// How a node is set up.
+#[derive(Debug, clap::Args)]
+struct LendArgs {
     /// Where the broker listens
     #[arg(long, value_name = "HOST:PORT", env = "FARPOOL_BROKER", hide_env_values = true, value_parser = parse_address)]
     broker: String,
@@ -119,8 +138,16 @@ impl From<Lock> for Locking {
     }
 }
 
-/// Lends memory until asked to stop.
+/// Lends memory until asked to stop, or changes how much a running node lends.
 pub fn run(args: NodeArgs) -> Result<()> {
+    match (args.resize, args.lend) {
+        (Some(resize), _) => resize::run(resize),
+        (None, Some(lend)) => lend_memory(lend),
+        (None, None) => bail!("give --broker HOST:PORT, or `shrink` or `grow`"), // clap requires one of them
+    }
+}
+
+fn lend_memory(args: LendArgs) -> Result<()> {
     tether::fasten(&args.tether)?;
     let spare = if args.shm_socket.is_some() { args.region_size } else { ByteSize(0) };
     let memory = memory_to_lend(args.memory, args.region_size, spare)?;

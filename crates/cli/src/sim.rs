@@ -57,7 +57,10 @@ Mutations:
   region-lent-before-the-last-grant-is-gone   a lease's end fences its owner, but not its other clients
   node-answers-a-renewal-it-does-not-count    a node confirms a renewal, but its table does not record it
   revoked-lease-outlives-its-grace            a lease that was taken back is fenced later than was announced
-  fenced-grant-stays-in-the-table             a node fences a grant, but its table keeps the grant")]
+  fenced-grant-stays-in-the-table             a node fences a grant, but its table keeps the grant
+  withdrawn-memory-lent-again-uncleared       a node that shrinks keeps a region's memory, and lends it again
+                                              when it grows
+  resized-node-keeps-its-memory               a node that shrinks keeps the memory of its free regions")]
     Pool(SeedArgs),
     /// Files: reads, writes, holes and moves while nodes, clients and connections fail
     #[command(after_help = "\

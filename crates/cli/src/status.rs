@@ -14,7 +14,8 @@ use crate::size::ByteSize;
 /// Asks the broker, which knows what the nodes last told it. Nodes that have been silent for more than a
 /// minute are left out unless --all is given. After ten minutes the broker forgets them.
 ///
-/// REGIONS, FREE and LENT count regions, the unit in which memory is lent. REJECTED counts the connections
+/// REGIONS, FREE and LENT count regions, the unit in which memory is lent. WITHDRAWN counts the regions whose
+/// memory went back to the node's machine (`farpool node shrink`). REJECTED counts the connections
 /// that a node has cut off: for malformed input, because the peer sent no greeting in time, or to make room
 /// for other peers.
 #[derive(Debug, clap::Args)]
@@ -68,6 +69,7 @@ struct PoolStatus {
     regions_total: u64,
     regions_free: u64,
     regions_lent: u64,
+    regions_withdrawn: u64,
     /// Connections that the broker cut off for malformed input.
     connections_rejected: u64,
     /// Nodes left out because they have been silent for more than a minute; 0 with `--all`.
@@ -92,6 +94,8 @@ struct Node {
     regions_total: u32,
     regions_free: u32,
     regions_lent: u32,
+    /// Their memory went back to the node's machine.
+    regions_withdrawn: u32,
     frames_rejected: u64,
 }
 
@@ -116,6 +120,7 @@ impl PoolStatus {
             regions_total: sum(|node| node.regions_total),
             regions_free: sum(|node| node.regions_free),
             regions_lent: sum(|node| node.regions_lent),
+            regions_withdrawn: sum(|node| node.regions_withdrawn),
             connections_rejected: answer.connections_rejected,
             nodes_left_out: 0,
             nodes: answer.nodes.iter().map(Node::new).collect(),
@@ -133,7 +138,7 @@ impl PoolStatus {
         lines.push(format!(
             "pool   {} of {} free, {alive} of {} nodes alive",
             self.memory(self.regions_free),
-            self.memory(self.regions_total),
+            self.memory(self.regions_total - self.regions_withdrawn.min(self.regions_total)),
             self.nodes.len()
         ));
         if self.nodes_left_out > 0 {
@@ -142,7 +147,7 @@ impl PoolStatus {
                 "       {count} more silent for over a minute: farpool status --all lists them"
             ));
         }
-        let heads = ["NODE", "HOST", "ADDRESS", "ALIVE", "REGIONS", "FREE", "LENT", "REJECTED"];
+        let heads = ["NODE", "HOST", "ADDRESS", "ALIVE", "REGIONS", "FREE", "LENT", "WITHDRAWN", "REJECTED"];
         lines.push(String::new());
         lines.extend(align(&heads, self.nodes.iter().map(Node::cells).collect()));
         if !self.owners.is_empty() {
@@ -176,6 +181,7 @@ impl Node {
             regions_total: node.regions_total,
             regions_free: node.regions_free,
             regions_lent: node.regions_lent,
+            regions_withdrawn: node.regions_withdrawn,
             frames_rejected: node.frames_rejected,
         }
     }
@@ -190,6 +196,7 @@ impl Node {
             self.regions_total.to_string(),
             self.regions_free.to_string(),
             self.regions_lent.to_string(),
+            self.regions_withdrawn.to_string(),
             self.frames_rejected.to_string(),
         ]
     }
@@ -218,7 +225,7 @@ mod tests {
     fn node(id: u64, alive: bool, free: u32) -> NodeStatus {
         let (control, host_name) = ("127.0.0.1:9".into(), format!("db-{id}"));
         let address = NodeAddress { node: id, control, host_name, ..NodeAddress::default() };
-        let (region_bytes, regions_total, regions_lent) = (64 << 20, 4, 4 - free);
+        let (region_bytes, regions_total, regions_lent, regions_withdrawn) = (64 << 20, 5, 4 - free, 1);
         let address = Some(address);
         let (last_seen_ms, frames_rejected) = (9_500, 3);
         NodeStatus {
@@ -229,6 +236,7 @@ mod tests {
             regions_total,
             regions_free: free,
             regions_lent,
+            regions_withdrawn,
             frames_rejected,
         }
     }
@@ -279,12 +287,13 @@ mod tests {
         };
         assert_eq!(
             names(&json),
-            "broker connections_rejected nodes nodes_left_out owners region_bytes regions_free regions_lent regions_total"
+            "broker connections_rejected nodes nodes_left_out owners region_bytes regions_free regions_lent regions_total \
+             regions_withdrawn"
         );
         assert_eq!(
             names(&json["nodes"][0]),
             "alive control frames_rejected host host_name id incarnation last_seen_ms rdma region_bytes regions_free regions_lent \
-             regions_total shm_socket tcp"
+             regions_total regions_withdrawn shm_socket tcp"
         );
         assert_eq!(names(&json["owners"][0]), "id regions");
     }

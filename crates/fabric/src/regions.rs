@@ -16,6 +16,8 @@
 //!     returns, and before the contents move. Cuts run without the lock of the region, since they may have to
 //!     wait for threads that wait for it. From the announcement of a move until its end, the memory is
 //!     neither handed out nor lent.
+//! R6. A region that is *withdrawn* has no memory: all its pages went back to the system, even if processes
+//!     still map them. It is not opened until it was restored with new memory.
 //! Not here: who gets a region and for how long (crate `lease`).
 
 mod slot;
@@ -275,6 +277,35 @@ impl RegionSet {
         };
         self.slots[region as usize].write().memory = Some(memory);
         Ok(Scrubbed::Clean)
+    }
+
+    /// Gives the memory of a region that is not lent back to the system. Nothing of the last lease is left,
+    /// so this takes the place of [`scrub`](Self::scrub).
+    ///
+    /// # Panics
+    /// When the region is open: a bug of the lease table.
+    pub fn withdraw(&self, region: u32) -> Scrubbed {
+        let (memory, _) = {
+            let mut slot = self.slots[region as usize].write();
+            assert!(slot.grants.is_empty(), "region {region} is still lent");
+            if slot.is_held() {
+                return Scrubbed::StillHeld;
+            }
+            slot.take_for_scrub()
+        };
+        memory.iter().for_each(SharedMemory::discard);
+        Scrubbed::Clean
+    }
+
+    /// Allocates memory for a region that was [withdrawn](Self::withdraw): prefaulted and kept out of swap,
+    /// as the others. May take as long as writing a region's length of memory.
+    ///
+    /// # Errors
+    /// When there is no memory; the region stays withdrawn.
+    pub fn restore(&self, region: u32) -> io::Result<()> {
+        let memory = self.new_memory()?; // without the lock, as in `scrub`
+        self.slots[region as usize].write().memory.get_or_insert(memory);
+        Ok(())
     }
 
     /// Checks that `key` opens the region under `epoch`.

@@ -3,6 +3,7 @@
 //!
 //! ```text
 //! Free -> Held{epoch} -> Fenced{epoch} -> Scrubbing{epoch} -> Free
+//! Free, Scrubbing{epoch} -> Withdrawn -> Free
 //! ```
 //! A lease has one or more grants: the owner's own, whose epoch identifies the lease, and those of the
 //! clients that the owner lets in. Each grant has its own epoch, key and mode. A client's grant can be fenced
@@ -22,6 +23,8 @@
 //! L7. A call that comes out of turn changes nothing.
 //! L8. A revocation breaks no promise: the lease lasts for its grace, and at least as long as the last answer
 //!     promised. No renewal and no later revocation postpones the end. Pinned leases are not revoked.
+//! L9. A region is withdrawn only while it is not lent and no byte of a lease is left to be scrubbed, and is
+//!     not lent until its memory is there again, all zeros.
 //! Not here: the clock, randomness, transport, persistence, and the memory behind a region.
 
 mod class;

@@ -31,6 +31,7 @@ enum State {
     Held(Tenancy),
     Fenced,
     Scrubbing,
+    Withdrawn,
 }
 
 /// What the table knows of a lease in force.
@@ -228,6 +229,30 @@ impl RegionTable {
         self.step(lease, |state| matches!(state, State::Scrubbing), State::Free)
     }
 
+    /// Withdraws a free region, the one with the highest index: it is not lent any more, and the caller gives
+    /// its memory back to the machine.
+    pub fn withdraw_free(&mut self) -> Option<u32> {
+        let free = self.regions.iter().rposition(|region| matches!(region.state, State::Free))?;
+        self.regions[free].state = State::Withdrawn;
+        Some(free as u32)
+    }
+
+    /// The caller states that it gave the region's memory back to the machine in place of scrubbing it.
+    /// `false`: it was not being scrubbed.
+    #[must_use]
+    pub fn withdrawn(&mut self, lease: Lending) -> bool {
+        self.step(lease, |state| matches!(state, State::Scrubbing), State::Withdrawn)
+    }
+
+    /// The caller states that a withdrawn region has memory again, all zeros: it is free. `false`: it was not
+    /// withdrawn.
+    #[must_use]
+    pub fn restored(&mut self, region: u32) -> bool {
+        let region = self.regions.get_mut(region as usize);
+        let withdrawn = region.filter(|region| matches!(region.state, State::Withdrawn));
+        withdrawn.map(|region| region.state = State::Free).is_some()
+    }
+
     /// Whether a client with `key` may use the region now. The data plane asks this at each attachment.
     pub fn check(&self, now: Millis, lending: Lending, key: &AccessKey) -> Result<(), Refusal> {
         let region = self.regions.get(lending.region as usize).ok_or(Refusal::NotAttached)?;
@@ -277,6 +302,7 @@ impl RegionTable {
                 State::Free => counts.free += 1,
                 State::Held(_) => counts.held += 1,
                 State::Fenced | State::Scrubbing => counts.returning += 1,
+                State::Withdrawn => counts.withdrawn += 1,
             }
         }
         counts
@@ -298,6 +324,7 @@ impl RegionTable {
                 },
                 State::Fenced => RegionStatus::Fenced { epoch },
                 State::Scrubbing => RegionStatus::Scrubbing { epoch },
+                State::Withdrawn => RegionStatus::Withdrawn,
             }
         })
     }

@@ -134,6 +134,8 @@ pub enum RegionStatus {
         /// The lease that ended.
         epoch: Epoch,
     },
+    /// Its memory went back to the machine: the region is not lent until it has memory again.
+    Withdrawn,
 }
 
 /// Number of regions in each state.
@@ -145,4 +147,6 @@ pub struct RegionCounts {
     pub held: u32,
     /// Fenced or being scrubbed: soon free.
     pub returning: u32,
+    /// Without memory, which went back to the machine.
+    pub withdrawn: u32,
 }

@@ -8,7 +8,7 @@ use farpool_wire::control::node_server::{Node, NodeServer};
 use farpool_wire::control::{
     self as messages, AddGrantRequest, AddGrantResponse, FenceGrantRequest, FenceGrantResponse, GrantRequest,
     GrantResponse, LeaseRef, RegionsRequest, RegionsResponse, ReleaseRequest, ReleaseResponse, RenewRequest,
-    RenewResponse, RevokeRequest, RevokeResponse,
+    RenewResponse, ResizeRequest, ResizeResponse, RevokeRequest, RevokeResponse,
 };
 use farpool_wire::{Epoch, GrantMode, OwnerId};
 use tonic::{Request, Response, Status};
@@ -103,12 +103,26 @@ impl<L: Lender> Node for ControlService<L> {
         Ok(Response::new(ReleaseResponse { released }))
     }
 
+    async fn resize(&self, request: Request<ResizeRequest>) -> Result<Response<ResizeResponse>, Status> {
+        let ResizeRequest { memory_bytes, grace_ms } = request.into_inner();
+        let regions = u32::try_from(memory_bytes / self.lender.region_bytes()).unwrap_or(u32::MAX);
+        let answer = self.lender.resize(regions, Millis(grace_ms));
+        tracing::info!(
+            regions = answer.regions_target,
+            of = self.lender.regions_total(),
+            revoked = answer.revoked,
+            "the node was resized"
+        );
+        Ok(Response::new(answer))
+    }
+
     async fn regions(&self, _: Request<RegionsRequest>) -> Result<Response<RegionsResponse>, Status> {
         Ok(Response::new(RegionsResponse {
             address: Some(self.lender.address()),
             region_bytes: self.lender.region_bytes(),
             regions_total: self.lender.regions_total(),
             lent: self.lender.states(),
+            regions_target: self.lender.regions_target(),
         }))
     }
 }

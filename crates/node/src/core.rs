@@ -9,14 +9,14 @@ use std::time::Instant;
 
 use farpool_fabric::{Host, RegionSet};
 use farpool_lease::{Grant, GrantRefusal, LeaseClass, LeaseRefusal, Lending, Millis, RegionCounts, Term};
-use farpool_wire::control::{Lease, LeaseRef, NodeAddress, RegionState, RevokeResponse};
+use farpool_wire::control::{Lease, LeaseRef, NodeAddress, RegionState, ResizeResponse, RevokeResponse};
 use farpool_wire::{AccessKey, CALL_ECHO, CALL_PING, Epoch, GrantMode, NodeId, OwnerId, Refusal};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use crate::keeper::Keeper;
 use crate::lender::{FenceError, Lender};
-use crate::lending::{NodeCore, lease_message};
+use crate::lending::{NodeCore, lease_message, resize};
 
 /// State shared by the data plane, the control plane and the keeper.
 pub(crate) struct Core {
@@ -25,12 +25,13 @@ pub(crate) struct Core {
     address: OnceLock<NodeAddress>,
     pub(crate) leases: Mutex<NodeCore>,
     pub(crate) regions: RegionSet,
-    /// Wakes the keeper when a region was fenced. Its capacity is one message: more would say the same.
-    fenced: SyncSender<()>,
+    /// Wakes the keeper when a region was fenced or the node was resized. Its capacity is one message: more
+    /// would say the same.
+    wake: SyncSender<()>,
     /// Held from the end of a lease in the table until the lease is fenced: a second request to end it is
     /// answered only after that.
     fencing: Mutex<()>,
-    /// Tells the registration that a region has become free.
+    /// Tells the registration that a region has become free or was withdrawn.
     freed: Notify,
     rejected: AtomicU64,
 }
@@ -43,21 +44,21 @@ impl Core {
         ttl: Millis,
         regions: RegionSet,
     ) -> std::io::Result<(Arc<Self>, Keeper)> {
-        let (core, fenced) = Core::new(node, incarnation, ttl, regions);
-        let keeper = Keeper::start(core.clone(), fenced)?;
+        let (core, woken) = Core::new(node, incarnation, ttl, regions);
+        let keeper = Keeper::start(core.clone(), woken)?;
         Ok((core, keeper))
     }
 
     /// A core, and the messages that wake its keeper.
     fn new(node: NodeId, incarnation: u32, ttl: Millis, regions: RegionSet) -> (Arc<Self>, Receiver<()>) {
-        let (fenced, inbox) = sync_channel(1);
+        let (wake, inbox) = sync_channel(1);
         let core = Arc::new(Core {
             node,
             started: Instant::now(),
             address: OnceLock::new(),
             leases: Mutex::new(NodeCore::new(incarnation, regions.regions(), ttl)),
             regions,
-            fenced,
+            wake,
             fencing: Mutex::new(()),
             freed: Notify::new(),
             rejected: AtomicU64::new(0),
@@ -74,10 +75,13 @@ impl Core {
         Millis(self.started.elapsed().as_millis() as u64)
     }
 
-    /// Makes a scrubbed region free for the next lease, and wakes the registration.
-    pub(crate) fn make_free(&self, lease: Lending) {
-        self.leases.lock().scrubbed(lease);
+    /// The number of free or of withdrawn regions has changed: the registration tells the broker soon.
+    pub(crate) fn tell_broker(&self) {
         self.freed.notify_one();
+    }
+
+    fn wake_keeper(&self) {
+        let _ = self.wake.try_send(()); // full: the keeper wakes up anyway; closed: the node is ending
     }
 
     /// Ends leases in the table and fences them. It does not hold the lock of the leases while it fences,
@@ -181,9 +185,19 @@ impl Lender for Core {
     fn release(&self, owner: OwnerId, lease: &LeaseRef) -> Result<(), LeaseRefusal> {
         let ended = self.end(|leases| Ok(leases.release(owner, lease)?.into_iter().collect()))?;
         if !ended.is_empty() {
-            let _ = self.fenced.try_send(()); // full: the keeper wakes up anyway; closed: the node is ending
+            self.wake_keeper();
         }
         Ok(())
+    }
+
+    fn resize(&self, regions: u32, grace: Millis) -> ResizeResponse {
+        let answer = resize(&mut self.leases.lock(), self.now(), regions, grace);
+        self.wake_keeper();
+        answer
+    }
+
+    fn regions_target(&self) -> u32 {
+        self.leases.lock().target()
     }
 
     fn states(&self) -> Vec<RegionState> {
@@ -281,7 +295,7 @@ mod tests {
         let key = AccessKey::from_slice(&lease.key).unwrap();
         let lent = core.lend(lease.region, Epoch(lease.epoch), &key, Arc::new(Obedient)).unwrap();
         core.release(OWNER, &reference(&lease)).unwrap();
-        assert_eq!(core.counts().0, RegionCounts { free: 1, held: 0, returning: 1 });
+        assert_eq!(core.counts().0, RegionCounts { free: 1, returning: 1, ..RegionCounts::default() });
         assert_eq!(core.grant(OWNER, LeaseClass::Revocable, 2).len(), 1);
         drop(lent);
         wait_until(|| core.counts().0.free == 1);

@@ -1,4 +1,5 @@
-//! The thread that ends leases on time and makes fenced regions free again.
+//! The thread that ends leases on time, makes fenced regions free again, and gives memory back to the machine
+//! when the node was resized.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -14,8 +15,9 @@ use crate::core::Core;
 /// Longest sleep of the keeper, and how often it checks whether memory is still in use.
 const TICK: Duration = Duration::from_millis(200);
 
-/// Pause after the keeper failed to get the spare memory to which fences move regions. An attempt takes as
-/// long as touching all pages of a region, and meanwhile this thread ends no lease.
+/// Pause after the keeper failed to get memory: for a region that was withdrawn, or the spare memory to which
+/// fences move regions. An attempt takes as long as touching all pages of a region, and meanwhile this thread
+/// ends no lease.
 const RESTORE_PAUSE: Duration = Duration::from_secs(5);
 
 /// The keeper's thread; ends when dropped.
@@ -25,12 +27,12 @@ pub(crate) struct Keeper {
 }
 
 impl Keeper {
-    /// Starts the keeper of a core. A message on `fenced` says that there is a region to make free.
-    pub(crate) fn start(core: Arc<Core>, fenced: Receiver<()>) -> std::io::Result<Self> {
+    /// Starts the keeper of a core. A message on `woken` says that there is something to do.
+    pub(crate) fn start(core: Arc<Core>, woken: Receiver<()>) -> std::io::Result<Self> {
         let (stop, stopped) = std::sync::mpsc::channel();
         let thread = std::thread::Builder::new()
             .name("node-keeper".into())
-            .spawn(move || keep(&core, &fenced, &stopped))?;
+            .spawn(move || keep(&core, &woken, &stopped))?;
         Ok(Keeper { stop: Some(stop), thread: Some(thread) })
     }
 }
@@ -46,14 +48,14 @@ impl Drop for Keeper {
     }
 }
 
-fn keep(core: &Core, fenced: &Receiver<()>, stopped: &Receiver<()>) {
+fn keep(core: &Core, woken: &Receiver<()>, stopped: &Receiver<()>) {
     let mut more = false;
-    let mut restore_at = Instant::now();
+    let (mut restore_at, mut restore_spare_at) = (Instant::now(), Instant::now());
     loop {
         let due = core.leases.lock().next_deadline();
         let until_due = due.map_or(TICK, |due| Duration::from_millis(due.since(core.now()).0));
         let sleep = if more { Duration::ZERO } else { until_due.min(TICK) };
-        if fenced.recv_timeout(sleep) == Err(RecvTimeoutError::Disconnected) {
+        if woken.recv_timeout(sleep) == Err(RecvTimeoutError::Disconnected) {
             return;
         }
         if !matches!(stopped.try_recv(), Err(TryRecvError::Empty)) {
@@ -68,34 +70,82 @@ fn keep(core: &Core, fenced: &Receiver<()>, stopped: &Receiver<()>) {
             );
         }
         // One region at a time, so that leases end on time meanwhile.
-        let next = core.leases.lock().begin_scrub(|region| core.regions.is_held(region));
-        more = next.is_some_and(|lease| make_free(core, lease));
-        restore_at = restore_spare(restore_at, Instant::now, || core.regions.restore_spare());
+        more = return_one(core) || withdraw_one(core);
+        restore_at = get_memory(restore_at, Instant::now, "a region that was withdrawn", || {
+            more |= restore_one(core)?;
+            Ok(())
+        });
+        let spare = "the next fence of a shared region";
+        restore_spare_at = get_memory(restore_spare_at, Instant::now, spare, || core.regions.restore_spare());
     }
 }
 
-/// Gets the spare memory if it is missing, but not before `at`. Returns when to do so next.
-fn restore_spare(
+/// Gets memory for `what` if it is missing, but not before `at`. Returns when to do so next.
+fn get_memory(
     at: Instant,
     now: impl Fn() -> Instant,
-    restore: impl FnOnce() -> std::io::Result<()>,
+    what: &str,
+    get: impl FnOnce() -> std::io::Result<()>,
 ) -> Instant {
     if now() < at {
         return at;
     }
-    let Err(error) = restore() else { return at };
-    tracing::error!(
-        %error,
-        "no spare memory for the next fence of a shared region; trying again in {RESTORE_PAUSE:?}"
-    );
+    let Err(error) = get() else { return at };
+    tracing::error!(%error, "no memory for {what}; trying again in {RESTORE_PAUSE:?}");
     now() + RESTORE_PAUSE
+}
+
+/// Withdraws a free region if the node has more than its target. `false`: there is none.
+fn withdraw_one(core: &Core) -> bool {
+    let Some(region) = core.leases.lock().withdraw_free() else { return false };
+    // Not held: it was scrubbed when its last lease had ended.
+    let _clean = core.regions.withdraw(region);
+    core.tell_broker();
+    true
+}
+
+/// Gets memory for a withdrawn region if the node has fewer than its target. `false`: it has not.
+fn restore_one(core: &Core) -> std::io::Result<bool> {
+    let Some(region) = core.leases.lock().next_to_restore() else { return Ok(false) };
+    core.regions.restore(region)?;
+    core.leases.lock().restored(region);
+    core.tell_broker();
+    Ok(true)
+}
+
+/// Scrubs or withdraws a fenced region. `false`: there is none, or it has to be tried again later.
+fn return_one(core: &Core) -> bool {
+    let (next, is_excess) = {
+        let mut leases = core.leases.lock();
+        (leases.begin_scrub(|region| core.regions.is_held(region)), leases.excess() > 0)
+    };
+    match next {
+        Some(lease) if is_excess => withdraw_fenced(core, lease),
+        Some(lease) => make_free(core, lease),
+        None => false,
+    }
+}
+
+/// Gives a fenced region's memory back to the machine. `false`: it has to be tried again later.
+fn withdraw_fenced(core: &Core, lease: Lending) -> bool {
+    let is_withdrawn = core.regions.withdraw(lease.region) == Scrubbed::Clean;
+    let mut leases = core.leases.lock();
+    if is_withdrawn {
+        leases.withdrawn(lease)
+    } else {
+        leases.not_scrubbed(lease)
+    }
+    drop(leases);
+    core.tell_broker();
+    is_withdrawn
 }
 
 /// Scrubs a fenced region. `false`: it has to be tried again later.
 fn make_free(core: &Core, lease: Lending) -> bool {
     match core.regions.scrub(lease.region) {
         Ok(Scrubbed::Clean) => {
-            core.make_free(lease);
+            core.leases.lock().scrubbed(lease);
+            core.tell_broker();
             return true;
         }
         Ok(Scrubbed::StillHeld) => {}
@@ -158,14 +208,44 @@ mod tests {
     }
 
     #[test]
-    fn the_keeper_pauses_between_attempts_to_get_spare_memory_counted_from_the_end_of_each() {
+    fn a_node_that_shrinks_gives_memory_back_at_once_and_lends_it_again_when_it_grows() {
+        const REGION_BYTES: u64 = 9 * 4096; // no other test has regions of this size
+        let memories = || {
+            let open = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+            open.filter_map(|file| std::fs::metadata(file.path()).ok())
+                .filter(|it| it.len() == REGION_BYTES)
+                .count()
+        };
+        let wait_until = |condition: &dyn Fn() -> bool, what| {
+            let started = Instant::now();
+            while !condition() {
+                assert!(started.elapsed() < Duration::from_secs(20), "{what}");
+                std::thread::yield_now();
+            }
+        };
+        let (core, _keeper) = core(RegionSet::create(4, REGION_BYTES, Locking::None, |_| {}).unwrap());
+        let lease = core.grant(OWNER, LeaseClass::Revocable, 1).remove(0);
+        assert_eq!(core.resize(0, Millis(0)).revoked, 1);
+        wait_until(&|| memories() == 1, "the free regions' memory did not go back");
+        let named = LeaseRef::new(lease.region, Epoch(lease.epoch), &lease.access_key().unwrap());
+        core.release(OWNER, &named).unwrap();
+        wait_until(&|| memories() == 0, "the lent region's memory did not go back");
+        assert!(core.grant(OWNER, LeaseClass::Revocable, 1).is_empty());
+        core.resize(3, Millis(0));
+        wait_until(&|| core.counts().0.free == 3, "the node did not grow");
+        assert_eq!((memories(), core.grant(OWNER, LeaseClass::Revocable, 4).len()), (3, 3));
+    }
+
+    #[test]
+    fn the_keeper_pauses_between_attempts_to_get_memory_counted_from_the_end_of_each() {
         let started = Instant::now();
         let (clock, attempts) = (Cell::new(started), Cell::new(0));
         let attempt_takes = Duration::from_secs(1);
         let attempt = |at, result: std::io::Result<()>| {
-            restore_spare(
+            get_memory(
                 at,
                 || clock.get(),
+                "a test",
                 || {
                     attempts.set(attempts.get() + 1);
                     clock.set(clock.get() + attempt_takes);

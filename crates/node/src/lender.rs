@@ -1,5 +1,5 @@
 use farpool_lease::{Grant, GrantRefusal, LeaseClass, LeaseRefusal, Millis, RegionCounts, Term};
-use farpool_wire::control::{Lease, LeaseRef, NodeAddress, RegionState, RevokeResponse};
+use farpool_wire::control::{Lease, LeaseRef, NodeAddress, RegionState, ResizeResponse, RevokeResponse};
 use farpool_wire::{Epoch, GrantMode, OwnerId};
 
 /// Why a grant was not fenced.
@@ -42,6 +42,12 @@ pub trait Lender: Send + Sync + 'static {
     /// Takes back up to `count` of an owner's revocable leases.
     fn revoke(&self, owner: OwnerId, count: u32, grace: Millis) -> RevokeResponse;
 
+    /// Sets how many regions the node has memory for at most; takes back leases if that is necessary.
+    fn resize(&self, regions: u32, grace: Millis) -> ResizeResponse;
+
+    /// The number of regions that the node is to have memory for.
+    fn regions_target(&self) -> u32;
+
     /// Ends a lease. When this returns, nothing done under it takes effect any more. Asking twice is no
     /// error. It may wait for network cards to be cut off.
     fn release(&self, owner: OwnerId, lease: &LeaseRef) -> Result<(), LeaseRefusal>;
@@ -52,7 +58,8 @@ pub trait Lender: Send + Sync + 'static {
     /// Number of regions in each state, and the sum of the marks of all leases held.
     fn counts(&self) -> (RegionCounts, u64);
 
-    /// Returns once a region has become free since the last return. Supports one waiter only.
+    /// Returns once a region has become free, or was withdrawn, since the last return. Supports one waiter
+    /// only.
     fn freed(&self) -> impl Future<Output = ()> + Send;
 
     /// Connections cut off for malformed input, on any port, since the node started.
@@ -68,7 +75,7 @@ pub(crate) mod fake {
     use tokio::sync::Notify;
 
     use super::*;
-    use crate::lending::{NodeCore, lease_message};
+    use crate::lending::{NodeCore, lease_message, resize};
 
     pub const TTL_MS: u64 = 10_000;
     pub const FRAMES_REJECTED: u64 = 5;
@@ -135,6 +142,17 @@ pub(crate) mod fake {
 
         fn revoke(&self, owner: OwnerId, count: u32, grace: Millis) -> RevokeResponse {
             self.leases.lock().revoke(Millis(0), owner, count, grace)
+        }
+
+        fn resize(&self, regions: u32, grace: Millis) -> ResizeResponse {
+            let mut leases = self.leases.lock();
+            let answer = resize(&mut leases, Millis(0), regions, grace);
+            while leases.withdraw_free().is_some() {}
+            answer
+        }
+
+        fn regions_target(&self) -> u32 {
+            self.leases.lock().target()
         }
 
         fn release(&self, owner: OwnerId, lease: &LeaseRef) -> Result<(), LeaseRefusal> {

@@ -8,13 +8,18 @@
 //! N2. A region is free in the table again only after its memory was scrubbed or replaced. That begins only
 //!     when the caller has stated that the lease is fenced and that no client can reach its memory any more.
 //! N3. Leases end on time: the caller calls [`NodeCore::expire`] by [`NodeCore::next_deadline`].
+//! N4. A node has a *target*, the number of regions that it is to have memory for. While it has more, regions
+//!     that are free or return are withdrawn, and as many leases are revoked as there are above the target.
+//!     While it has fewer, withdrawn regions are restored.
 //! Not here: clocks, threads, random keys, memory, how messages travel.
 
 use farpool_lease::{
     Grant, GrantRefusal, LeaseClass, LeaseRefusal, Lending, Millis, RegionCounts, RegionStatus, RegionTable,
     Released, RevokeRefusal, Term,
 };
-use farpool_wire::control::{Lease, LeaseRef, NodeAddress, RegionState, RenewOutcome, RevokeResponse};
+use farpool_wire::control::{
+    Lease, LeaseRef, NodeAddress, RegionState, RenewOutcome, ResizeResponse, RevokeResponse,
+};
 use farpool_wire::{AccessKey, Epoch, GrantMode, OwnerId, Refusal};
 
 /// A node's lease table, and the regions that are being returned.
@@ -25,6 +30,9 @@ use farpool_wire::{AccessKey, Epoch, GrantMode, OwnerId, Refusal};
 pub struct NodeCore {
     table: RegionTable,
     returning: Vec<Returning>,
+    regions: u32,
+    /// The number of regions that the node is to have memory for.
+    target: u32,
 }
 
 /// A fenced region that is not free yet.
@@ -38,7 +46,8 @@ impl NodeCore {
     /// A node whose regions are all free and scrubbed. `incarnation` must be greater than at every earlier
     /// start of this node.
     pub fn new(incarnation: u32, regions: u32, ttl: Millis) -> Self {
-        NodeCore { table: RegionTable::new(incarnation, regions, ttl), returning: Vec::new() }
+        let table = RegionTable::new(incarnation, regions, ttl);
+        NodeCore { table, returning: Vec::new(), regions, target: regions }
     }
 
     /// Lends up to `count` free regions. The caller opens each grant.
@@ -98,11 +107,22 @@ impl NodeCore {
     /// Takes back up to `count` of an owner's revocable leases that are not being taken back yet. It chooses
     /// the newest leases: their data has had the least time to become worth keeping.
     pub fn revoke(&mut self, now: Millis, owner: OwnerId, count: u32, grace: Millis) -> RevokeResponse {
+        self.revoke_newest(now, Some(owner), count, grace)
+    }
+
+    /// The same for leases of one owner, or of all.
+    fn revoke_newest(
+        &mut self,
+        now: Millis,
+        owner: Option<OwnerId>,
+        count: u32,
+        grace: Millis,
+    ) -> RevokeResponse {
         let mut answer = RevokeResponse::default();
         let mut candidates = Vec::new();
         for (region, status) in (0u32..).zip(self.table.statuses()) {
             match status {
-                RegionStatus::Held { owner: whose, .. } if whose != owner => {}
+                RegionStatus::Held { owner: whose, .. } if owner.is_some_and(|owner| whose != owner) => {}
                 RegionStatus::Held { class: LeaseClass::Pinned, .. } => answer.pinned += 1,
                 RegionStatus::Held { epoch, revoked: false, .. } => {
                     candidates.push(Lending { region, epoch })
@@ -124,6 +144,45 @@ impl NodeCore {
             }
         }
         answer
+    }
+
+    /// Sets the target. If more leases than that are in force, the rest are taken back, except those that are
+    /// being taken back already. The answer counts the leases that this call takes back.
+    pub fn resize(&mut self, now: Millis, target: u32, grace: Millis) -> RevokeResponse {
+        self.target = target.min(self.regions);
+        let stays = |status: &RegionStatus| matches!(status, RegionStatus::Held { revoked: false, .. });
+        let staying = self.table.statuses().filter(stays).count() as u32;
+        self.revoke_newest(now, None, staying.saturating_sub(self.target), grace)
+    }
+
+    /// The number of regions that the node is to have memory for.
+    pub fn target(&self) -> u32 {
+        self.target
+    }
+
+    /// By how many regions the node has more than its target.
+    pub fn excess(&self) -> u32 {
+        (self.regions - self.table.counts().withdrawn).saturating_sub(self.target)
+    }
+
+    /// Withdraws a free region if the node has more than its target. The caller gives its memory back to the
+    /// machine.
+    pub fn withdraw_free(&mut self) -> Option<u32> {
+        if self.excess() > 0 { self.table.withdraw_free() } else { None }
+    }
+
+    /// A withdrawn region, if the node has fewer than its target. The caller gets memory for it, and then
+    /// calls [`restored`](Self::restored).
+    pub fn next_to_restore(&self) -> Option<u32> {
+        let mut regions = (0u32..).zip(self.table.statuses());
+        let withdrawn = regions.find(|(_, status)| *status == RegionStatus::Withdrawn);
+        let has_fewer = self.regions - self.table.counts().withdrawn < self.target;
+        withdrawn.filter(|_| has_fewer).map(|(region, _)| region)
+    }
+
+    /// The caller has got memory for a withdrawn region, all zeros: it is free.
+    pub fn restored(&mut self, region: u32) {
+        let _in_turn = self.table.restored(region);
     }
 
     /// Whether a client with `key` may use the region now.
@@ -154,6 +213,8 @@ impl NodeCore {
 
     /// Returns a fenced region whose memory is not in use any more, that is, for which `is_held` is false.
     /// The caller scrubs or replaces the memory, and then calls [`scrubbed`](Self::scrubbed) or
+    /// [`not_scrubbed`](Self::not_scrubbed). If there is an [excess](Self::excess), the caller instead gives
+    /// the memory back to the machine, and then calls [`withdrawn`](Self::withdrawn) or
     /// [`not_scrubbed`](Self::not_scrubbed).
     pub fn begin_scrub(&mut self, mut is_held: impl FnMut(u32) -> bool) -> Option<Lending> {
         loop {
@@ -169,6 +230,11 @@ impl NodeCore {
     /// The region holds nothing of its last lease any more: it is free again.
     pub fn scrubbed(&mut self, lease: Lending) {
         let _in_turn = self.table.scrubbed(lease);
+    }
+
+    /// The region has no memory any more.
+    pub fn withdrawn(&mut self, lease: Lending) {
+        let _in_turn = self.table.withdrawn(lease);
     }
 
     /// The region could not be cleaned: [`begin_scrub`](Self::begin_scrub) will return it again.
@@ -204,9 +270,13 @@ impl NodeCore {
                 held: true,
                 revoked,
                 grants,
+                withdrawn: false,
             }),
             RegionStatus::Fenced { epoch } | RegionStatus::Scrubbing { epoch } => {
                 Some(RegionState { region, epoch: epoch.0, held: false, ..RegionState::default() })
+            }
+            RegionStatus::Withdrawn => {
+                Some(RegionState { region, withdrawn: true, ..RegionState::default() })
             }
         };
         (0u32..).zip(self.table.statuses()).filter_map(state).collect()
@@ -223,6 +293,12 @@ pub fn lease_message(grant: &Grant, class: LeaseClass, ttl: Millis, address: Nod
         ttl_ms: ttl.0,
         class: class.to_wire(),
     }
+}
+
+/// Sets a node's target. Returns the message that tells an operator what came of it.
+pub fn resize(core: &mut NodeCore, now: Millis, target: u32, grace: Millis) -> ResizeResponse {
+    let RevokeResponse { revoked, pinned, remaining_ms, .. } = core.resize(now, target, grace);
+    ResizeResponse { regions_target: core.target(), revoked, pinned, remaining_ms }
 }
 
 /// The message that tells an owner the outcome of one lease's renewal.
@@ -333,6 +409,7 @@ mod tests {
             held: true,
             revoked: false,
             grants: 2,
+            withdrawn: false,
         };
         assert_eq!(core.states(Millis(100))[1], held);
         core.release(OWNER, &reference(lease)).unwrap();
@@ -343,6 +420,84 @@ mod tests {
         assert_eq!(core.states(Millis(100))[1], returning);
         core.scrubbed(lease);
         assert_eq!(core.states(Millis(100)).len(), 1);
+    }
+
+    /// Withdraws and returns what there is to do. Returns the regions that lost their memory.
+    fn settle(core: &mut NodeCore) -> Vec<u32> {
+        let mut withdrawn = Vec::new();
+        while let Some(lease) = core.begin_scrub(|_| false) {
+            match core.excess() > 0 {
+                true => {
+                    core.withdrawn(lease);
+                    withdrawn.push(lease.region);
+                }
+                false => core.scrubbed(lease),
+            }
+        }
+        withdrawn.extend(std::iter::from_fn(|| core.withdraw_free()));
+        withdrawn
+    }
+
+    #[test]
+    fn a_node_that_shrinks_gives_up_free_regions_then_the_newest_leases_of_any_owner_but_no_pinned_one() {
+        let mut core = NodeCore::new(1, 6, TTL);
+        let pinned = lend(&mut core, LeaseClass::Pinned, 1)[0];
+        let older = lend(&mut core, LeaseClass::Revocable, 2);
+        let newer = core.grant(Millis(0), OwnerId(6), LeaseClass::Revocable, 1, &mut || KEY)[0].lending;
+        let grace = Millis(3_000);
+        let answer = core.resize(Millis(1), 4, grace);
+        assert_eq!((answer.revoked, settle(&mut core)), (0, vec![5, 4]));
+        let answer = core.resize(Millis(1), 2, grace);
+        assert_eq!((answer.revoked, answer.pinned, answer.remaining_ms), (2, 1, 3_000));
+        assert_eq!(core.resize(Millis(2), 2, grace).revoked, 0, "both are being taken back already");
+        for lease in [older[1], newer] {
+            let owner = core.owner(lease).unwrap();
+            assert!(core.renew(Millis(3), owner, &reference(lease)).unwrap().revoked);
+            assert_eq!(core.release(owner, &reference(lease)), Ok(Some(lease)));
+            core.fenced(lease);
+        }
+        assert!(!core.renew(Millis(3), OWNER, &reference(older[0])).unwrap().revoked);
+        assert_eq!((settle(&mut core), core.counts().withdrawn), (vec![older[1].region, newer.region], 4));
+        assert_eq!(core.resize(Millis(4), 0, grace).revoked, 1);
+        assert_eq!(core.release(OWNER, &reference(older[0])), Ok(Some(older[0])));
+        core.fenced(older[0]);
+        assert_eq!(
+            (settle(&mut core), core.excess()),
+            (vec![older[0].region], 1),
+            "only the pinned one is left"
+        );
+        assert_eq!(core.check(Millis(5), pinned, &KEY), Ok(()));
+    }
+
+    #[test]
+    fn a_node_that_grows_again_lends_a_region_once_it_has_memory_and_never_more_than_it_was_started_with() {
+        let mut core = NodeCore::new(1, 3, TTL);
+        core.resize(Millis(0), 1, Millis(0));
+        assert_eq!(settle(&mut core), [2, 1]);
+        assert_eq!(core.next_to_restore(), None);
+        assert_eq!(lend(&mut core, LeaseClass::Revocable, 3).len(), 1);
+        let states = core.states(Millis(0));
+        assert_eq!(states.iter().map(|state| state.withdrawn).collect::<Vec<_>>(), [false, true, true]);
+        core.resize(Millis(0), 9, Millis(0));
+        assert_eq!(core.target(), 3);
+        for region in [1, 2] {
+            assert_eq!(core.next_to_restore(), Some(region));
+            assert!(lend(&mut core, LeaseClass::Revocable, 3).is_empty(), "it has no memory yet");
+            core.restored(region);
+            assert_eq!(lend(&mut core, LeaseClass::Revocable, 3).len(), 1);
+        }
+        assert_eq!(core.next_to_restore(), None);
+    }
+
+    #[test]
+    fn a_region_that_returns_after_the_node_has_grown_again_is_scrubbed() {
+        let mut core = NodeCore::new(1, 1, TTL);
+        let lease = lend(&mut core, LeaseClass::Revocable, 1)[0];
+        assert_eq!(core.resize(Millis(0), 0, Millis(0)).revoked, 1);
+        core.resize(Millis(0), 1, Millis(0));
+        assert_eq!(core.release(OWNER, &reference(lease)), Ok(Some(lease)));
+        core.fenced(lease);
+        assert_eq!((settle(&mut core), core.counts().free), (vec![], 1));
     }
 
     #[test]

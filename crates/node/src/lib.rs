@@ -24,7 +24,7 @@ mod socket;
 pub use control::{ControlService, control_service};
 pub use farpool_fabric::Locking;
 pub use lender::{FenceError, Lender};
-pub use lending::{NodeCore, lease_message, renew_outcome};
+pub use lending::{NodeCore, lease_message, renew_outcome, resize};
 pub use memory::{available_memory, lockable_memory, memory_to_lend};
 pub use register::{Registered, Registration};
 pub use run::{CardService, LEAST_REGION_BYTES, NodeConfig, NodeError, Ready, run};

@@ -131,7 +131,8 @@ impl<L: Lender> Registration<L> {
         Ok(interval.clamp(SHORTEST_INTERVAL, LONGEST_INTERVAL))
     }
 
-    /// Waits until the next heartbeat is due: for the interval, or less when a region becomes free.
+    /// Waits until the next heartbeat is due: for the interval, or less when a region becomes free or is
+    /// withdrawn.
     async fn until_next(&self, interval: Duration) {
         let unasked = interval.min(FREED_INTERVAL);
         sleep(unasked).await;
@@ -148,6 +149,7 @@ impl<L: Lender> Registration<L> {
                 incarnation: address.incarnation,
                 regions_free: counts.free,
                 regions_lent: counts.held,
+                regions_withdrawn: counts.withdrawn,
                 frames_rejected: self.lender.frames_rejected(),
                 table,
             };

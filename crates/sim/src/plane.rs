@@ -28,6 +28,8 @@ pub(crate) const EPOCH_REUSED: &str = "epoch-reused-after-restart";
 pub(crate) const UNFENCED_GRANT: &str = "region-lent-before-the-last-grant-is-gone";
 pub(crate) const UNCOUNTED_RENEWAL: &str = "node-answers-a-renewal-it-does-not-count";
 pub(crate) const LATE_REVOCATION: &str = "revoked-lease-outlives-its-grace";
+pub(crate) const UNCLEARED_MEMORY: &str = "withdrawn-memory-lent-again-uncleared";
+pub(crate) const KEPT_MEMORY: &str = "resized-node-keeps-its-memory";
 pub(crate) const KEPT_GRANT: &str = "fenced-grant-stays-in-the-table";
 
 /// How a lease ends.

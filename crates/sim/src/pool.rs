@@ -18,8 +18,8 @@ use crate::plane::broker::Broker;
 use crate::plane::node::Node;
 use crate::plane::post::Delivery;
 use crate::plane::{
-    EPOCH_REUSED, Ending, FORGETFUL_BROKER, KEPT_GRANT, LATE_REVOCATION, Plane, PlaneConfig,
-    UNCOUNTED_RENEWAL, UNFENCED_GRANT,
+    EPOCH_REUSED, Ending, FORGETFUL_BROKER, KEPT_GRANT, KEPT_MEMORY, LATE_REVOCATION, Plane, PlaneConfig,
+    UNCLEARED_MEMORY, UNCOUNTED_RENEWAL, UNFENCED_GRANT,
 };
 use crate::runner::{RunReport, Scenario};
 use client::{Client, Seat};
@@ -37,6 +37,8 @@ const MUTATIONS: &[&str] = &[
     UNCOUNTED_RENEWAL,
     LATE_REVOCATION,
     KEPT_GRANT,
+    UNCLEARED_MEMORY,
+    KEPT_MEMORY,
 ];
 
 /// The duration of a lease, in milliseconds: shorter than in production, so that more leases end in a run.

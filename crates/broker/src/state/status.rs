@@ -69,6 +69,7 @@ fn node_status(known: &Known, now: Millis) -> NodeStatus {
         regions_total: known.regions_total,
         regions_free: known.free,
         regions_lent: known.held(),
+        regions_withdrawn: known.withdrawn,
         frames_rejected: known.frames_rejected,
     }
 }

@@ -24,7 +24,14 @@ fn table(held: u32) -> Vec<RegionState> {
 
 fn beat(node: u64, regions_free: u32, regions_lent: u32) -> HeartbeatRequest {
     let table = sum(&table(regions_lent));
-    HeartbeatRequest { node, incarnation: 1, regions_free, regions_lent, frames_rejected: 0, table }
+    HeartbeatRequest {
+        node,
+        incarnation: 1,
+        regions_free,
+        regions_lent,
+        table,
+        ..HeartbeatRequest::default()
+    }
 }
 
 fn sum(table: &[RegionState]) -> u64 {
@@ -193,6 +200,21 @@ fn the_reason_says_what_is_missing() {
     let pool = pool_of(&[report(1, 4, 4)]);
     assert!(pool.why_short(Millis(0)).contains("all 4 regions of 1 nodes are lent"));
     assert!(pool.why_short(DEAD_AFTER).contains("none of the pool's 1 nodes answers"));
+}
+
+#[test]
+fn regions_that_went_back_to_their_machine_are_neither_free_nor_lent() {
+    let withdrawn = |region| RegionState { region, withdrawn: true, ..RegionState::default() };
+    let lent = table(2).into_iter().chain([withdrawn(2), withdrawn(3)]).collect();
+    let mut pool = pool_of(&[RegisterRequest { lent, ..report(1, 4, 0) }]);
+    let status = |pool: &Pool| pool.status(Millis(0), &StatusRequest::default()).nodes.remove(0);
+    let known = status(&pool);
+    assert_eq!((known.regions_free, known.regions_lent, known.regions_withdrawn), (0, 2, 2));
+    assert!(pool.why_short(Millis(0)).contains("2 of 4 have gone back"), "{}", pool.why_short(Millis(0)));
+    let grown = HeartbeatRequest { regions_withdrawn: 1, ..beat(1, 1, 2) };
+    assert!(pool.heartbeat(Millis(1), &grown));
+    let known = status(&pool);
+    assert_eq!((known.regions_free, known.regions_lent, known.regions_withdrawn), (1, 2, 1));
 }
 
 #[test]

@@ -15,7 +15,8 @@ use farpool_wire::control::{
     AcquireRequest, AcquireResponse, AddGrantRequest, AddGrantResponse, FenceGrantRequest,
     FenceGrantResponse, GrantRequest, GrantResponse, HeartbeatRequest, Lease, NodeAddress, NodeStatus,
     RegionState, RegionsRequest, RegionsResponse, RegisterRequest, ReleaseRequest, ReleaseResponse,
-    RenewRequest, RenewResponse, RevokeRequest, RevokeResponse, StatusRequest, StatusResponse,
+    RenewRequest, RenewResponse, ResizeRequest, ResizeResponse, RevokeRequest, RevokeResponse, StatusRequest,
+    StatusResponse,
 };
 use farpool_wire::{AccessKey, OwnerId};
 use parking_lot::Mutex;
@@ -123,6 +124,7 @@ impl FakeNode {
             incarnation: 1,
             regions_free: counts.free,
             regions_lent: counts.held,
+            regions_withdrawn: counts.withdrawn,
             frames_rejected: 3,
             table: self.states().iter().fold(0, |sum, state| sum.wrapping_add(state.mark())),
         };
@@ -153,10 +155,12 @@ impl FakeNode {
                 held: true,
                 revoked,
                 grants,
+                withdrawn: false,
             }),
             RegionStatus::Fenced { epoch } | RegionStatus::Scrubbing { epoch } => {
                 Some(RegionState { region, epoch: epoch.0, ..Default::default() })
             }
+            RegionStatus::Withdrawn => Some(RegionState { region, withdrawn: true, ..Default::default() }),
         });
         states.collect()
     }
@@ -220,12 +224,17 @@ impl Node for FakeNode {
         Err(Status::unimplemented("owners release, not brokers"))
     }
 
+    async fn resize(&self, _: Request<ResizeRequest>) -> Result<Response<ResizeResponse>, Status> {
+        Err(Status::unimplemented("brokers do not ask this"))
+    }
+
     async fn regions(&self, _: Request<RegionsRequest>) -> Result<Response<RegionsResponse>, Status> {
         Ok(Response::new(RegionsResponse {
             address: Some(self.address.clone()),
             region_bytes: REGION_BYTES,
             regions_total: self.regions,
             lent: self.states(),
+            ..RegionsResponse::default()
         }))
     }
 }

@@ -1,9 +1,13 @@
 //! `farpool node` and `farpool broker` alone: their state, how they register, and how they end.
 
+use farpool_fabric::TransportChoice;
 use rustix::process::Signal;
 use tempfile::TempDir;
 
-use crate::support::{Pool, PoolOptions, Process, assert_complaint, eventually, farpool, run, run_command};
+use crate::support::{
+    Client, Mount, Pool, PoolOptions, Process, assert_complaint, eventually, farpool, pattern, read_from_far,
+    run, run_command, write_new,
+};
 
 /// No process listens on port 1 of loopback.
 const NODE: [&str; 6] = ["node", "--no-lock", "--broker", "127.0.0.1:1", "--region-size", "1MiB"];
@@ -129,4 +133,49 @@ fn daemons_tell_the_service_manager_when_they_serve_and_when_they_end() {
         daemon.end_well();
         hears("STOPPING=1");
     }
+}
+
+#[test]
+fn node_that_is_emptied_loses_no_file_while_another_has_room() {
+    let pool = Pool::start(PoolOptions { nodes: 2, memory: "16MiB", region_size: "1MiB" });
+    let mount = Mount::of(&pool, &[]);
+    let data = pattern(6 << 20, 1);
+    write_new(&mount.file("data"), &data).unwrap();
+    let status = pool.status();
+    let nodes = status["nodes"].as_array().unwrap();
+    assert!(nodes.iter().all(|node| node["regions_lent"] != 0), "{status}");
+    let id = nodes[0]["id"].as_str().unwrap();
+    let resize = |command: &str, size: &[&str]| {
+        run([&["node", command, "--broker", &pool.address, "--node", id, "--json"], size].concat())
+    };
+    let emptied = resize("shrink", &["--to", "0"]);
+    assert!(emptied.status.success(), "{emptied:?}");
+    assert!(emptied.stdout.contains("\"memory_bytes\": 0"), "{emptied:?}");
+    assert!(emptied.stderr.contains("being taken back"), "{emptied:?}");
+    assert_eq!(read_from_far(&mount.file("data")).unwrap(), data);
+    let withdrawn = || {
+        pool.status()["nodes"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|it| it["regions_withdrawn"].as_u64().unwrap())
+            .sum::<u64>()
+    };
+    eventually("the broker knows it", || withdrawn() == 16);
+    assert_complaint(&resize("grow", &["--to", "32MiB"]), 2, "--memory");
+    assert_complaint(&resize("shrink", &["--to", "1MiB"]), 2, "farpool node grow");
+    assert!(resize("grow", &["16MiB"]).status.success());
+    eventually("all of it is lent again", || withdrawn() == 0);
+}
+
+#[test]
+fn node_keeps_memory_that_a_database_has_leased_and_says_so() {
+    let pool = Pool::start(PoolOptions { nodes: 1, memory: "4MiB", region_size: "1MiB" });
+    let client = Client::new(&pool.address, 1, TransportChoice::Tcp);
+    let lease = client.acquire_pinned();
+    let output = run(["node", "shrink", "--to", "0", "--broker", &pool.address]);
+    assert_complaint(&output, 1, "only their owners (databases) can give them back");
+    assert!(output.stdout.contains("lends 1 MiB of the 4 MiB"), "{output:?}");
+    client.release(&lease);
+    eventually("the rest went back when the owner gave it up", || pool.status()["regions_withdrawn"] == 4);
 }

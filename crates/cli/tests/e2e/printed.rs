@@ -96,3 +96,18 @@ fn certificates_made_as_printed_let_processes_into_a_pool() {
     assert!(!refused.status.success());
     assert!(refused.stderr.contains("not of this pool's authority"), "{refused:?}");
 }
+
+#[test]
+fn a_node_gives_memory_back_and_lends_it_again_as_printed() {
+    let commands = block(&repository().join("docs/src/how-to/give-memory-back.md"), "sh");
+    let up = Up::with(&["--nodes", "1", "--memory", "512MiB", "--no-lock"]);
+    let folder = Path::new(env!("CARGO_BIN_EXE_farpool")).parent().unwrap();
+    let path = format!("{}:{}", folder.display(), std::env::var("PATH").unwrap());
+    let mut shell = tied("bash", ["-ec", &commands]);
+    shell.env("XDG_RUNTIME_DIR", up.runtime_dir()).env("PATH", path);
+    let output = Process::start("the commands", shell).wait();
+    assert!(output.status.success(), "{output:?}");
+    assert!(output.stdout.contains("lends 256 MiB of the 512 MiB"), "{output:?}");
+    assert!(output.stdout.contains("pool   256 MiB of 256 MiB free"), "{output:?}");
+    assert!(output.stdout.contains("lends 512 MiB of the 512 MiB"), "{output:?}");
+}

@@ -47,7 +47,7 @@ pub(super) enum Move {
 }
 
 pub(super) struct Slot {
-    /// Absent only when replacing it failed, and while it is being scrubbed.
+    /// Absent only when replacing it failed, while it is being scrubbed, and while the region is withdrawn.
     pub(super) memory: Option<SharedMemory>,
     pub(super) grants: Vec<OpenGrant>,
     /// The present memory was handed to a process, which cannot be kept from storing there.

@@ -56,6 +56,43 @@ fn memory_handed_out_is_given_back_and_replaced_even_if_a_process_maps_it() {
 }
 
 #[test]
+fn a_withdrawn_region_takes_no_memory_and_has_none_of_its_bytes_when_it_is_restored() {
+    let set = set();
+    set.open(0, Epoch(1), KEY);
+    let shared = set.share(0, Epoch(1), &KEY).unwrap();
+    let view = Mapping::new(shared.memory.as_fd(), REGION_BYTES, crate::Protection::ReadWrite).unwrap();
+    view.write(0, &[9; 8192]).unwrap();
+    let occupied = || rustix::fs::fstat(&shared.memory).unwrap().st_blocks;
+    set.fence(0);
+    assert!(occupied() > 0);
+    assert_eq!(set.withdraw(0), Scrubbed::Clean);
+    assert_eq!(occupied(), 0);
+    assert_eq!(set.withdraw(0), Scrubbed::Clean, "nothing is left to give back");
+    set.restore(0).unwrap();
+    set.open(0, Epoch(2), KEY);
+    view.write(0, &[9]).unwrap(); // a process that kept its mapping
+    assert_eq!(first_byte(&set, Epoch(2)), 0);
+}
+
+/// A card that is cut off at once.
+struct Quiet;
+
+impl CutOff for Quiet {
+    fn cut(&self) {}
+}
+
+#[test]
+fn memory_that_a_card_still_has_is_not_withdrawn() {
+    let set = set();
+    set.open(0, Epoch(1), KEY);
+    let lent = set.lend(0, Epoch(1), &KEY, Arc::new(Quiet)).unwrap();
+    set.fence(0);
+    assert_eq!(set.withdraw(0), Scrubbed::StillHeld);
+    drop(lent);
+    assert_eq!(set.withdraw(0), Scrubbed::Clean);
+}
+
+#[test]
 fn a_wrong_key_opens_nothing() {
     let set = set();
     set.open(0, Epoch(1), KEY);
@@ -263,10 +300,6 @@ fn lent_access_is_cut_with_its_own_grant_only_and_the_memory_scrubbed_when_it_ha
 
 #[test]
 fn memory_lent_to_cards_only_is_scrubbed_in_place() {
-    struct Quiet;
-    impl CutOff for Quiet {
-        fn cut(&self) {}
-    }
     let set = set();
     set.open(0, Epoch(1), KEY);
     let lent = set.lend(0, Epoch(1), &KEY, Arc::new(Quiet)).unwrap();

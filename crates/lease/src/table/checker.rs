@@ -36,6 +36,9 @@ enum Step {
     Expire,
     BeginScrub { pick: prop::sample::Index },
     Scrubbed { pick: prop::sample::Index },
+    WithdrawFree,
+    Withdrawn { pick: prop::sample::Index },
+    Restored { region: u32 },
     Restart,
 }
 
@@ -47,6 +50,8 @@ enum Mutation {
     EpochReusedAfterRestart,
     LentBeforeScrubEnds,
     LentWhileHeld,
+    LentWhileWithdrawn,
+    HeldRegionWithdrawn,
     ExpiredLeaseRenewed,
     ExpiryForgotten,
     ReleaseUndone,
@@ -85,6 +90,8 @@ struct Model {
     written_by: [Option<Epoch>; REGIONS as usize],
     /// Per region: the epoch whose bytes are being overwritten.
     scrubbing: [Option<Epoch>; REGIONS as usize],
+    /// Per region: its memory went back to the machine.
+    withdrawn: [bool; REGIONS as usize],
 }
 
 fn violated(claim: &str, lending: Lending) -> Result<(), String> {
@@ -102,6 +109,7 @@ impl Model {
             history: Vec::new(),
             written_by: [None; REGIONS as usize],
             scrubbing: [None; REGIONS as usize],
+            withdrawn: [false; REGIONS as usize],
         }
     }
 
@@ -135,6 +143,9 @@ impl Model {
             }
             Step::BeginScrub { pick: at } => pick(at).map_or(Ok(()), |at| self.begin_scrub(at))?,
             Step::Scrubbed { pick: at } => pick(at).map_or(Ok(()), |at| self.scrubbed(at))?,
+            Step::WithdrawFree => self.withdraw_free()?,
+            Step::Withdrawn { pick: at } => pick(at).map_or(Ok(()), |at| self.withdrawn(at))?,
+            Step::Restored { region } => self.restored(*region)?,
         }
         self.counts_and_deadline_agree()
     }
@@ -149,6 +160,9 @@ impl Model {
             Mutation::LentWhileHeld => regions
                 .filter(|region| matches!(region.state, State::Held(_)))
                 .for_each(|region| region.state = State::Free),
+            Mutation::LentWhileWithdrawn => regions
+                .filter(|region| matches!(region.state, State::Withdrawn))
+                .for_each(|region| region.state = State::Free),
             _ => {}
         }
         let keys_made = &mut self.keys_made;
@@ -157,9 +171,12 @@ impl Model {
             AccessKey::from_bytes(u128::from(*keys_made).to_le_bytes())
         };
         let grants = self.table.grant(self.now, owner, class, count, &mut keys);
-        let clean = self.written_by.iter().filter(|writer| writer.is_none()).count() as u32;
+        let clean = self.clean().count() as u32;
         for grant in &grants {
             let lending = grant.lending;
+            if self.withdrawn[lending.region as usize] {
+                violated("L9: lent without memory", lending)?;
+            }
             if self.history.iter().any(|past| past.lending.region == lending.region && !past.fenced) {
                 violated("L1: lent while another lending of it is not fenced", lending)?;
             }
@@ -436,6 +453,45 @@ impl Model {
         Ok(())
     }
 
+    /// The regions that may be lent.
+    fn clean(&self) -> impl Iterator<Item = usize> {
+        (0..REGIONS as usize).filter(|&region| self.written_by[region].is_none() && !self.withdrawn[region])
+    }
+
+    fn withdraw_free(&mut self) -> Result<(), String> {
+        let held = self.table.regions.iter_mut().find(|region| matches!(region.state, State::Held(_)));
+        if let (Mutation::HeldRegionWithdrawn, Some(held)) = (self.mutation, held) {
+            held.state = State::Free;
+        }
+        let (found, last) = (self.table.withdraw_free(), self.clean().last());
+        if found != last.map(|region| region as u32) {
+            return Err(format!("L9: region {found:?} withdrawn; {last:?} is the last free one"));
+        }
+        last.into_iter().for_each(|region| self.withdrawn[region] = true);
+        Ok(())
+    }
+
+    fn withdrawn(&mut self, at: usize) -> Result<(), String> {
+        let lending = self.history[at].lending;
+        let place = lending.region as usize;
+        let due = self.scrubbing[place] == Some(lending.epoch);
+        if self.table.withdrawn(lending) != due {
+            violated("L7: withdrawn out of turn, or not in turn", lending)?;
+        }
+        if due {
+            (self.scrubbing[place], self.written_by[place], self.withdrawn[place]) = (None, None, true);
+        }
+        Ok(())
+    }
+
+    fn restored(&mut self, region: u32) -> Result<(), String> {
+        let was_withdrawn = self.withdrawn.get_mut(region as usize).is_some_and(std::mem::take);
+        match self.table.restored(region) == was_withdrawn {
+            true => Ok(()),
+            false => Err(format!("L7: region {region} restored out of turn, or not in turn")),
+        }
+    }
+
     /// The node restarts with fresh memory; no lease survives that.
     fn restart(&mut self) {
         if self.mutation != Mutation::EpochReusedAfterRestart {
@@ -444,6 +500,7 @@ impl Model {
         self.table = RegionTable::new(self.incarnation, REGIONS, TTL);
         self.written_by = [None; REGIONS as usize];
         self.scrubbing = [None; REGIONS as usize];
+        self.withdrawn = [false; REGIONS as usize];
         self.history.iter_mut().for_each(|past| past.fenced = true);
     }
 
@@ -453,10 +510,11 @@ impl Model {
         let held: Vec<Millis> = held.map(|(_, past)| past.until).collect();
         let next = held.iter().min().copied();
         let counts = self.table.counts();
-        let clean = self.written_by.iter().filter(|writer| writer.is_none()).count();
-        let agree = (counts.held as usize, counts.free as usize, self.table.next_deadline())
-            == (held.len(), clean, next)
-            && counts.held + counts.free + counts.returning == REGIONS
+        let withdrawn = self.withdrawn.iter().filter(|&&withdrawn| withdrawn).count();
+        let counted = [counts.held, counts.free, counts.withdrawn].map(|count| count as usize);
+        let agree = (counted, self.table.next_deadline())
+            == ([held.len(), self.clean().count(), withdrawn], next)
+            && counts.held + counts.free + counts.returning + counts.withdrawn == REGIONS
             && self.table.statuses().count() == REGIONS as usize;
         if agree { Ok(()) } else { Err(format!("counts or deadline are off: {counts:?}, {next:?}")) }
     }
@@ -490,6 +548,9 @@ fn histories() -> impl Strategy<Value = Vec<Step>> {
         3 => Just(Step::Expire),
         4 => any::<prop::sample::Index>().prop_map(|pick| Step::BeginScrub { pick }),
         4 => any::<prop::sample::Index>().prop_map(|pick| Step::Scrubbed { pick }),
+        1 => Just(Step::WithdrawFree),
+        2 => any::<prop::sample::Index>().prop_map(|pick| Step::Withdrawn { pick }),
+        3 => (0..REGIONS + 1).prop_map(|region| Step::Restored { region }),
         1 => Just(Step::Restart),
     ];
     prop::collection::vec(step, 0..MAX_STEPS)
@@ -520,6 +581,8 @@ fn each_broken_table_is_caught_by_the_claim_it_breaks_and_the_sound_one_by_none(
         (Mutation::EpochReusedAfterRestart, "L2"),
         (Mutation::LentBeforeScrubEnds, "L3"),
         (Mutation::LentWhileHeld, "L1"),
+        (Mutation::LentWhileWithdrawn, "L9"),
+        (Mutation::HeldRegionWithdrawn, "L9"),
         (Mutation::ExpiredLeaseRenewed, "L4"),
         (Mutation::ExpiryForgotten, "expiry"),
         (Mutation::ReleaseUndone, "counts"),

@@ -101,8 +101,9 @@ impl Life {
             .map(|address| post.ask(self.process_of(address), Question::Regions, REGIONS_PATIENCE))
             .collect();
         while let Some(answer) = tables.next().await {
-            if let Some(Answer::Table(RegionsResponse { address, region_bytes, regions_total, lent })) =
-                answer
+            if let Some(Answer::Table(RegionsResponse {
+                address, region_bytes, regions_total, lent, ..
+            })) = answer
             {
                 let report = RegisterRequest { address, region_bytes, regions_total, lent };
                 let _ = self.pool.borrow_mut().report(self.now(), &self.heard(&report));

@@ -8,18 +8,18 @@ use std::time::Duration;
 use farpool_fabric::Scrubbed;
 use farpool_fabric::sim::{HostId, ProcessId, Service};
 use farpool_lease::{LeaseClass, Lending, Millis};
-use farpool_node::{lease_message, renew_outcome};
+use farpool_node::{lease_message, renew_outcome, resize};
 use farpool_wire::control::{
     AddGrantRequest, AddGrantResponse, FenceGrantRequest, GrantRequest, GrantResponse, HeartbeatRequest,
     LeaseRef, NodeAddress, RegionsResponse, RegisterRequest, ReleaseRequest, RenewRequest, RenewResponse,
-    RevokeRequest,
+    ResizeRequest, RevokeRequest,
 };
 use farpool_wire::{AccessKey, Epoch, GrantMode, NodeId, OwnerId, RegionId};
 
 use super::post::{Answer, Post, Question};
 use super::promises::Promises;
 use super::shell::Shell;
-use super::{EPOCH_REUSED, Ending, KEPT_GRANT, Plane, UNCOUNTED_RENEWAL};
+use super::{EPOCH_REUSED, Ending, KEPT_GRANT, KEPT_MEMORY, Plane, UNCLEARED_MEMORY, UNCOUNTED_RENEWAL};
 
 /// As in production's keeper.
 const TICK: Duration = Duration::from_millis(200);
@@ -124,6 +124,7 @@ impl Life {
                 request.leases.iter().for_each(|lease| self.release(&request, lease));
                 Answer::Done
             }
+            Question::Resize(request) => self.resize(&request),
             Question::Regions => Answer::Table(self.table()),
             // These questions are not for a node.
             _ => return None,
@@ -208,14 +209,29 @@ impl Life {
 
     fn revoke(&self, request: &RevokeRequest) -> Answer {
         let (now, owner) = (self.shell.now(), OwnerId(request.owner));
-        let mut core = self.shell.core.lock();
         let grace = Millis(request.grace_ms);
-        let answer = core.revoke(now, owner, request.count, grace);
+        let answer = self.shell.core.lock().revoke(now, owner, request.count, grace);
         self.judge(|promises| promises.revoked(now, owner, (request.count, grace), &answer));
-        for state in core.states(now).iter().filter(|state| state.revoked) {
+        self.note_revoked(now);
+        Answer::Revoked(answer)
+    }
+
+    fn note_revoked(&self, now: Millis) {
+        for state in self.shell.core.lock().states(now).iter().filter(|state| state.revoked) {
             self.plane.oracle.borrow_mut().revoked(self.node.region(state.region));
         }
-        Answer::Revoked(answer)
+    }
+
+    fn resize(&self, request: &ResizeRequest) -> Answer {
+        let (now, grace) = (self.shell.now(), Millis(request.grace_ms));
+        let target = (request.memory_bytes / self.plane.region_bytes) as u32;
+        let answer = resize(&mut self.shell.core.lock(), now, target, grace);
+        self.judge(|promises| promises.resized(now, (target, grace), &answer));
+        self.note_revoked(now);
+        self.plane
+            .world
+            .note("node {} is to have memory for {} regions", &[self.node.id.0, u64::from(target)]);
+        Answer::Done
     }
 
     fn release(&self, request: &ReleaseRequest, lease: &LeaseRef) {
@@ -244,10 +260,35 @@ impl Life {
         ended.into_iter().for_each(|lease| self.end(lease, Ending::Expired));
         let next = || self.shell.core.lock().begin_scrub(|region| self.shell.regions.is_held(region));
         while let Some(lease) = next() {
-            match self.shell.regions.scrub(lease.region).expect("a page of memory") {
-                Scrubbed::Clean => self.shell.core.lock().scrubbed(lease),
-                Scrubbed::StillHeld => return self.shell.core.lock().not_scrubbed(lease),
+            let is_excess = self.shell.core.lock().excess() > 0;
+            let returned = match is_excess {
+                true if self.plane.is_broken(UNCLEARED_MEMORY) => Scrubbed::Clean,
+                true => self.shell.regions.withdraw(lease.region),
+                false => self.shell.regions.scrub(lease.region).expect("a page of memory"),
+            };
+            let mut core = self.shell.core.lock();
+            match returned {
+                Scrubbed::Clean if is_excess => core.withdrawn(lease),
+                Scrubbed::Clean => core.scrubbed(lease),
+                Scrubbed::StillHeld => return core.not_scrubbed(lease),
             }
+        }
+        self.approach_target();
+    }
+
+    /// Gives the memory of free regions back, or gets memory for regions that were withdrawn.
+    fn approach_target(&self) {
+        let withdraw = || match self.plane.is_broken(KEPT_MEMORY) {
+            true => None,
+            false => self.shell.core.lock().withdraw_free(),
+        };
+        while let Some(region) = withdraw() {
+            let _clean = self.shell.regions.withdraw(region);
+        }
+        let restore = || self.shell.core.lock().next_to_restore();
+        while let Some(region) = restore() {
+            self.shell.regions.restore(region).expect("a page of memory");
+            self.shell.core.lock().restored(region);
         }
     }
 
@@ -265,6 +306,7 @@ impl Life {
             address: Some(self.address()),
             region_bytes: self.plane.region_bytes,
             regions_total: self.node.regions,
+            regions_target: self.shell.core.lock().target(),
             lent,
         }
     }
@@ -279,6 +321,7 @@ impl Life {
             incarnation: self.node.incarnation.get(),
             regions_free: counts.free,
             regions_lent: counts.held,
+            regions_withdrawn: counts.withdrawn,
             frames_rejected: 0,
             table: core.table_sum(now),
         }
@@ -303,7 +346,7 @@ async fn keep(life: Rc<Life>) {
 async fn stay_registered(life: Rc<Life>, post: Rc<Post>) {
     let mut pause = FIRST_PAUSE;
     loop {
-        let RegionsResponse { address, region_bytes, regions_total, lent } = life.table();
+        let RegionsResponse { address, region_bytes, regions_total, lent, .. } = life.table();
         let report = RegisterRequest { address, region_bytes, regions_total, lent };
         let broker = life.plane.broker.process.get();
         if let Some(Answer::Registered(answer)) =

@@ -14,7 +14,7 @@ use farpool_lease::Millis;
 use farpool_wire::control::{
     AcquireRequest, AcquireResponse, AddGrantRequest, AddGrantResponse, FenceGrantRequest, GrantRequest,
     GrantResponse, HeartbeatRequest, HeartbeatResponse, RegionsResponse, RegisterRequest, RegisterResponse,
-    ReleaseRequest, RenewRequest, RenewResponse, RevokeRequest, RevokeResponse,
+    ReleaseRequest, RenewRequest, RenewResponse, ResizeRequest, RevokeRequest, RevokeResponse,
 };
 use farpool_wire::{AccessKey, Epoch, RegionId};
 use futures_util::future::{Either, select};
@@ -34,6 +34,7 @@ pub(crate) enum Question {
     AddGrant(AddGrantRequest),
     FenceGrant(FenceGrantRequest),
     Revoke(RevokeRequest),
+    Resize(ResizeRequest),
     Release(ReleaseRequest),
     Regions,
     LetIn(Invitation),
@@ -90,6 +91,7 @@ impl Question {
             Question::AddGrant(_) => "process {} asks {}: add a grant",
             Question::FenceGrant(_) => "process {} asks {}: fence a grant",
             Question::Revoke(_) => "process {} asks {}: take back",
+            Question::Resize(_) => "process {} asks {}: resize",
             Question::Release(_) => "process {} asks {}: release",
             Question::Regions => "process {} asks {}: show your table",
             Question::LetIn(_) => "process {} asks {}: use this grant",

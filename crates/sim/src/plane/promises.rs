@@ -6,7 +6,8 @@
 //! T2. A renewal extends a lease that has not ended by then, shortens none, and revives none.
 //! T3. A revocation announces an end: after its grace, which has a bound, but not before the time promised
 //!     already. From then on renewals promise that end, no less and no more.
-//! T4. A node takes back the newest revocable leases of the owner, as many as it is asked for.
+//! T4. A node takes back the newest revocable leases of the owner, as many as it is asked for; if it is
+//!     resized, the newest of all owners, as many as there are above its target.
 //! T5. The table lists the leases whose end was not noticed yet, each with its class, its revocation and the
 //!     number of its grants. A fenced grant is not among them and takes no place.
 //! T6. A region is attached only under a grant in force, even if the node has not noticed the lease's end.
@@ -14,7 +15,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use farpool_lease::{LeaseClass, Lending, MAX_GRACE, Millis};
-use farpool_wire::control::{RegionState, RenewOutcome, RevokeResponse};
+use farpool_wire::control::{RegionState, RenewOutcome, ResizeResponse, RevokeResponse};
 use farpool_wire::{Epoch, MAX_GRANTS_PER_REGION, OwnerId};
 
 /// How late a node that runs may notice the end of a lease: the rounding of its clock.
@@ -95,13 +96,32 @@ impl Promises {
         (count, grace): (u32, Millis),
         told: &RevokeResponse,
     ) {
+        let told = (told.revoked, told.pinned, told.remaining_ms);
+        self.taken_back(now, Some(owner), (count, grace), told);
+    }
+
+    /// The node is to have memory for `target` regions (T3, T4).
+    pub(crate) fn resized(&mut self, now: Millis, (target, grace): (u32, Millis), told: &ResizeResponse) {
+        let staying = self.leases.values().filter(|promise| promise.announced.is_none()).count() as u32;
+        let told = (told.revoked, told.pinned, told.remaining_ms);
+        self.taken_back(now, None, (staying.saturating_sub(target), grace), told);
+    }
+
+    /// The node takes back up to `count` leases of an owner, or of all.
+    fn taken_back(
+        &mut self,
+        now: Millis,
+        owner: Option<OwnerId>,
+        (count, grace): (u32, Millis),
+        told: (u32, u32, u64),
+    ) {
         let end = now.plus(grace.min(MAX_GRACE));
-        let mut of_owner: Vec<_> =
-            self.leases.values_mut().filter(|promise| promise.owner == owner).collect();
-        let pinned = of_owner.iter().filter(|promise| promise.class == LeaseClass::Pinned).count() as u32;
-        of_owner.sort_by_key(|promise| std::cmp::Reverse(promise.epoch));
+        let is_of_owner = |promise: &&mut Promise| owner.is_none_or(|owner| promise.owner == owner);
+        let mut leases: Vec<_> = self.leases.values_mut().filter(is_of_owner).collect();
+        let pinned = leases.iter().filter(|promise| promise.class == LeaseClass::Pinned).count() as u32;
+        leases.sort_by_key(|promise| std::cmp::Reverse(promise.epoch));
         let (mut revoked, mut last) = (0, Millis(0));
-        for promise in of_owner {
+        for promise in leases {
             let may = promise.class == LeaseClass::Revocable && promise.announced.is_none();
             if may && now < promise.until && revoked < count {
                 let end = end.max(promise.until);
@@ -109,10 +129,9 @@ impl Promises {
                 (revoked, last) = (revoked + 1, last.max(end.since(now)));
             }
         }
-        let told = (told.revoked, told.pinned, told.remaining_ms);
-        if told != (revoked, pinned, last.0) {
-            let promised = (revoked, pinned, last.0);
-            self.complaints.push(format!("leases of {owner} taken back: {told:?} instead of {promised:?}"));
+        let promised = (revoked, pinned, last.0);
+        if told != promised {
+            self.complaints.push(format!("leases of {owner:?} taken back: {told:?} instead of {promised:?}"));
         }
     }
 

@@ -134,14 +134,19 @@ async fn judge_taking_back(run: &Rc<Run>, operator: &Post) {
     }
 }
 
-/// Checks that every region that was lent is returned, by its client or at the end of its lease.
+/// Checks that every region that was lent is returned, by its client or at the end of its lease, and that
+/// each node has memory for as many regions as it is to have.
 async fn judge_returns(run: &Rc<Run>) {
     for _ in 0..RETURN_LOOKS {
         run.world.sleep(LOOK_EVERY).await;
         let left = run.clients.borrow().iter().flatten().all(|client| client.has_left());
         let free = |node: &Rc<Node>| {
-            let counts = node.shell().map(|shell| shell.core.lock().counts());
-            counts.is_some_and(|counts| counts.held == 0 && counts.returning == 0)
+            node.shell().is_some_and(|shell| {
+                let core = shell.core.lock();
+                let counts = core.counts();
+                let has_target = core.excess() == 0 && core.next_to_restore().is_none();
+                counts.held == 0 && counts.returning == 0 && has_target
+            })
         };
         if left && run.nodes.iter().all(free) {
             return;

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use farpool_fabric::sim::{HostId, ProcessId, Random};
-use farpool_wire::control::RevokeRequest;
+use farpool_wire::control::{ResizeRequest, RevokeRequest};
 
 use super::{BUSY_TTLS, Run, client};
 use crate::plane::node;
@@ -49,6 +49,13 @@ enum Mishap {
         count: u32,
         grace_ms: u64,
     },
+    /// An operator has a node give memory back to its machine, and perhaps lend it again later.
+    Resize {
+        node: usize,
+        regions: u32,
+        grace_ms: u64,
+        grows_again: bool,
+    },
 }
 
 /// Draws the mishaps of this run and starts them.
@@ -57,7 +64,7 @@ pub(super) fn start(run: &Rc<Run>, random: &mut Random) {
     for _ in 0..random.below(MOST + 1) {
         let after = Duration::from_micros(random.below(busy_ms * 1_000));
         let lasting = Duration::from_millis(100 + random.below(2 * run.ttl.0));
-        let mishap = match random.below(22) {
+        let mishap = match random.below(25) {
             0..4 => Mishap::Crash(draw_participant(run, random)),
             4..8 => {
                 let letters_left = 1 + random.below(LAST_LETTER);
@@ -73,6 +80,12 @@ pub(super) fn start(run: &Rc<Run>, random: &mut Random) {
                 client: random.index(run.seats.len()),
                 count: 1 + random.below(3) as u32,
                 grace_ms: random.below(2 * run.ttl.0),
+            },
+            20..23 => Mishap::Resize {
+                node: random.index(run.nodes.len()),
+                regions: random.below(4) as u32,
+                grace_ms: random.below(2 * run.ttl.0),
+                grows_again: random.chance(700),
             },
             _ => Mishap::StopNode {
                 node: random.index(run.nodes.len()),
@@ -202,6 +215,13 @@ async fn carry_out(run: &Rc<Run>, mishap: Mishap, lasting: Duration, disk_is_los
             run.tasks.kill(old);
         }
         Mishap::TakeBack { client, count, grace_ms } => take_back(run, client, count, grace_ms).await,
+        Mishap::Resize { node, regions, grace_ms, grows_again } => {
+            resize(run, node, regions, grace_ms).await;
+            if grows_again {
+                run.world.sleep(lasting).await;
+                resize(run, node, u32::MAX, 0).await;
+            }
+        }
     }
 }
 
@@ -215,15 +235,25 @@ async fn pause(run: &Rc<Run>, participant: Participant, lasting: Duration) {
     run.world.sleep(lasting).await;
 }
 
+/// An operator says how many regions a node is to have memory for.
+async fn resize(run: &Rc<Run>, node: usize, regions: u32, grace_ms: u64) {
+    let memory_bytes = u64::from(regions) * run.plane.region_bytes;
+    let question = Question::Resize(ResizeRequest { memory_bytes, grace_ms });
+    ask_as_operator(run, run.nodes[node].process.get(), question).await;
+}
+
+async fn ask_as_operator(run: &Rc<Run>, whom: ProcessId, question: Question) {
+    let me = run.world.add_process(run.broker.host);
+    let operator = Post::open(&run.plane, me, |_| Box::pin(std::future::ready(None)));
+    let _ = operator.ask(whom, question, OPERATOR_PATIENCE).await;
+    run.tasks.kill(me);
+}
+
 /// An operator asks the broker to have an owner's leases taken back.
 async fn take_back(run: &Rc<Run>, client: usize, count: u32, grace_ms: u64) {
     let Some(client) = run.client(client) else { return };
-    let me = run.world.add_process(run.broker.host);
-    let operator = Post::open(&run.plane, me, |_| Box::pin(std::future::ready(None)));
     let request = RevokeRequest { owner: client.owner.0, count, grace_ms };
-    let broker = run.broker.process.get();
-    let _ = operator.ask(broker, Question::RevokeFrom(request), OPERATOR_PATIENCE).await;
-    run.tasks.kill(me);
+    ask_as_operator(run, run.broker.process.get(), Question::RevokeFrom(request)).await;
 }
 
 /// Waits until a doomed process has died, and restarts it.

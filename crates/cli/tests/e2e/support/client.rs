@@ -47,9 +47,18 @@ impl Client {
         dial(address, None).unwrap()
     }
 
-    /// Leases, at most `count`.
+    /// Revocable leases, at most `count`.
     pub fn acquire(&self, count: u32) -> Vec<Lease> {
-        let class = LeaseClass::Revocable.into();
+        self.acquire_of(LeaseClass::Revocable, count)
+    }
+
+    /// A lease that the node cannot take back.
+    pub fn acquire_pinned(&self) -> Lease {
+        self.acquire_of(LeaseClass::Pinned, 1).remove(0)
+    }
+
+    fn acquire_of(&self, class: LeaseClass, count: u32) -> Vec<Lease> {
+        let class = class.into();
         let request = AcquireRequest { owner: self.owner, count, class, avoid: Vec::new() };
         let mut broker = BrokerClient::new(self.channel(&self.broker));
         self.runtime.block_on(broker.acquire(request)).unwrap().into_inner().leases

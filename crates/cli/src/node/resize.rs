@@ -1,0 +1,244 @@
+//! `farpool node shrink` and `farpool node grow`: how much memory a running node lends.
+
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use farpool_wire::control::{RegionsResponse, ResizeRequest};
+use serde::Serialize;
+use tokio::time::{Instant, sleep};
+
+use crate::errors::UsageError;
+use crate::nodes::{self, Node};
+use crate::output::{complain, tell, tell_json};
+use crate::reach::{BrokerAt, runtime};
+use crate::size::ByteSize;
+
+/// How often the node is asked how far it has come.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// How long a node may need, after a lease has ended, until its memory is back; and to get new memory for a
+/// region.
+const REGION_DEADLINE: Duration = Duration::from_secs(5);
+/// The longest grace that a node grants, in seconds.
+const LONGEST_GRACE_S: u64 = 10 * 60;
+
+#[derive(Debug, clap::Subcommand)]
+pub enum Resize {
+    /// Give memory back to a node's machine
+    ///
+    /// Memory that is not lent goes back at once. If that is not enough, the node takes back leases that may
+    /// be taken back (temporary files, caches), the newest first: their owners move what lies there to other
+    /// nodes, as far as there is room. Leases of databases stay. The command waits until the memory is back,
+    /// and fails if some of it cannot be given back. Until the node grows again or is restarted, it lends no
+    /// more than that.
+    Shrink {
+        #[command(flatten)]
+        to: Target,
+
+        /// How long clients have to move their data, in seconds. A lease lasts at least as long as it was
+        /// promised last, up to 10 s
+        #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(..=LONGEST_GRACE_S))]
+        grace: u64,
+
+        #[command(flatten)]
+        which: Which,
+    },
+    /// Lend more memory of a node's machine again, up to what the node was started with
+    Grow {
+        #[command(flatten)]
+        to: Target,
+
+        #[command(flatten)]
+        which: Which,
+    },
+}
+
+/// How much the node is to lend.
+#[derive(Debug, clap::Args)]
+#[group(required = true, multiple = false)]
+pub struct Target {
+    /// By how much
+    #[arg(value_name = "SIZE")]
+    by: Option<ByteSize>,
+
+    /// How much the node lends afterwards
+    #[arg(long, value_name = "SIZE", value_parser = parse_target)]
+    to: Option<u64>,
+}
+
+/// The node.
+#[derive(Debug, clap::Args)]
+pub struct Which {
+    /// The node: its id, its host's name or its address, as `farpool status` shows them. Not necessary if the
+    /// pool has only one
+    #[arg(long, value_name = "NODE")]
+    node: Option<String>,
+
+    #[command(flatten)]
+    broker: BrokerAt,
+
+    /// Print JSON instead of a line
+    #[arg(long)]
+    json: bool,
+}
+
+/// Parses how much a node lends, which may be nothing.
+fn parse_target(text: &str) -> Result<u64, String> {
+    if text == "0" { Ok(0) } else { text.parse().map(|ByteSize(bytes)| bytes) }
+}
+
+/// What came of it. Names and meanings of the fields are stable; fields may be added.
+#[derive(Debug, Serialize)]
+struct Resized {
+    node: String,
+    /// How much the node has to lend, lent or free.
+    memory_bytes: u64,
+    /// How much it is to have.
+    target_bytes: u64,
+    /// How much it had when it was started.
+    most_bytes: u64,
+    /// Leases that were taken back.
+    revoked: u32,
+}
+
+impl Target {
+    /// The number of bytes, if the node lends `now` of `most` bytes.
+    fn bytes(&self, now: u64, most: u64, grows: bool) -> Result<u64> {
+        let target = match (self.to, self.by, grows) {
+            (Some(to), ..) => to,
+            (None, Some(by), true) => now.saturating_add(by.0),
+            (None, Some(by), false) => now.saturating_sub(by.0),
+            (None, None, _) => unreachable!("clap requires one of them"),
+        };
+        let refused = |text: String| Err(UsageError(text).into());
+        if target > most {
+            let text = "has no more to lend: start it with a larger --memory";
+            return refused(format!("the node was started with {} and {text}", ByteSize(most)));
+        }
+        match grows {
+            true if target < now => {
+                refused(format!("the node lends {} already: use `farpool node shrink`", ByteSize(now)))
+            }
+            false if target > now => {
+                refused(format!("the node lends only {}: use `farpool node grow`", shown(now)))
+            }
+            _ => Ok(target),
+        }
+    }
+}
+
+fn shown(bytes: u64) -> String {
+    if bytes == 0 { "nothing".to_owned() } else { ByteSize(bytes).to_string() }
+}
+
+/// Resizes a node, and waits until it has its new size.
+pub fn run(command: Resize) -> Result<()> {
+    let (target, which, grace, grows) = match command {
+        Resize::Shrink { to, which, grace } => (to, which, Duration::from_secs(grace), false),
+        Resize::Grow { to, which } => (to, which, Duration::ZERO, true),
+    };
+    let broker = which.broker.require()?;
+    let resized = runtime()?.block_on(async {
+        let node = Node::new(&broker, nodes::choose(nodes::living(&broker).await?, which.node.as_deref())?)?;
+        let before = node.regions().await?;
+        let region_bytes = before.region_bytes;
+        let in_bytes = |regions: u32| u64::from(regions) * region_bytes;
+        let most = in_bytes(before.regions_total);
+        let bytes = target.bytes(in_bytes(before.regions_target), most, grows)?;
+        let asked = ResizeRequest { memory_bytes: bytes, grace_ms: grace.as_millis() as u64 };
+        let answer = node.resize(asked).await?;
+        if answer.revoked > 0 {
+            complain(format!(
+                "farpool: {} are lent and are being taken back; they end within {:.1} s",
+                ByteSize(in_bytes(answer.revoked)),
+                answer.remaining_ms as f64 / 1e3
+            ));
+        }
+        let regions =
+            reached(&node, answer.regions_target, Duration::from_millis(answer.remaining_ms)).await?;
+        anyhow::Ok(Resized {
+            node: node.id().to_string(),
+            memory_bytes: in_bytes(regions),
+            target_bytes: in_bytes(answer.regions_target),
+            most_bytes: most,
+            revoked: answer.revoked,
+        })
+    })?;
+    match which.json {
+        true => tell_json(&resized)?,
+        false => tell(resized.line())?,
+    }
+    resized.check()
+}
+
+/// Waits until the node has memory for `target` regions, as long as it comes nearer, and until the leases
+/// that were taken back have ended. Returns how many regions it has.
+async fn reached(node: &Node, target: u32, leases_end: Duration) -> Result<u32> {
+    let started = Instant::now();
+    let mut last = (None, started);
+    loop {
+        let table = node.regions().await?;
+        let regions = with_memory(&table);
+        if last.0 != Some(regions) {
+            last = (Some(regions), Instant::now());
+        }
+        let patience_ends = last.1.max(started + leases_end) + REGION_DEADLINE;
+        let only_pinned = regions > target && regions == staying(&table);
+        if regions == target || only_pinned || Instant::now() >= patience_ends {
+            return Ok(regions);
+        }
+        sleep(LOOK_EVERY).await;
+    }
+}
+
+/// The number of regions whose leases are in force and are not being taken back.
+fn staying(table: &RegionsResponse) -> u32 {
+    table.lent.iter().filter(|region| region.held && !region.revoked).count() as u32
+}
+
+fn with_memory(table: &RegionsResponse) -> u32 {
+    table.regions_total.saturating_sub(table.lent.iter().filter(|region| region.withdrawn).count() as u32)
+}
+
+impl Resized {
+    fn line(&self) -> String {
+        let (now, most) = (shown(self.memory_bytes), ByteSize(self.most_bytes));
+        format!("node {} lends {now} of the {most} that it was started with", self.node)
+    }
+
+    fn check(&self) -> Result<()> {
+        let (now, target) = (self.memory_bytes, self.target_bytes);
+        if now > target {
+            let left = ByteSize(now - target);
+            bail!(
+                "{left} are lent and cannot be taken back: only their owners (databases) can give them back"
+            );
+        }
+        if now < target {
+            bail!(
+                "the machine has no memory for the other {}; the node keeps trying",
+                ByteSize(target - now)
+            );
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_shrinks_and_grows_by_a_size_or_to_one_within_what_it_was_started_with() {
+        let bytes = |by: Option<u64>, to, grows| {
+            let target = Target { by: by.map(ByteSize), to };
+            target.bytes(60, 100, grows).map_err(|error| error.to_string())
+        };
+        assert_eq!(bytes(Some(20), None, false), Ok(40));
+        assert_eq!(bytes(Some(80), None, false), Ok(0));
+        assert_eq!(bytes(Some(40), None, true), Ok(100));
+        assert_eq!((bytes(None, Some(0), false), bytes(None, Some(60), true)), (Ok(0), Ok(60)));
+        assert!(bytes(Some(41), None, true).unwrap_err().contains("--memory"));
+        assert!(bytes(None, Some(59), true).unwrap_err().contains("shrink"));
+        assert!(bytes(None, Some(61), false).unwrap_err().contains("grow"));
+    }
+}
