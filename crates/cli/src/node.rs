@@ -41,15 +41,15 @@ pub struct NodeArgs {
     resize: Option<resize::Resize>,
 
     #[command(flatten)]
-    lend: Option<LendArgs>,
+    lend: LendArgs,
 }
 
 /// How a node is set up.
 #[derive(Debug, clap::Args)]
 struct LendArgs {
     /// Where the broker listens
-    #[arg(long, value_name = "HOST:PORT", env = "FARPOOL_BROKER", hide_env_values = true, value_parser = parse_address)]
-    broker: String,
+    #[arg(long, value_name = "HOST:PORT", env = "FARPOOL_BROKER", hide_env_values = true, required = true, value_parser = parse_address)]
+    broker: Option<String>, // none with a subcommand only
 
     /// Memory to lend; auto is what is available now, less a reserve. With --shm-socket the node reserves one
     /// region more than it lends. It needs that region to fence a client on this machine, that is, to end its
@@ -140,10 +140,9 @@ impl From<Lock> for Locking {
 
 /// Lends memory until asked to stop, or changes how much a running node lends.
 pub fn run(args: NodeArgs) -> Result<()> {
-    match (args.resize, args.lend) {
-        (Some(resize), _) => resize::run(resize),
-        (None, Some(lend)) => lend_memory(lend),
-        (None, None) => bail!("give --broker HOST:PORT, or `shrink` or `grow`"), // clap requires one of them
+    match args.resize {
+        Some(resize) => resize::run(resize),
+        None => lend_memory(args.lend),
     }
 }
 
@@ -152,7 +151,7 @@ fn lend_memory(args: LendArgs) -> Result<()> {
     let spare = if args.shm_socket.is_some() { args.region_size } else { ByteSize(0) };
     let memory = memory_to_lend(args.memory, args.region_size, spare)?;
     let config = NodeConfig {
-        broker: args.broker,
+        broker: args.broker.expect("clap requires it"),
         control_listen: args.listen,
         data_listen: args.data_listen,
         advertise: args.advertise,
