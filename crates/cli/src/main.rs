@@ -12,6 +12,7 @@ mod demo;
 mod doctor;
 mod errors;
 mod generate;
+mod leases;
 mod mount;
 mod node;
 mod nodes;
@@ -74,6 +75,7 @@ enum Command {
     Mount(mount::MountArgs),
     Run(run::RunArgs),
     Status(status::StatusArgs),
+    Leases(leases::LeasesArgs),
     Volume(volume::VolumeArgs),
     Db(db::DbArgs),
     Doctor(doctor::DoctorArgs),
@@ -92,6 +94,7 @@ impl Command {
             Command::Mount(args) => mount::run(args),
             Command::Run(args) => run::run(args),
             Command::Status(args) => status::run(args),
+            Command::Leases(args) => leases::run(args),
             Command::Volume(args) => volume::run(args),
             Command::Db(args) => db::run(args),
             Command::Doctor(args) => doctor::run(args),

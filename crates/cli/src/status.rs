@@ -203,7 +203,7 @@ impl Node {
 }
 
 /// Columns as wide as their widest cell, two blanks apart.
-fn align(heads: &[&str], rows: Vec<Vec<String>>) -> Vec<String> {
+pub fn align(heads: &[&str], rows: Vec<Vec<String>>) -> Vec<String> {
     let heads = heads.iter().map(|head| (*head).to_owned()).collect();
     let rows: Vec<Vec<String>> = std::iter::once(heads).chain(rows).collect();
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);

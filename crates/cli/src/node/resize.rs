@@ -3,23 +3,26 @@
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use farpool_wire::control::{RegionsResponse, ResizeRequest};
+use farpool_control::Located;
+use farpool_wire::NodeId;
+use farpool_wire::control::{NodeStatus, RegionsResponse, ResizeRequest};
 use serde::Serialize;
 use tokio::time::{Instant, sleep};
 
 use crate::errors::UsageError;
+use crate::leases::LONGEST_GRACE_S;
 use crate::nodes::{self, Node};
 use crate::output::{complain, tell, tell_json};
-use crate::reach::{BrokerAt, runtime};
+use crate::reach::{BrokerAt, runtime, status_of};
 use crate::size::ByteSize;
 
 /// How often the node is asked how far it has come.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// How long it takes until the broker has heard of a change: a node's heartbeats are a second apart.
+const HEARTBEAT_PATIENCE: Duration = Duration::from_secs(2);
 /// How long a node may need, after a lease has ended, until its memory is back; and to get new memory for a
 /// region.
 const REGION_DEADLINE: Duration = Duration::from_secs(5);
-/// The longest grace that a node grants, in seconds.
-const LONGEST_GRACE_S: u64 = 10 * 60;
 
 #[derive(Debug, clap::Subcommand)]
 pub enum Resize {
@@ -155,6 +158,7 @@ pub fn run(command: Resize) -> Result<()> {
         }
         let regions =
             reached(&node, answer.regions_target, Duration::from_millis(answer.remaining_ms)).await?;
+        broker_knows(&broker, node.id(), before.regions_total - regions).await?;
         anyhow::Ok(Resized {
             node: node.id().to_string(),
             memory_bytes: in_bytes(regions),
@@ -163,11 +167,25 @@ pub fn run(command: Resize) -> Result<()> {
             revoked: answer.revoked,
         })
     })?;
-    match which.json {
-        true => tell_json(&resized)?,
-        false => tell(resized.line())?,
+    if which.json {
+        tell_json(&resized)?;
     }
-    resized.check()
+    resized.check()?;
+    if which.json { Ok(()) } else { tell(resized.line()) }
+}
+
+/// Waits until the broker shows so many regions of the node as withdrawn. It learns of them from the node's
+/// next heartbeat, and the user may look at `farpool status` next.
+async fn broker_knows(broker: &Located, node: NodeId, withdrawn: u32) -> Result<()> {
+    let give_up_at = Instant::now() + HEARTBEAT_PATIENCE;
+    let is_shown = |shown: &NodeStatus| {
+        let is_node = shown.address.as_ref().is_some_and(|address| NodeId(address.node) == node);
+        is_node && shown.regions_withdrawn == withdrawn
+    };
+    while Instant::now() < give_up_at && !status_of(broker).await?.nodes.iter().any(is_shown) {
+        sleep(LOOK_EVERY).await;
+    }
+    Ok(())
 }
 
 /// Waits until the node has memory for `target` regions, as long as it comes nearer, and until the leases
@@ -210,13 +228,15 @@ impl Resized {
         if now > target {
             let left = ByteSize(now - target);
             bail!(
-                "{left} are lent and cannot be taken back: only their owners (databases) can give them back"
+                "{}; {left} are lent and cannot be taken back: only their owners (databases) can give them back",
+                self.line()
             );
         }
         if now < target {
+            let missing = ByteSize(target - now);
             bail!(
-                "the machine has no memory for the other {}; the node keeps trying",
-                ByteSize(target - now)
+                "{}; its machine has no memory for the other {missing}; the node keeps trying",
+                self.line()
             );
         }
         Ok(())

@@ -6,7 +6,7 @@ use farpool_fabric::{OpError, Queue, TransportChoice, Uncertain};
 use farpool_wire::control::Lease;
 use farpool_wire::{AccessKey, GrantMode, Refusal};
 
-use crate::support::{Client, Pool, PoolOptions, eventually, within};
+use crate::support::{Client, Pool, PoolOptions, assert_complaint, eventually, run, within};
 
 const OWNER: u64 = 1;
 const OTHER_OWNER: u64 = 2;
@@ -203,4 +203,33 @@ fn lease_that_is_revoked_stays_valid_for_its_grace_period_and_ends_with_it() {
     }
     drop(held);
     let_expire(&pool);
+}
+
+#[test]
+fn leases_are_listed_by_owner_and_taken_back_from_the_one_that_is_named() {
+    let pool = Pool::start(PoolOptions { nodes: 2, memory: "4MiB", region_size: "1MiB" });
+    let [client, other] =
+        [OWNER, OTHER_OWNER].map(|owner| Client::new(&pool.address, owner, TransportChoice::Tcp));
+    let (leases, _pinned, _) = (client.acquire(2), client.acquire_pinned(), other.acquire(1));
+    let list = || run(["leases", "list", "--broker", &pool.address]).stdout;
+    let lines = |text: &str| list().lines().filter(|line| line.contains(text)).count();
+    assert_eq!((lines("0000000000000002"), lines("pinned")), (1, 1), "{}", list());
+
+    let owner = format!("{OWNER:016x}");
+    let revoke = |size: &str| run(["leases", "revoke", &owner, size, "--broker", &pool.address]);
+    let revoked = revoke("2MiB");
+    assert!(revoked.stdout.starts_with("2 MiB are being taken back"), "{revoked:?}");
+    assert!(leases.iter().all(|lease| client.renew(lease).revoked));
+    let json: serde_json::Value =
+        serde_json::from_str(&run(["leases", "list", "--json", "--broker", &pool.address]).stdout).unwrap();
+    let listed = json["leases"].as_array().unwrap();
+    let taken_back = |lease: &&serde_json::Value| lease["revoked"] == true;
+    assert!(
+        listed
+            .iter()
+            .filter(taken_back)
+            .all(|lease| lease["owner"] == *owner && lease["class"] == "revocable")
+    );
+    assert_eq!((listed.len(), listed.iter().filter(taken_back).count()), (4, 2));
+    assert_complaint(&revoke("1MiB"), 1, "pinned");
 }

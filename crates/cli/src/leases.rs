@@ -1,0 +1,276 @@
+//! `farpool leases`: who has leased memory, and taking it back.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::{Result, anyhow, bail};
+use farpool_control::{Located, ask, dial, explain};
+use farpool_lease::LeaseClass;
+use farpool_wire::control::broker_client::BrokerClient;
+use farpool_wire::control::{RegionState, RevokeRequest, RevokeResponse};
+use farpool_wire::{NodeId, OwnerId};
+use serde::Serialize;
+
+use crate::errors::UsageError;
+use crate::nodes::{self, Node};
+use crate::output::{complain, tell, tell_json};
+use crate::reach::{BrokerAt, runtime, sums_of};
+use crate::size::ByteSize;
+use crate::status::align;
+
+/// Longest wait for the broker's answer to a revocation: it asks the nodes.
+const REVOKE_DEADLINE: Duration = Duration::from_secs(10);
+/// The longest grace that a node grants, in seconds.
+pub const LONGEST_GRACE_S: u64 = 10 * 60;
+
+/// List the leases of a pool, and take some of them back
+///
+/// A lease is an owner's right to a region of a node's memory. Owners are mounts, programs that use the C
+/// library, and databases. Leases of databases are pinned: they are not taken back.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+Examples:
+  farpool leases list
+  farpool leases list --json | jq '.leases[] | select(.revoked)'
+  farpool leases revoke 9f3c5a12d07b44e1 512MiB --grace 60")]
+pub struct LeasesArgs {
+    #[command(subcommand)]
+    command: LeasesCommand,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum LeasesCommand {
+    /// Show who has leased how much memory of which node
+    ///
+    /// Asks each node, whose table is the truth. TAKEN BACK counts the regions that the owner is leaving, and
+    /// ENDS IN is the time until the last of these leases ends.
+    List {
+        #[command(flatten)]
+        broker: BrokerAt,
+
+        /// Print JSON, with each lease by itself, instead of a table
+        #[arg(long)]
+        json: bool,
+    },
+    /// Take leases of an owner back
+    ///
+    /// The nodes choose the newest of the owner's leases. The owner moves what lies there to other nodes, as
+    /// far as there is room, and gives the regions back; what is still there when a lease ends is lost to the
+    /// owner. The nodes lend the memory again: to give memory back to a node's machine, use `farpool node
+    /// shrink`.
+    Revoke {
+        /// The owner, as `farpool leases list` and `farpool status` show it
+        #[arg(value_name = "OWNER", value_parser = parse_owner)]
+        owner: OwnerId,
+
+        /// How much memory to take back; rounded up to whole regions
+        #[arg(value_name = "SIZE")]
+        size: ByteSize,
+
+        /// How long the owner has to move its data, in seconds. A lease lasts at least as long as it was
+        /// promised last, up to 10 s
+        #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(..=LONGEST_GRACE_S))]
+        grace: u64,
+
+        #[command(flatten)]
+        broker: BrokerAt,
+    },
+}
+
+/// Parses an owner's id.
+fn parse_owner(text: &str) -> Result<OwnerId, String> {
+    let is_id = text.len() == 16 && text.bytes().all(|digit| digit.is_ascii_hexdigit());
+    let id = u64::from_str_radix(text, 16).ok().filter(|_| is_id);
+    id.map(OwnerId).ok_or_else(|| "write the 16 hexadecimal digits that `farpool status` shows".to_owned())
+}
+
+/// The leases of a pool. Names and meanings of the fields are stable; fields may be added.
+#[derive(Debug, Serialize)]
+struct Listed {
+    region_bytes: u64,
+    leases: Vec<Listing>,
+}
+
+#[derive(Debug, Serialize)]
+struct Listing {
+    owner: String,
+    node: String,
+    host_name: String,
+    region: u32,
+    /// `revocable` or `pinned`.
+    class: &'static str,
+    /// Until the lease ends unless it is renewed.
+    remaining_ms: u64,
+    /// It is being taken back: no renewal puts its end off.
+    revoked: bool,
+    /// Clients with access, the owner itself included.
+    clients: u32,
+}
+
+/// Lists or revokes.
+pub fn run(args: LeasesArgs) -> Result<()> {
+    match args.command {
+        LeasesCommand::List { broker, json } => list(&broker.require()?, json),
+        LeasesCommand::Revoke { owner, size, grace, broker } => {
+            revoke(&broker.require()?, owner, size, Duration::from_secs(grace))
+        }
+    }
+}
+
+fn list(broker: &Located, json: bool) -> Result<()> {
+    let (listed, failed) = runtime()?.block_on(async {
+        let mut listed = Listed { region_bytes: 0, leases: Vec::new() };
+        let mut failed = 0;
+        for address in nodes::living(broker).await? {
+            let host_name = address.host_name.clone();
+            let node = Node::new(broker, address)?;
+            match node.regions().await {
+                Ok(table) => {
+                    listed.region_bytes = table.region_bytes;
+                    let held = table.lent.iter().filter(|state| state.held);
+                    listed.leases.extend(held.map(|state| Listing::new(node.id(), &host_name, state)));
+                }
+                Err(error) => {
+                    complain(format!("farpool: {error:#}"));
+                    failed += 1;
+                }
+            }
+        }
+        anyhow::Ok((listed, failed))
+    })?;
+    match json {
+        true => tell_json(&listed)?,
+        false => listed.table().into_iter().try_for_each(tell)?,
+    }
+    match failed {
+        0 => Ok(()),
+        _ => bail!("the leases of {failed} nodes are not listed"),
+    }
+}
+
+impl Listing {
+    fn new(node: NodeId, host_name: &str, state: &RegionState) -> Self {
+        Listing {
+            owner: OwnerId(state.owner).to_string(),
+            node: node.to_string(),
+            host_name: host_name.to_owned(),
+            region: state.region,
+            class: match LeaseClass::from_wire(state.class) {
+                Some(LeaseClass::Pinned) => "pinned",
+                _ => "revocable",
+            },
+            remaining_ms: state.remaining_ms,
+            revoked: state.revoked,
+            clients: state.grants,
+        }
+    }
+}
+
+impl Listed {
+    /// One line for the leases of one owner and class on one node.
+    fn table(&self) -> Vec<String> {
+        if self.leases.is_empty() {
+            return vec!["nothing is leased".to_owned()];
+        }
+        let mut lines: BTreeMap<_, Vec<&Listing>> = BTreeMap::new();
+        for lease in &self.leases {
+            let line = (&lease.owner, &lease.node, &lease.host_name, lease.class);
+            lines.entry(line).or_default().push(lease);
+        }
+        let memory = |regions: usize| match regions {
+            0 => "-".to_owned(),
+            _ => ByteSize(regions as u64 * self.region_bytes).to_string(),
+        };
+        let cells =
+            |((owner, node, host, class), leases): ((&String, &String, &String, &str), Vec<&Listing>)| {
+                let revoked: Vec<_> = leases.iter().filter(|lease| lease.revoked).collect();
+                let ends = revoked.iter().map(|lease| lease.remaining_ms).max();
+                vec![
+                    owner.clone(),
+                    node.clone(),
+                    host.clone(),
+                    class.to_owned(),
+                    memory(leases.len()),
+                    memory(revoked.len()),
+                    ends.map_or("-".to_owned(), |ms| format!("{:.1} s", ms as f64 / 1e3)),
+                ]
+            };
+        let heads = ["OWNER", "NODE", "HOST", "CLASS", "LEASED", "TAKEN BACK", "ENDS IN"];
+        align(&heads, lines.into_iter().map(cells).collect())
+    }
+}
+
+fn revoke(broker: &Located, owner: OwnerId, size: ByteSize, grace: Duration) -> Result<()> {
+    let (count, region_bytes, answer) = runtime()?.block_on(async {
+        let region_bytes = sums_of(broker).await?.region_bytes;
+        if region_bytes == 0 {
+            bail!("no node of the pool is alive");
+        }
+        let count = u32::try_from(size.0.div_ceil(region_bytes)).map_err(|_| too_large(size))?;
+        let request = RevokeRequest { owner: owner.0, count, grace_ms: grace.as_millis() as u64 };
+        anyhow::Ok((count, region_bytes, ask_to_revoke(broker, request).await?))
+    })?;
+    let taken = u64::from(answer.revoked) * region_bytes;
+    if taken > 0 {
+        let seconds = answer.remaining_ms as f64 / 1e3;
+        tell(format!("{} are being taken back; the leases end within {seconds:.1} s", ByteSize(taken)))?;
+    }
+    if answer.revoked < count {
+        let missing = ByteSize(u64::from(count - answer.revoked) * region_bytes);
+        bail!("{missing} are not taken back: {}", answer.short_reason);
+    }
+    Ok(())
+}
+
+fn too_large(size: ByteSize) -> UsageError {
+    UsageError(format!("{size} is more than a pool can have"))
+}
+
+async fn ask_to_revoke(broker: &Located, request: RevokeRequest) -> Result<RevokeResponse> {
+    let client = BrokerClient::new(dial(&broker.address, broker.tls.as_ref())?);
+    let asked = ask(REVOKE_DEADLINE, || {
+        let mut client = client.clone();
+        async move { client.revoke(request).await }
+    });
+    asked
+        .await
+        .map_err(|status| anyhow!("the broker at {} took nothing back: {}", broker.address, explain(&status)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_has_one_line_for_an_owner_s_leases_of_one_class_on_one_node() {
+        let lease = |owner, node, class: LeaseClass, revoked| {
+            let state = RegionState {
+                owner,
+                class: class.to_wire(),
+                remaining_ms: 2_500,
+                revoked,
+                ..Default::default()
+            };
+            Listing::new(NodeId(node), "db-1", &state)
+        };
+        let leases = vec![
+            lease(1, 5, LeaseClass::Revocable, false),
+            lease(1, 5, LeaseClass::Revocable, true),
+            lease(1, 5, LeaseClass::Pinned, false),
+            lease(2, 5, LeaseClass::Revocable, false),
+        ];
+        let table = Listed { region_bytes: 64 << 20, leases }.table();
+        let line = |at: usize| table[at].split_whitespace().skip(3).collect::<Vec<_>>().join(" ");
+        assert_eq!((table.len(), line(1)), (4, "pinned 64 MiB - -".to_owned()));
+        assert_eq!(line(2), "revocable 128 MiB 64 MiB 2.5 s");
+        assert_eq!(Listed { region_bytes: 1, leases: Vec::new() }.table(), ["nothing is leased"]);
+    }
+
+    #[test]
+    fn an_owner_is_named_by_all_its_digits() {
+        assert_eq!(parse_owner(&OwnerId(0x1f).to_string()), Ok(OwnerId(0x1f)));
+        for text in ["1f", "", "zzzzzzzzzzzzzzzz", "+00000000000001f"] {
+            assert!(parse_owner(text).is_err(), "{text}");
+        }
+    }
+}
