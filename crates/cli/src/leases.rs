@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use anyhow::{Result, anyhow, bail};
-use farpool_control::{Located, ask, dial, explain};
-use farpool_lease::LeaseClass;
+use anyhow::{Result, bail};
+use farpool_control::{Located, dial, explain};
+use farpool_lease::{LeaseClass, MAX_GRACE};
 use farpool_wire::control::broker_client::BrokerClient;
 use farpool_wire::control::{RegionState, RevokeRequest, RevokeResponse};
 use farpool_wire::{NodeId, OwnerId};
@@ -21,7 +21,22 @@ use crate::status::align;
 /// Longest wait for the broker's answer to a revocation: it asks the nodes.
 const REVOKE_DEADLINE: Duration = Duration::from_secs(10);
 /// The longest grace that a node grants, in seconds.
-pub const LONGEST_GRACE_S: u64 = 10 * 60;
+const LONGEST_GRACE_S: u64 = MAX_GRACE.0 / 1_000;
+
+/// How long a lease that is taken back lasts.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub struct Grace {
+    /// How long owners have to move their data, in seconds. A lease lasts at least as long as it was promised
+    /// last, up to 10 s
+    #[arg(long = "grace", value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(..=LONGEST_GRACE_S))]
+    seconds: u64,
+}
+
+impl Grace {
+    pub fn duration(self) -> Duration {
+        Duration::from_secs(self.seconds)
+    }
+}
 
 /// List the leases of a pool, and take some of them back
 ///
@@ -42,8 +57,8 @@ pub struct LeasesArgs {
 enum LeasesCommand {
     /// Show who has leased how much memory of which node
     ///
-    /// Asks each node, whose table is the truth. TAKEN BACK counts the regions that the owner is leaving, and
-    /// ENDS IN is the time until the last of these leases ends.
+    /// Asks each node, whose table is the truth. TAKEN BACK is how much of that is being taken back, and ENDS
+    /// IN is the time until the last of these leases ends.
     List {
         #[command(flatten)]
         broker: BrokerAt,
@@ -67,10 +82,8 @@ enum LeasesCommand {
         #[arg(value_name = "SIZE")]
         size: ByteSize,
 
-        /// How long the owner has to move its data, in seconds. A lease lasts at least as long as it was
-        /// promised last, up to 10 s
-        #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(..=LONGEST_GRACE_S))]
-        grace: u64,
+        #[command(flatten)]
+        grace: Grace,
 
         #[command(flatten)]
         broker: BrokerAt,
@@ -97,7 +110,7 @@ struct Listing {
     node: String,
     host_name: String,
     region: u32,
-    /// `revocable` or `pinned`.
+    /// `revocable` or `pinned`; `unknown` if the node has a class that this program does not know.
     class: &'static str,
     /// Until the lease ends unless it is renewed.
     remaining_ms: u64,
@@ -112,7 +125,7 @@ pub fn run(args: LeasesArgs) -> Result<()> {
     match args.command {
         LeasesCommand::List { broker, json } => list(&broker.require()?, json),
         LeasesCommand::Revoke { owner, size, grace, broker } => {
-            revoke(&broker.require()?, owner, size, Duration::from_secs(grace))
+            revoke(&broker.require()?, owner, size, grace.duration())
         }
     }
 }
@@ -123,12 +136,13 @@ fn list(broker: &Located, json: bool) -> Result<()> {
         let mut failed = 0;
         for address in nodes::living(broker).await? {
             let host_name = address.host_name.clone();
-            let node = Node::new(broker, address)?;
-            match node.regions().await {
+            let id = NodeId(address.node);
+            let asked = async { Node::new(broker, address)?.regions().await };
+            match asked.await {
                 Ok(table) => {
                     listed.region_bytes = table.region_bytes;
                     let held = table.lent.iter().filter(|state| state.held);
-                    listed.leases.extend(held.map(|state| Listing::new(node.id(), &host_name, state)));
+                    listed.leases.extend(held.map(|state| Listing::new(id, &host_name, state)));
                 }
                 Err(error) => {
                     complain(format!("farpool: {error:#}"));
@@ -140,10 +154,12 @@ fn list(broker: &Located, json: bool) -> Result<()> {
     })?;
     match json {
         true => tell_json(&listed)?,
+        false if listed.leases.is_empty() && failed > 0 => {}
         false => listed.table().into_iter().try_for_each(tell)?,
     }
     match failed {
         0 => Ok(()),
+        1 => bail!("the leases of one node are not listed"),
         _ => bail!("the leases of {failed} nodes are not listed"),
     }
 }
@@ -157,7 +173,8 @@ impl Listing {
             region: state.region,
             class: match LeaseClass::from_wire(state.class) {
                 Some(LeaseClass::Pinned) => "pinned",
-                _ => "revocable",
+                Some(LeaseClass::Revocable) => "revocable",
+                None => "unknown",
             },
             remaining_ms: state.remaining_ms,
             revoked: state.revoked,
@@ -226,15 +243,17 @@ fn too_large(size: ByteSize) -> UsageError {
     UsageError(format!("{size} is more than a pool can have"))
 }
 
+/// Asks once: a request that arrived twice would take back twice as much.
 async fn ask_to_revoke(broker: &Located, request: RevokeRequest) -> Result<RevokeResponse> {
-    let client = BrokerClient::new(dial(&broker.address, broker.tls.as_ref())?);
-    let asked = ask(REVOKE_DEADLINE, || {
-        let mut client = client.clone();
-        async move { client.revoke(request).await }
-    });
-    asked
-        .await
-        .map_err(|status| anyhow!("the broker at {} took nothing back: {}", broker.address, explain(&status)))
+    let mut client = BrokerClient::new(dial(&broker.address, broker.tls.as_ref())?);
+    let asked = tokio::time::timeout(REVOKE_DEADLINE, client.revoke(request)).await;
+    let reason = match asked {
+        Ok(Ok(answer)) => return Ok(answer.into_inner()),
+        Ok(Err(status)) => explain(&status),
+        Err(_) => "it did not answer in time".to_owned(),
+    };
+    let broker = &broker.address;
+    bail!("no answer from the broker at {broker}: {reason}; `farpool leases list` shows what is taken back")
 }
 
 #[cfg(test)]

@@ -15,7 +15,8 @@ use crate::size::ByteSize;
 /// minute are left out unless --all is given. After ten minutes the broker forgets them.
 ///
 /// REGIONS, FREE and LENT count regions, the unit in which memory is lent. WITHDRAWN counts the regions whose
-/// memory went back to the node's machine (`farpool node shrink`). REJECTED counts the connections
+/// memory went back to the node's machine (`farpool node shrink`): REGIONS includes them, the line above the
+/// table does not. REJECTED counts the connections
 /// that a node has cut off: for malformed input, because the peer sent no greeting in time, or to make room
 /// for other peers.
 #[derive(Debug, clap::Args)]

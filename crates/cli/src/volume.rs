@@ -81,6 +81,7 @@ struct Volume {
     lost_extents: u64,
     to_rebuild: bool,
     wrong_blocks: u64,
+    // The field's stable name; elsewhere the term is "repaired".
     #[serde(rename = "mended_blocks")]
     repaired_blocks: u64,
     lost_blocks: u64,

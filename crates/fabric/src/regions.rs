@@ -16,8 +16,8 @@
 //!     returns, and before the contents move. Cuts run without the lock of the region, since they may have to
 //!     wait for threads that wait for it. From the announcement of a move until its end, the memory is
 //!     neither handed out nor lent.
-//! R6. A region that is *withdrawn* has no memory: all its pages went back to the system, even if processes
-//!     still map them. It is not opened until it was restored with new memory.
+//! R6. A *withdrawn* region has no memory: its pages went back to the system, even if processes still map
+//!     them. It is opened again only after [`restore`](RegionSet::restore) has given it new memory.
 //! Not here: who gets a region and for how long (crate `lease`).
 
 mod slot;
@@ -67,10 +67,10 @@ pub struct RegionSet {
     shortages: Throttle,
 }
 
-/// The outcome of [`RegionSet::scrub`].
+/// The outcome of [`RegionSet::scrub`] and [`RegionSet::withdraw`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Scrubbed {
-    /// The region may be lent again.
+    /// No byte of the last lease is left.
     Clean,
     /// The memory is still lent to a transport or being moved; try again when that has ended.
     StillHeld,

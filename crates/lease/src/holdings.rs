@@ -139,6 +139,12 @@ impl Holdings {
         due
     }
 
+    /// Makes all leases on a node [due](Self::due) that may still be renewed.
+    pub fn due_at_once(&mut self, now: Millis, node: NodeId) {
+        let on_node = self.leases.iter_mut().filter(|(region, _)| region.node == node);
+        on_node.for_each(|(_, held)| held.renew_at = held.renew_at.map(|_| now));
+    }
+
     /// Records that the node renewed a lease when asked at `asked_at`. Answers about leases that were
     /// dropped, and answers that come out of order, change nothing. Only a revocation counts in any order: a
     /// holder that was once told that a lease is revoked does not ask to renew it any more.
@@ -368,5 +374,22 @@ mod tests {
             let end = (0u64..).find(|&at| clock(node_rate, at) >= TTL).unwrap();
             prop_assert!(clock(client_rate, end) >= stops);
         }
+    }
+
+    #[test]
+    fn leases_that_are_to_be_renewed_at_once_are_due_unless_they_are_being_taken_back() {
+        let mut holdings = Holdings::default();
+        let region = |node, index| RegionId { node: NodeId(node), index };
+        for region in [region(1, 0), region(1, 1), region(2, 0)] {
+            assert!(holdings.acquired(Millis(0), Millis(0), TTL, region, Epoch(1), KEY));
+        }
+        let revoked = Term { remaining: TTL, revoked: true };
+        holdings.renewed(Millis(0), revoked, region(1, 1), Epoch(1));
+        assert!(holdings.due(Millis(1)).is_empty());
+        holdings.due_at_once(Millis(1), NodeId(1));
+        let due = holdings.due(Millis(1));
+        let regions: Vec<_> = due.iter().map(|(node, held)| (*node, held.len(), held[0].0)).collect();
+        assert_eq!(regions, [(NodeId(1), 1, 0)]);
+        assert!(holdings.due(Millis(1)).is_empty(), "an answer has its time");
     }
 }

@@ -23,8 +23,8 @@
 //! L7. A call that comes out of turn changes nothing.
 //! L8. A revocation breaks no promise: the lease lasts for its grace, and at least as long as the last answer
 //!     promised. No renewal and no later revocation postpones the end. Pinned leases are not revoked.
-//! L9. A region is withdrawn only while it is not lent and no byte of a lease is left to be scrubbed, and is
-//!     not lent until its memory is there again, all zeros.
+//! L9. A region is withdrawn only when it is not lent, and its memory went back to the machine. It is lent
+//!     again only after the caller has stated that it has new memory, all zeros.
 //! Not here: the clock, randomness, transport, persistence, and the memory behind a region.
 
 mod class;

@@ -229,12 +229,12 @@ impl RegionTable {
         self.step(lease, |state| matches!(state, State::Scrubbing), State::Free)
     }
 
-    /// Withdraws a free region, the one with the highest index: it is not lent any more, and the caller gives
-    /// its memory back to the machine.
-    pub fn withdraw_free(&mut self) -> Option<u32> {
+    /// Takes a free region, the one with the highest index, out of what is lent, as if it were scrubbed. The
+    /// caller gives its memory back to the machine, and then calls [`withdrawn`](Self::withdrawn).
+    pub fn begin_withdrawal(&mut self) -> Option<Lending> {
         let free = self.regions.iter().rposition(|region| matches!(region.state, State::Free))?;
-        self.regions[free].state = State::Withdrawn;
-        Some(free as u32)
+        self.regions[free].state = State::Scrubbing;
+        Some(Lending { region: free as u32, epoch: self.regions[free].epoch })
     }
 
     /// The caller states that it gave the region's memory back to the machine in place of scrubbing it.

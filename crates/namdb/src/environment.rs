@@ -67,9 +67,10 @@ pub struct Timing {
     pub node_silence: Duration,
     /// Between two checks whether a role is free or a client is idle.
     pub role_pause: Duration,
-    /// Between two rounds of the collector. A writer whose row has a full ring waits this long. A round costs
-    /// a few READs of all words. The idle pause must be well below the time after which a part counts as
-    /// stuck, which is more than `node_silence`.
+    /// Pauses of the collector between two rounds. A writer whose row has a full ring waits for the next
+    /// round: for the busy pause, or for up to the idle one if nothing was published before. A round costs a
+    /// few READs of all words. The idle pause must be well below the time after which the collector counts as
+    /// stuck: `node_silence` and some patiences.
     pub collect_pauses: CollectPauses,
     /// Reading all parts of the oracle once usually takes no longer.
     pub oracle_look: Duration,

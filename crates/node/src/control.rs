@@ -1,20 +1,25 @@
 //! The node's side of the control plane: what the broker and owners may ask, over gRPC.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use farpool_control::limits::{MAX_LEASES_PER_REQUEST, MAX_REGIONS_PER_ACQUIRE};
 use farpool_lease::{LeaseClass, Millis};
 use farpool_wire::control::node_server::{Node, NodeServer};
 use farpool_wire::control::{
-    self as messages, AddGrantRequest, AddGrantResponse, FenceGrantRequest, FenceGrantResponse, GrantRequest,
-    GrantResponse, LeaseRef, RegionsRequest, RegionsResponse, ReleaseRequest, ReleaseResponse, RenewRequest,
-    RenewResponse, ResizeRequest, ResizeResponse, RevokeRequest, RevokeResponse,
+    self as messages, AddGrantRequest, AddGrantResponse, AwaitRevocationRequest, AwaitRevocationResponse,
+    FenceGrantRequest, FenceGrantResponse, GrantRequest, GrantResponse, LeaseRef, RegionsRequest,
+    RegionsResponse, ReleaseRequest, ReleaseResponse, RenewRequest, RenewResponse, ResizeRequest,
+    ResizeResponse, RevokeRequest, RevokeResponse,
 };
 use farpool_wire::{Epoch, GrantMode, OwnerId};
 use tonic::{Request, Response, Status};
 
 use crate::lender::{FenceError, Lender};
 use crate::lending::renew_outcome;
+
+/// How long an owner's request to be told of a revocation waits: less than the deadline of any request.
+const REVOCATION_WAIT: Duration = Duration::from_secs(5);
 
 /// The gRPC service over a node's core, ready for [`farpool_control::Listener::serve`].
 pub fn control_service<L: Lender>(lender: Arc<L>) -> NodeServer<ControlService<L>> {
@@ -85,6 +90,30 @@ impl<L: Lender> Node for ControlService<L> {
         let RevokeRequest { owner, count, grace_ms } = request.into_inner();
         let answer = self.lender.revoke(OwnerId(owner), count, Millis(grace_ms));
         tracing::info!(owner = %OwnerId(owner), asked = count, revoked = answer.revoked, "leases taken back");
+        Ok(Response::new(answer))
+    }
+
+    async fn await_revocation(
+        &self,
+        request: Request<AwaitRevocationRequest>,
+    ) -> Result<Response<AwaitRevocationResponse>, Status> {
+        let AwaitRevocationRequest { owner, seen } = request.into_inner();
+        let mut changes = self.lender.revocations();
+        let revoked = async {
+            loop {
+                let last = self.lender.last_revocation(OwnerId(owner));
+                if last > seen {
+                    return last;
+                }
+                if changes.changed().await.is_err() {
+                    std::future::pending::<()>().await; // the node is ending
+                }
+            }
+        };
+        let answer = match tokio::time::timeout(REVOCATION_WAIT, revoked).await {
+            Ok(last) => AwaitRevocationResponse { seen: last, revoked: true },
+            Err(_) => AwaitRevocationResponse { seen, revoked: false },
+        };
         Ok(Response::new(answer))
     }
 
@@ -266,5 +295,55 @@ mod tests {
         assert_eq!((table.regions_total, table.lent.len()), (3, 2));
         assert_eq!((table.address, table.region_bytes), (Some(lender.address()), lender.region_bytes()));
         assert!(table.lent.iter().all(|region| region.held && region.owner == 7));
+    }
+
+    #[tokio::test]
+    async fn an_owner_that_waits_is_told_of_a_revocation_of_its_leases_and_of_no_other_s() {
+        let (_, mut node) = a_node(3).await;
+        node.grant(grant(2)).await.unwrap();
+        let wait = |owner, seen| {
+            let mut node = node.clone();
+            async move {
+                let request = AwaitRevocationRequest { owner, seen };
+                node.await_revocation(request).await.unwrap().into_inner()
+            }
+        };
+        let (waits, stranger) = (tokio::spawn(wait(7, 0)), tokio::spawn(wait(8, 0)));
+        let mut operator = node.clone();
+        operator.revoke(RevokeRequest { owner: 7, count: 1, grace_ms: 60_000 }).await.unwrap();
+        let answer = waits.await.unwrap();
+        assert!(answer.revoked);
+        assert_eq!(wait(7, 0).await, answer, "one that comes late is told at once");
+        let waits = tokio::spawn(wait(7, answer.seen));
+        tokio::task::yield_now().await;
+        assert!(!waits.is_finished() && !stranger.is_finished());
+        operator.revoke(RevokeRequest { owner: 7, count: 1, grace_ms: 60_000 }).await.unwrap();
+        assert!(waits.await.unwrap().seen > answer.seen);
+        assert!(!stranger.is_finished());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_owner_that_waits_in_vain_is_answered_in_time_for_its_deadline() {
+        let service = ControlService { lender: Arc::new(FakeLender::new(1)) };
+        let request = Request::new(AwaitRevocationRequest { owner: 7, seen: 3 });
+        let started = tokio::time::Instant::now();
+        let answer = service.await_revocation(request).await.unwrap().into_inner();
+        assert_eq!((answer.seen, answer.revoked), (3, false));
+        assert!(started.elapsed() < farpool_control::REQUEST_TIMEOUT);
+    }
+
+    #[tokio::test]
+    async fn a_node_is_resized_to_whole_regions_and_its_table_shows_it() {
+        let (lender, mut node) = a_node(4).await;
+        let region_bytes = lender.region_bytes();
+        for (memory_bytes, target) in [(2 * region_bytes - 1, 1), (0, 0), (u64::MAX, 4)] {
+            let request = ResizeRequest { memory_bytes, grace_ms: 0 };
+            let answer = node.resize(request).await.unwrap().into_inner();
+            let table = node.regions(RegionsRequest {}).await.unwrap().into_inner();
+            assert_eq!((answer.regions_target, table.regions_target), (target, target));
+            if target == 1 {
+                assert_eq!(table.lent.iter().filter(|region| region.withdrawn).count(), 3);
+            }
+        }
     }
 }

@@ -12,7 +12,7 @@ use farpool_lease::{Grant, GrantRefusal, LeaseClass, LeaseRefusal, Lending, Mill
 use farpool_wire::control::{Lease, LeaseRef, NodeAddress, RegionState, ResizeResponse, RevokeResponse};
 use farpool_wire::{AccessKey, CALL_ECHO, CALL_PING, Epoch, GrantMode, NodeId, OwnerId, Refusal};
 use parking_lot::Mutex;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 
 use crate::keeper::Keeper;
 use crate::lender::{FenceError, Lender};
@@ -31,8 +31,10 @@ pub(crate) struct Core {
     /// Held from the end of a lease in the table until the lease is fenced: a second request to end it is
     /// answered only after that.
     fencing: Mutex<()>,
-    /// Tells the registration that a region has become free or was withdrawn.
-    freed: Notify,
+    /// Tells the registration that the number of free or of withdrawn regions has changed.
+    counts_changed: Notify,
+    /// Tells owners that wait for it that leases are taken back.
+    revocations: watch::Sender<()>,
     rejected: AtomicU64,
 }
 
@@ -60,7 +62,8 @@ impl Core {
             regions,
             wake,
             fencing: Mutex::new(()),
-            freed: Notify::new(),
+            counts_changed: Notify::new(),
+            revocations: watch::Sender::new(()),
             rejected: AtomicU64::new(0),
         });
         (core, inbox)
@@ -77,7 +80,7 @@ impl Core {
 
     /// The number of free or of withdrawn regions has changed: the registration tells the broker soon.
     pub(crate) fn tell_broker(&self) {
-        self.freed.notify_one();
+        self.counts_changed.notify_one();
     }
 
     fn wake_keeper(&self) {
@@ -179,7 +182,17 @@ impl Lender for Core {
     }
 
     fn revoke(&self, owner: OwnerId, count: u32, grace: Millis) -> RevokeResponse {
-        self.leases.lock().revoke(self.now(), owner, count, grace)
+        let answer = self.leases.lock().revoke(self.now(), owner, count, grace);
+        self.revocations.send_replace(());
+        answer
+    }
+
+    fn last_revocation(&self, owner: OwnerId) -> u64 {
+        self.leases.lock().last_revocation(owner)
+    }
+
+    fn revocations(&self) -> watch::Receiver<()> {
+        self.revocations.subscribe()
     }
 
     fn release(&self, owner: OwnerId, lease: &LeaseRef) -> Result<(), LeaseRefusal> {
@@ -192,6 +205,7 @@ impl Lender for Core {
 
     fn resize(&self, regions: u32, grace: Millis) -> ResizeResponse {
         let answer = resize(&mut self.leases.lock(), self.now(), regions, grace);
+        self.revocations.send_replace(());
         self.wake_keeper();
         answer
     }
@@ -209,8 +223,8 @@ impl Lender for Core {
         (leases.counts(), leases.table_sum(self.now()))
     }
 
-    fn freed(&self) -> impl Future<Output = ()> + Send {
-        self.freed.notified()
+    fn counts_changed(&self) -> impl Future<Output = ()> + Send {
+        self.counts_changed.notified()
     }
 
     fn frames_rejected(&self) -> u64 {
@@ -225,7 +239,7 @@ fn random_key() -> AccessKey {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::sync::mpsc::{Sender, TryRecvError, channel};
     use std::time::Duration;
 
@@ -253,7 +267,7 @@ mod tests {
         LeaseRef { region: lease.region, epoch: lease.epoch, key: lease.key.clone() }
     }
 
-    fn wait_until(mut condition: impl FnMut() -> bool) {
+    pub(crate) fn wait_until(mut condition: impl FnMut() -> bool) {
         let started = Instant::now();
         while !condition() {
             assert!(started.elapsed() < Duration::from_secs(20), "waited too long");
@@ -446,7 +460,9 @@ mod tests {
         let (core, _keeper) = core(60_000);
         let lease = core.grant(OWNER, LeaseClass::Revocable, 1).remove(0);
         core.release(OWNER, &reference(&lease)).unwrap();
-        tokio::time::timeout(Duration::from_secs(20), core.freed()).await.expect("a region becomes free");
+        tokio::time::timeout(Duration::from_secs(20), core.counts_changed())
+            .await
+            .expect("a region becomes free");
         assert_eq!(core.counts().0.free, 2);
     }
 

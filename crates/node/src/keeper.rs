@@ -11,12 +11,13 @@ use farpool_fabric::Scrubbed;
 use farpool_lease::Lending;
 
 use crate::core::Core;
+use crate::memory::available_memory;
 
 /// Longest sleep of the keeper, and how often it checks whether memory is still in use.
 const TICK: Duration = Duration::from_millis(200);
 
-/// Pause after the keeper failed to get memory: for a region that was withdrawn, or the spare memory to which
-/// fences move regions. An attempt takes as long as touching all pages of a region, and meanwhile this thread
+/// Pause after the keeper failed to get memory for a withdrawn region, or for the spare to which fences move
+/// regions. An attempt takes as long as touching all pages of a region, and meanwhile this thread
 /// ends no lease.
 const RESTORE_PAUSE: Duration = Duration::from_secs(5);
 
@@ -95,18 +96,23 @@ fn get_memory(
     now() + RESTORE_PAUSE
 }
 
-/// Withdraws a free region if the node has more than its target. `false`: there is none.
+/// Withdraws a free region if the node has more than its target. `false`: there is none, or it has to be
+/// tried again later.
 fn withdraw_one(core: &Core) -> bool {
-    let Some(region) = core.leases.lock().withdraw_free() else { return false };
-    // Not held: it was scrubbed when its last lease had ended.
-    let _clean = core.regions.withdraw(region);
-    core.tell_broker();
-    true
+    let free = core.leases.lock().begin_withdrawal();
+    free.is_some_and(|lease| withdraw(core, lease))
 }
 
-/// Gets memory for a withdrawn region if the node has fewer than its target. `false`: it has not.
+/// Gets memory for a withdrawn region if the node has fewer than its target. `false`: no region is to be
+/// restored.
 fn restore_one(core: &Core) -> std::io::Result<bool> {
     let Some(region) = core.leases.lock().next_to_restore() else { return Ok(false) };
+    // Without this check, the kernel could end processes to make room.
+    let available_bytes = available_memory()?;
+    if available_bytes < core.regions.region_bytes() {
+        let text = format!("only {} MiB are available", available_bytes >> 20);
+        return Err(std::io::Error::new(std::io::ErrorKind::OutOfMemory, text));
+    }
     core.regions.restore(region)?;
     core.leases.lock().restored(region);
     core.tell_broker();
@@ -120,24 +126,26 @@ fn return_one(core: &Core) -> bool {
         (leases.begin_scrub(|region| core.regions.is_held(region)), leases.excess() > 0)
     };
     match next {
-        Some(lease) if is_excess => withdraw_fenced(core, lease),
+        Some(lease) if is_excess => withdraw(core, lease),
         Some(lease) => make_free(core, lease),
         None => false,
     }
 }
 
-/// Gives a fenced region's memory back to the machine. `false`: it has to be tried again later.
-fn withdraw_fenced(core: &Core, lease: Lending) -> bool {
-    let is_withdrawn = core.regions.withdraw(lease.region) == Scrubbed::Clean;
-    let mut leases = core.leases.lock();
-    if is_withdrawn {
-        leases.withdrawn(lease)
-    } else {
-        leases.not_scrubbed(lease)
+/// Gives the memory of a region that is not lent back to the machine. `false`: it has to be tried again
+/// later.
+fn withdraw(core: &Core, lease: Lending) -> bool {
+    match core.regions.withdraw(lease.region) {
+        Scrubbed::Clean => {
+            core.leases.lock().withdrawn(lease);
+            core.tell_broker();
+            true
+        }
+        Scrubbed::StillHeld => {
+            core.leases.lock().not_scrubbed(lease);
+            false
+        }
     }
-    drop(leases);
-    core.tell_broker();
-    is_withdrawn
 }
 
 /// Scrubs a fenced region. `false`: it has to be tried again later.
@@ -167,6 +175,7 @@ mod tests {
     use farpool_wire::{Epoch, GrantMode, NodeId, OwnerId};
 
     use super::*;
+    use crate::core::tests::wait_until;
     use crate::lender::Lender;
 
     const OWNER: OwnerId = OwnerId(5);
@@ -216,23 +225,16 @@ mod tests {
                 .filter(|it| it.len() == REGION_BYTES)
                 .count()
         };
-        let wait_until = |condition: &dyn Fn() -> bool, what| {
-            let started = Instant::now();
-            while !condition() {
-                assert!(started.elapsed() < Duration::from_secs(20), "{what}");
-                std::thread::yield_now();
-            }
-        };
         let (core, _keeper) = core(RegionSet::create(4, REGION_BYTES, Locking::None, |_| {}).unwrap());
         let lease = core.grant(OWNER, LeaseClass::Revocable, 1).remove(0);
         assert_eq!(core.resize(0, Millis(0)).revoked, 1);
-        wait_until(&|| memories() == 1, "the free regions' memory did not go back");
+        wait_until(|| memories() == 1); // the free regions' memory has gone back
         let named = LeaseRef::new(lease.region, Epoch(lease.epoch), &lease.access_key().unwrap());
         core.release(OWNER, &named).unwrap();
-        wait_until(&|| memories() == 0, "the lent region's memory did not go back");
+        wait_until(|| memories() == 0); // the lent one's, too
         assert!(core.grant(OWNER, LeaseClass::Revocable, 1).is_empty());
         core.resize(3, Millis(0));
-        wait_until(&|| core.counts().0.free == 3, "the node did not grow");
+        wait_until(|| core.counts().0.free == 3);
         assert_eq!((memories(), core.grant(OWNER, LeaseClass::Revocable, 4).len()), (3, 3));
     }
 

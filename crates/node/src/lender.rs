@@ -1,6 +1,7 @@
 use farpool_lease::{Grant, GrantRefusal, LeaseClass, LeaseRefusal, Millis, RegionCounts, Term};
 use farpool_wire::control::{Lease, LeaseRef, NodeAddress, RegionState, ResizeResponse, RevokeResponse};
 use farpool_wire::{Epoch, GrantMode, OwnerId};
+use tokio::sync::watch;
 
 /// Why a grant was not fenced.
 #[derive(Debug, thiserror::Error)]
@@ -42,6 +43,12 @@ pub trait Lender: Send + Sync + 'static {
     /// Takes back up to `count` of an owner's revocable leases.
     fn revoke(&self, owner: OwnerId, count: u32, grace: Millis) -> RevokeResponse;
 
+    /// The number of the last revocation of a lease that an owner holds, 0 for none. It grows with each.
+    fn last_revocation(&self, owner: OwnerId) -> u64;
+
+    /// Changes with each revocation of any lease.
+    fn revocations(&self) -> watch::Receiver<()>;
+
     /// Sets how many regions the node has memory for at most; takes back leases if that is necessary.
     fn resize(&self, regions: u32, grace: Millis) -> ResizeResponse;
 
@@ -58,9 +65,9 @@ pub trait Lender: Send + Sync + 'static {
     /// Number of regions in each state, and the sum of the marks of all leases held.
     fn counts(&self) -> (RegionCounts, u64);
 
-    /// Returns once a region has become free, or was withdrawn, since the last return. Supports one waiter
-    /// only.
-    fn freed(&self) -> impl Future<Output = ()> + Send;
+    /// Returns once the number of free or of withdrawn regions has changed since the last return. Supports
+    /// one waiter only.
+    fn counts_changed(&self) -> impl Future<Output = ()> + Send;
 
     /// Connections cut off for malformed input, on any port, since the node started.
     fn frames_rejected(&self) -> u64;
@@ -85,13 +92,20 @@ pub(crate) mod fake {
         leases: Mutex<NodeCore>,
         regions: u32,
         freed: Notify,
+        revocations: watch::Sender<()>,
         reports: AtomicU32,
     }
 
     impl FakeLender {
         pub fn new(regions: u32) -> Self {
             let leases = Mutex::new(NodeCore::new(1, regions, Millis(TTL_MS)));
-            FakeLender { leases, regions, freed: Notify::new(), reports: AtomicU32::new(0) }
+            FakeLender {
+                leases,
+                regions,
+                freed: Notify::new(),
+                revocations: watch::Sender::new(()),
+                reports: AtomicU32::new(0),
+            }
         }
 
         /// How often the whole table was asked for.
@@ -141,13 +155,25 @@ pub(crate) mod fake {
         }
 
         fn revoke(&self, owner: OwnerId, count: u32, grace: Millis) -> RevokeResponse {
-            self.leases.lock().revoke(Millis(0), owner, count, grace)
+            let answer = self.leases.lock().revoke(Millis(0), owner, count, grace);
+            self.revocations.send_replace(());
+            answer
+        }
+
+        fn last_revocation(&self, owner: OwnerId) -> u64 {
+            self.leases.lock().last_revocation(owner)
+        }
+
+        fn revocations(&self) -> watch::Receiver<()> {
+            self.revocations.subscribe()
         }
 
         fn resize(&self, regions: u32, grace: Millis) -> ResizeResponse {
             let mut leases = self.leases.lock();
             let answer = resize(&mut leases, Millis(0), regions, grace);
-            while leases.withdraw_free().is_some() {}
+            while let Some(lease) = leases.begin_withdrawal() {
+                leases.withdrawn(lease);
+            }
             answer
         }
 
@@ -167,7 +193,7 @@ pub(crate) mod fake {
             Ok(())
         }
 
-        fn freed(&self) -> impl Future<Output = ()> + Send {
+        fn counts_changed(&self) -> impl Future<Output = ()> + Send {
             self.freed.notified()
         }
 

@@ -8,9 +8,9 @@
 //! N2. A region is free in the table again only after its memory was scrubbed or replaced. That begins only
 //!     when the caller has stated that the lease is fenced and that no client can reach its memory any more.
 //! N3. Leases end on time: the caller calls [`NodeCore::expire`] by [`NodeCore::next_deadline`].
-//! N4. A node has a *target*, the number of regions that it is to have memory for. While it has more, regions
-//!     that are free or return are withdrawn, and as many leases are revoked as there are above the target.
-//!     While it has fewer, withdrawn regions are restored.
+//! N4. A node has a *target*, the number of regions that it is to have memory for. It never lends more. When
+//!     the target is set, the newest revocable leases above it are revoked. While the node has memory for more
+//!     regions, those that are free or return are withdrawn; while it has fewer, withdrawn ones are restored.
 //! Not here: clocks, threads, random keys, memory, how messages travel.
 
 use farpool_lease::{
@@ -31,6 +31,9 @@ pub struct NodeCore {
     table: RegionTable,
     returning: Vec<Returning>,
     regions: u32,
+    /// Revocations so far, and for each region the number of its last one.
+    revocations: u64,
+    revoked_as: Vec<u64>,
     /// The number of regions that the node is to have memory for.
     target: u32,
 }
@@ -47,10 +50,11 @@ impl NodeCore {
     /// start of this node.
     pub fn new(incarnation: u32, regions: u32, ttl: Millis) -> Self {
         let table = RegionTable::new(incarnation, regions, ttl);
-        NodeCore { table, returning: Vec::new(), regions, target: regions }
+        let revoked_as = vec![0; regions as usize];
+        NodeCore { table, returning: Vec::new(), regions, revocations: 0, revoked_as, target: regions }
     }
 
-    /// Lends up to `count` free regions. The caller opens each grant.
+    /// Lends up to `count` free regions, and no more than the target. The caller opens each grant.
     #[must_use]
     pub fn grant(
         &mut self,
@@ -60,7 +64,8 @@ impl NodeCore {
         count: u32,
         keys: &mut dyn FnMut() -> AccessKey,
     ) -> Vec<Grant> {
-        self.table.grant(now, owner, class, count, keys)
+        let lendable = self.target.saturating_sub(self.table.counts().held);
+        self.table.grant(now, owner, class, count.min(lendable), keys)
     }
 
     /// Adds a client's grant, under a fresh `key`, to the lease that a message names. The caller opens it.
@@ -137,6 +142,8 @@ impl NodeCore {
             }
             match self.table.revoke(now, lease, grace) {
                 Ok(end) => {
+                    self.revocations += 1;
+                    self.revoked_as[lease.region as usize] = self.revocations;
                     answer.revoked += 1;
                     answer.remaining_ms = answer.remaining_ms.max(end.since(now).0);
                 }
@@ -146,11 +153,21 @@ impl NodeCore {
         answer
     }
 
+    /// The number of the last revocation of a lease that this owner holds; 0 if none of its leases is being
+    /// taken back.
+    pub fn last_revocation(&self, owner: OwnerId) -> u64 {
+        let revoked = |(status, number): (RegionStatus, &u64)| match status {
+            RegionStatus::Held { owner: whose, revoked: true, .. } if whose == owner => Some(*number),
+            _ => None,
+        };
+        self.table.statuses().zip(&self.revoked_as).filter_map(revoked).max().unwrap_or(0)
+    }
+
     /// Sets the target. If more leases than that are in force, the rest are taken back, except those that are
     /// being taken back already. The answer counts the leases that this call takes back.
     pub fn resize(&mut self, now: Millis, target: u32, grace: Millis) -> RevokeResponse {
         self.target = target.min(self.regions);
-        let stays = |status: &RegionStatus| matches!(status, RegionStatus::Held { revoked: false, .. });
+        let stays = |status: &RegionStatus| matches!(status, RegionStatus::Held { revoked: false, until, .. } if now < *until);
         let staying = self.table.statuses().filter(stays).count() as u32;
         self.revoke_newest(now, None, staying.saturating_sub(self.target), grace)
     }
@@ -165,10 +182,10 @@ impl NodeCore {
         (self.regions - self.table.counts().withdrawn).saturating_sub(self.target)
     }
 
-    /// Withdraws a free region if the node has more than its target. The caller gives its memory back to the
-    /// machine.
-    pub fn withdraw_free(&mut self) -> Option<u32> {
-        if self.excess() > 0 { self.table.withdraw_free() } else { None }
+    /// A free region, if the node has more than its target. The caller gives its memory back to the machine,
+    /// and then calls [`withdrawn`](Self::withdrawn) or [`not_scrubbed`](Self::not_scrubbed).
+    pub fn begin_withdrawal(&mut self) -> Option<Lending> {
+        if self.excess() > 0 { self.table.begin_withdrawal() } else { None }
     }
 
     /// A withdrawn region, if the node has fewer than its target. The caller gets memory for it, and then
@@ -422,6 +439,22 @@ mod tests {
         assert_eq!(core.states(Millis(100)).len(), 1);
     }
 
+    #[test]
+    fn each_revocation_of_an_owner_s_lease_has_a_higher_number_than_the_one_before() {
+        let mut core = NodeCore::new(1, 3, TTL);
+        lend(&mut core, LeaseClass::Revocable, 2);
+        let other = core.grant(Millis(0), OwnerId(6), LeaseClass::Revocable, 1, &mut || KEY)[0].lending;
+        assert_eq!(core.last_revocation(OWNER), 0);
+        core.revoke(Millis(1), OWNER, 1, Millis(0));
+        let first = core.last_revocation(OWNER);
+        core.resize(Millis(1), 1, Millis(0));
+        assert_eq!(core.last_revocation(OwnerId(6)), first + 1);
+        core.resize(Millis(1), 0, Millis(0));
+        assert_eq!(core.last_revocation(OWNER), first + 2);
+        assert_eq!(core.release(OwnerId(6), &reference(other)), Ok(Some(other)));
+        assert_eq!(core.last_revocation(OwnerId(6)), 0);
+    }
+
     /// Withdraws and returns what there is to do. Returns the regions that lost their memory.
     fn settle(core: &mut NodeCore) -> Vec<u32> {
         let mut withdrawn = Vec::new();
@@ -434,8 +467,31 @@ mod tests {
                 false => core.scrubbed(lease),
             }
         }
-        withdrawn.extend(std::iter::from_fn(|| core.withdraw_free()));
+        while let Some(lease) = core.begin_withdrawal() {
+            core.withdrawn(lease);
+            withdrawn.push(lease.region);
+        }
         withdrawn
+    }
+
+    #[test]
+    fn a_node_lends_no_more_than_its_target_even_before_its_free_regions_are_withdrawn() {
+        let mut core = NodeCore::new(1, 5, TTL);
+        lend(&mut core, LeaseClass::Pinned, 1);
+        core.resize(Millis(0), 3, Millis(0));
+        assert_eq!(lend(&mut core, LeaseClass::Revocable, 4).len(), 2);
+        assert_eq!(settle(&mut core), [4, 3]);
+        core.resize(Millis(0), 0, Millis(0));
+        core.resize(Millis(0), 3, Millis(0));
+        assert!(lend(&mut core, LeaseClass::Revocable, 1).is_empty(), "its leases are still in force");
+    }
+
+    #[test]
+    fn a_lease_whose_time_has_passed_keeps_no_other_lease_from_staying() {
+        let mut core = NodeCore::new(1, 2, TTL);
+        lend(&mut core, LeaseClass::Revocable, 1);
+        let _ = core.grant(Millis(500), OWNER, LeaseClass::Revocable, 1, &mut || KEY);
+        assert_eq!(core.resize(Millis(1_200), 1, Millis(0)).revoked, 0);
     }
 
     #[test]

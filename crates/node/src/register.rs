@@ -136,7 +136,8 @@ impl<L: Lender> Registration<L> {
     async fn until_next(&self, interval: Duration) {
         let unasked = interval.min(FREED_INTERVAL);
         sleep(unasked).await;
-        let _ = timeout(interval - unasked, self.lender.freed()).await; // the heartbeat is due in either case
+        // The heartbeat is due in either case.
+        let _ = timeout(interval - unasked, self.lender.counts_changed()).await;
     }
 
     /// Sends heartbeats until the broker asks for a report, or does not answer.

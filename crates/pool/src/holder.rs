@@ -194,6 +194,11 @@ impl Holder {
         renewals
     }
 
+    /// A node says that leases of this owner are taken back: the next [renewals](Self::renewals) ask which.
+    pub fn revocation_announced(&mut self, now: Millis, node: NodeId) {
+        self.holdings.due_at_once(now, node);
+    }
+
     /// Records a node's answer to a renewal. Leases that it does not mention stay as they are.
     #[must_use]
     pub fn renewal_answered(

@@ -19,7 +19,9 @@ use farpool_lease::LeaseClass;
 use farpool_throttle::Throttle;
 use farpool_wire::control::broker_client::BrokerClient;
 use farpool_wire::control::node_client::NodeClient;
-use farpool_wire::control::{Lease, ReleaseRequest, StatusRequest};
+use farpool_wire::control::{
+    AwaitRevocationRequest, AwaitRevocationResponse, Lease, ReleaseRequest, StatusRequest,
+};
 use farpool_wire::{Epoch, NodeId};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
@@ -50,6 +52,10 @@ const VIEW_INTERVAL: Duration = Duration::from_secs(1);
 pub(crate) const ACQUIRE_DEADLINE: Duration = Duration::from_secs(8);
 /// Deadline of any other request. A lease's renewal is repeated several times within its life.
 pub(crate) const REQUEST_DEADLINE: Duration = Duration::from_secs(3);
+/// Deadline of the request that a node answers when it takes leases back, or after five seconds.
+const REVOCATION_DEADLINE: Duration = Duration::from_secs(7);
+/// Pause after a node did not answer it.
+const REVOCATION_PAUSE: Duration = Duration::from_secs(1);
 /// How long nodes are asked about leases of an earlier process: most of the time that a lease can have left.
 /// A node that was restarted has none of them.
 const ADOPT_WITHIN: Duration = Duration::from_secs(4);
@@ -185,7 +191,8 @@ impl Drop for Keeper {
 }
 
 async fn keep(shared: Arc<Shared>, broker: BrokerClient<Channel>, mut stopped: oneshot::Receiver<()>) {
-    let mut nodes = Nodes { tls: shared.config.tls.clone(), clients: BTreeMap::new() };
+    let mut nodes =
+        Nodes { tls: shared.config.tls.clone(), clients: BTreeMap::new(), listening: BTreeMap::new() };
     let growing = tokio::spawn(grow_when_wanted(shared.clone(), broker.clone()));
     let viewing = tokio::spawn(watch_capacity(shared.clone(), broker));
     let mut tick = tokio::time::interval(TICK);
@@ -229,6 +236,7 @@ fn maintain_leases(shared: &Arc<Shared>, nodes: &mut Nodes) {
         }
     }
     drop(release(shared, nodes, shared.stock.shrink(LINGER)));
+    nodes.listen(shared);
     shared.stock.forget_idle_nodes();
     nodes.forget_strangers(shared);
 }
@@ -237,6 +245,8 @@ fn maintain_leases(shared: &Arc<Shared>, nodes: &mut Nodes) {
 struct Nodes {
     tls: Option<Tls>,
     clients: BTreeMap<NodeId, (Arc<NodeState>, NodeClient<Channel>)>,
+    /// The tasks that wait for revocations at these nodes, with the clients that they use.
+    listening: BTreeMap<NodeId, (Arc<NodeState>, tokio::task::JoinHandle<()>)>,
 }
 
 impl Nodes {
@@ -265,9 +275,50 @@ impl Nodes {
         }
     }
 
+    /// Waits for revocations at each node, by one task each.
+    fn listen(&mut self, shared: &Arc<Shared>) {
+        for state in shared.stock.nodes() {
+            let node = state.peer.node;
+            if self.listening.get(&node).is_some_and(|(known, _)| Arc::ptr_eq(known, &state)) {
+                continue;
+            }
+            let Some(client) = self.client_of(&state) else { continue };
+            let task = tokio::spawn(await_revocations(shared.clone(), client, node));
+            if let Some((_, old)) = self.listening.insert(node, (state, task)) {
+                old.abort();
+            }
+        }
+    }
+
     fn forget_strangers(&mut self, shared: &Shared) {
         let known: Vec<NodeId> = shared.stock.nodes().iter().map(|state| state.peer.node).collect();
         self.clients.retain(|node, _| known.contains(node));
+        let gone = self.listening.extract_if(.., |node, _| !known.contains(node));
+        gone.for_each(|(_, (_, task))| task.abort());
+    }
+}
+
+/// Has leases on a node renewed as soon as the node says that some of them are taken back. Without this, the
+/// owner learns of it from the next renewal.
+async fn await_revocations(shared: Arc<Shared>, mut client: NodeClient<Channel>, node: NodeId) {
+    let mut seen = 0;
+    loop {
+        let request = AwaitRevocationRequest { owner: shared.stock.owner().0, seen };
+        match tokio::time::timeout(REVOCATION_DEADLINE, client.await_revocation(request)).await {
+            Ok(Ok(answer)) => {
+                let AwaitRevocationResponse { seen: last, revoked } = answer.into_inner();
+                seen = last;
+                if revoked {
+                    let now = shared.stock.now();
+                    shared.stock.with_holder(|holder| holder.revocation_announced(now, node));
+                }
+            }
+            // The node may have been restarted, and counts anew.
+            Ok(Err(_)) | Err(_) => {
+                seen = 0;
+                tokio::time::sleep(REVOCATION_PAUSE).await;
+            }
+        }
     }
 }
 

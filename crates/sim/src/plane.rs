@@ -30,6 +30,7 @@ pub(crate) const UNCOUNTED_RENEWAL: &str = "node-answers-a-renewal-it-does-not-c
 pub(crate) const LATE_REVOCATION: &str = "revoked-lease-outlives-its-grace";
 pub(crate) const UNCLEARED_MEMORY: &str = "withdrawn-memory-lent-again-uncleared";
 pub(crate) const KEPT_MEMORY: &str = "resized-node-keeps-its-memory";
+pub(crate) const NOT_PUSHED: &str = "revocation-not-announced";
 pub(crate) const KEPT_GRANT: &str = "fenced-grant-stays-in-the-table";
 
 /// How a lease ends.

@@ -18,8 +18,8 @@ use crate::plane::broker::Broker;
 use crate::plane::node::Node;
 use crate::plane::post::Delivery;
 use crate::plane::{
-    EPOCH_REUSED, Ending, FORGETFUL_BROKER, KEPT_GRANT, KEPT_MEMORY, LATE_REVOCATION, Plane, PlaneConfig,
-    UNCLEARED_MEMORY, UNCOUNTED_RENEWAL, UNFENCED_GRANT,
+    EPOCH_REUSED, Ending, FORGETFUL_BROKER, KEPT_GRANT, KEPT_MEMORY, LATE_REVOCATION, NOT_PUSHED, Plane,
+    PlaneConfig, UNCLEARED_MEMORY, UNCOUNTED_RENEWAL, UNFENCED_GRANT,
 };
 use crate::runner::{RunReport, Scenario};
 use client::{Client, Seat};
@@ -39,6 +39,7 @@ const MUTATIONS: &[&str] = &[
     KEPT_GRANT,
     UNCLEARED_MEMORY,
     KEPT_MEMORY,
+    NOT_PUSHED,
 ];
 
 /// The duration of a lease, in milliseconds: shorter than in production, so that more leases end in a run.

@@ -12,11 +12,11 @@ use farpool_lease::{DEFAULT_TTL, LeaseClass, Lending, Millis, RegionStatus, Regi
 use farpool_wire::control::broker_client::BrokerClient;
 use farpool_wire::control::node_server::{Node, NodeServer};
 use farpool_wire::control::{
-    AcquireRequest, AcquireResponse, AddGrantRequest, AddGrantResponse, FenceGrantRequest,
-    FenceGrantResponse, GrantRequest, GrantResponse, HeartbeatRequest, Lease, NodeAddress, NodeStatus,
-    RegionState, RegionsRequest, RegionsResponse, RegisterRequest, ReleaseRequest, ReleaseResponse,
-    RenewRequest, RenewResponse, ResizeRequest, ResizeResponse, RevokeRequest, RevokeResponse, StatusRequest,
-    StatusResponse,
+    AcquireRequest, AcquireResponse, AddGrantRequest, AddGrantResponse, AwaitRevocationRequest,
+    AwaitRevocationResponse, FenceGrantRequest, FenceGrantResponse, GrantRequest, GrantResponse,
+    HeartbeatRequest, Lease, NodeAddress, NodeStatus, RegionState, RegionsRequest, RegionsResponse,
+    RegisterRequest, ReleaseRequest, ReleaseResponse, RenewRequest, RenewResponse, ResizeRequest,
+    ResizeResponse, RevokeRequest, RevokeResponse, StatusRequest, StatusResponse,
 };
 use farpool_wire::{AccessKey, OwnerId};
 use parking_lot::Mutex;
@@ -222,6 +222,13 @@ impl Node for FakeNode {
 
     async fn release(&self, _: Request<ReleaseRequest>) -> Result<Response<ReleaseResponse>, Status> {
         Err(Status::unimplemented("owners release, not brokers"))
+    }
+
+    async fn await_revocation(
+        &self,
+        _: Request<AwaitRevocationRequest>,
+    ) -> Result<Response<AwaitRevocationResponse>, Status> {
+        Err(Status::unimplemented("brokers do not ask this"))
     }
 
     async fn resize(&self, _: Request<ResizeRequest>) -> Result<Response<ResizeResponse>, Status> {

@@ -1,5 +1,7 @@
 //! `farpool node` and `farpool broker` alone: their state, how they register, and how they end.
 
+use std::time::Duration;
+
 use farpool_fabric::TransportChoice;
 use rustix::process::Signal;
 use tempfile::TempDir;
@@ -178,4 +180,25 @@ fn node_keeps_memory_that_a_database_has_leased_and_says_so() {
     assert!(output.stderr.contains("lends 1 MiB of the 4 MiB"), "{output:?}");
     client.release(&lease);
     eventually("the rest went back when the owner gave it up", || pool.status()["regions_withdrawn"] == 4);
+}
+
+#[test]
+fn node_that_is_asked_again_to_shrink_waits_for_the_leases_that_are_ending() {
+    let pool = Pool::start(PoolOptions { nodes: 1, memory: "4MiB", region_size: "1MiB" });
+    let client = Client::new(&pool.address, 1, TransportChoice::Tcp);
+    let lease = client.acquire(1).remove(0);
+    client.take_back(1, 60_000);
+    let mut command = farpool(["node", "shrink", "--to", "0"]);
+    command.env("FARPOOL_BROKER", &pool.address); // `node` itself reads it, too
+    let mut shrinking = Process::start("farpool node shrink", command);
+    let started = std::time::Instant::now();
+    while started.elapsed() < Duration::from_secs(10) {
+        assert!(client.renew(&lease).revoked);
+        shrinking.assert_running();
+        std::thread::sleep(Duration::from_millis(500));
+    }
+    client.release(&lease);
+    let output = shrinking.wait();
+    assert!(output.status.success(), "{output:?}");
+    assert!(output.stdout.contains("lends nothing of the 4 MiB"), "{output:?}");
 }

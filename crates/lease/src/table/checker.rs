@@ -463,11 +463,15 @@ impl Model {
         if let (Mutation::HeldRegionWithdrawn, Some(held)) = (self.mutation, held) {
             held.state = State::Free;
         }
-        let (found, last) = (self.table.withdraw_free(), self.clean().last());
-        if found != last.map(|region| region as u32) {
-            return Err(format!("L9: region {found:?} withdrawn; {last:?} is the last free one"));
+        let (found, last) = (self.table.begin_withdrawal(), self.clean().last());
+        if found.map(|lease| lease.region as usize) != last {
+            return Err(format!("L9: {found:?} withdrawn; region {last:?} is the last free one"));
         }
-        last.into_iter().for_each(|region| self.withdrawn[region] = true);
+        let Some(lease) = found else { return Ok(()) };
+        if !self.table.withdrawn(lease) || self.table.withdrawn(lease) {
+            violated("L7: withdrawn out of turn, or not in turn", lease)?;
+        }
+        self.withdrawn[lease.region as usize] = true;
         Ok(())
     }
 

@@ -9,14 +9,18 @@ use std::time::Duration;
 use farpool_lease::{LeaseClass, Millis};
 use farpool_pool::{GrowthOutcome, LeasedRegion, Renewal, SessionCore, watch_nodes};
 use farpool_wire::NodeId;
+use farpool_wire::control::AwaitRevocationRequest;
 
 use super::{Phase, Run};
+use crate::plane::node::Node;
 use crate::plane::post::{Answer, Post, Question};
 
 /// As in production's keeper and mover.
 const TICK: Duration = Duration::from_millis(100);
 const ACQUIRE_PATIENCE: Duration = Duration::from_secs(8);
 const REQUEST_PATIENCE: Duration = Duration::from_secs(3);
+const REVOCATION_PATIENCE: Duration = Duration::from_secs(7);
+const REVOCATION_PAUSE: Duration = Duration::from_secs(1);
 const LINGER: Duration = Duration::from_secs(5);
 const LOOK_TO_MOVE_EVERY: Duration = Duration::from_millis(250);
 /// Leases in one renewal: few, so that there are several renewals.
@@ -35,6 +39,9 @@ pub(super) fn post_of(run: &Run) -> Rc<Post> {
 pub(super) fn start_by(run: &Rc<Run>, post: Rc<Post>) {
     let keeper = Rc::new(Keeper { run: run.clone(), post });
     run.tasks.spawn(run.home(), keeper.clone().maintain_leases());
+    for node in &run.nodes {
+        run.tasks.spawn(run.home(), keeper.clone().await_revocations(node.clone()));
+    }
     run.tasks.spawn(run.home(), keeper.grow_when_wanted());
     let (watching, endpoint) = (run.clone(), run.endpoint(run.home()));
     run.tasks.spawn(run.home(), async move { watch_nodes(&watching.stock(), &endpoint).await });
@@ -78,6 +85,33 @@ impl Keeper {
         let all = run.stock().retire_all();
         self.release(all).await;
         run.has_left.set(true);
+    }
+
+    /// Has leases on a node renewed as soon as the node says that some of them are taken back.
+    async fn await_revocations(self: Rc<Self>, node: Rc<Node>) {
+        let run = &self.run;
+        let mut seen = 0;
+        while run.phase.get() != Phase::Leaving {
+            let has_lease = run.stock().nodes().iter().any(|state| state.peer.node == node.id);
+            let answer = match has_lease {
+                true => {
+                    let request = AwaitRevocationRequest { owner: run.stock().owner().0, seen };
+                    let question = Question::AwaitRevocation(request);
+                    self.post.ask(node.process.get(), question, REVOCATION_PATIENCE).await
+                }
+                false => None,
+            };
+            let Some(Answer::Revocation(answer)) = answer else {
+                seen = 0;
+                run.world.sleep_by(run.host, REVOCATION_PAUSE).await;
+                continue;
+            };
+            seen = answer.seen;
+            if answer.revoked {
+                let now = run.stock().now();
+                run.stock().with_holder(|holder| holder.revocation_announced(now, node.id));
+            }
+        }
     }
 
     async fn renew(self: Rc<Self>, renewal: Renewal) {

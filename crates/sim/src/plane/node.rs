@@ -1,8 +1,10 @@
 //! Nodes: the real core and the real regions, in a simulated shell.
 
 use std::cell::{Cell, RefCell};
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::task::{Poll, Waker};
 use std::time::Duration;
 
 use farpool_fabric::Scrubbed;
@@ -10,21 +12,26 @@ use farpool_fabric::sim::{HostId, ProcessId, Service};
 use farpool_lease::{LeaseClass, Lending, Millis};
 use farpool_node::{lease_message, renew_outcome, resize};
 use farpool_wire::control::{
-    AddGrantRequest, AddGrantResponse, FenceGrantRequest, GrantRequest, GrantResponse, HeartbeatRequest,
-    LeaseRef, NodeAddress, RegionsResponse, RegisterRequest, ReleaseRequest, RenewRequest, RenewResponse,
-    ResizeRequest, RevokeRequest,
+    AddGrantRequest, AddGrantResponse, AwaitRevocationRequest, AwaitRevocationResponse, FenceGrantRequest,
+    GrantRequest, GrantResponse, HeartbeatRequest, LeaseRef, NodeAddress, RegionsResponse, RegisterRequest,
+    ReleaseRequest, RenewRequest, RenewResponse, ResizeRequest, RevokeRequest,
 };
 use farpool_wire::{AccessKey, Epoch, GrantMode, NodeId, OwnerId, RegionId};
+use futures_util::future::{Either, select};
 
 use super::post::{Answer, Post, Question};
 use super::promises::Promises;
 use super::shell::Shell;
-use super::{EPOCH_REUSED, Ending, KEPT_GRANT, KEPT_MEMORY, Plane, UNCLEARED_MEMORY, UNCOUNTED_RENEWAL};
+use super::{
+    EPOCH_REUSED, Ending, KEPT_GRANT, KEPT_MEMORY, NOT_PUSHED, Plane, UNCLEARED_MEMORY, UNCOUNTED_RENEWAL,
+};
 
 /// As in production's keeper.
 const TICK: Duration = Duration::from_millis(200);
 /// As in production's registration.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(3);
+/// As in production's control service.
+const REVOCATION_WAIT: Duration = Duration::from_secs(5);
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
@@ -78,11 +85,12 @@ pub(crate) fn start(plane: &Rc<Plane>, node: &Rc<Node>) {
     *node.shell.borrow_mut() = Some(shell.clone());
     plane.world.serve(node.host, shell.clone(), node.service);
     let process = node.process.get();
-    let life = Rc::new(Life { plane: plane.clone(), node: node.clone(), shell });
+    let waiting = RefCell::default();
+    let life = Rc::new(Life { plane: plane.clone(), node: node.clone(), shell, waiting });
     let answering = life.clone();
-    let post = Post::open(plane, process, move |question| {
-        let answer = answering.answer(question);
-        Box::pin(std::future::ready(answer))
+    let post = Post::open(plane, process, move |question| match question {
+        Question::AwaitRevocation(request) => Box::pin(answering.clone().await_revocation(request)),
+        question => Box::pin(std::future::ready(answering.answer(question))),
     });
     plane.tasks.spawn(process, keep(life.clone()));
     plane.tasks.spawn(process, stay_registered(life, post));
@@ -101,6 +109,8 @@ struct Life {
     plane: Rc<Plane>,
     node: Rc<Node>,
     shell: Arc<Shell>,
+    /// Owners that wait for a revocation.
+    waiting: RefCell<Vec<Waker>>,
 }
 
 impl Life {
@@ -216,7 +226,28 @@ impl Life {
         Answer::Revoked(answer)
     }
 
+    /// Answers once a lease of the owner is taken back, or after a while, as production's control service
+    /// does.
+    async fn await_revocation(self: Rc<Self>, request: AwaitRevocationRequest) -> Option<Answer> {
+        let AwaitRevocationRequest { owner, seen } = request;
+        let revoked = std::future::poll_fn(|context| {
+            let last = self.shell.core.lock().last_revocation(OwnerId(owner));
+            if last > seen && !self.plane.is_broken(NOT_PUSHED) {
+                return Poll::Ready(last);
+            }
+            self.waiting.borrow_mut().push(context.waker().clone());
+            Poll::Pending
+        });
+        let late = self.plane.world.sleep_by(self.node.host, REVOCATION_WAIT);
+        let answer = match select(pin!(revoked), pin!(late)).await {
+            Either::Left((last, _)) => AwaitRevocationResponse { seen: last, revoked: true },
+            Either::Right(_) => AwaitRevocationResponse { seen, revoked: false },
+        };
+        Some(Answer::Revocation(answer))
+    }
+
     fn note_revoked(&self, now: Millis) {
+        self.waiting.take().into_iter().for_each(Waker::wake);
         for state in self.shell.core.lock().states(now).iter().filter(|state| state.revoked) {
             self.plane.oracle.borrow_mut().revoked(self.node.region(state.region));
         }
@@ -228,9 +259,10 @@ impl Life {
         let answer = resize(&mut self.shell.core.lock(), now, target, grace);
         self.judge(|promises| promises.resized(now, (target, grace), &answer));
         self.note_revoked(now);
-        self.plane
-            .world
-            .note("node {} is to have memory for {} regions", &[self.node.id.0, u64::from(target)]);
+        self.plane.world.note(
+            "node {} is to have memory for {} regions",
+            &[self.node.id.0, u64::from(answer.regions_target)],
+        );
         Answer::Done
     }
 
@@ -280,10 +312,12 @@ impl Life {
     fn approach_target(&self) {
         let withdraw = || match self.plane.is_broken(KEPT_MEMORY) {
             true => None,
-            false => self.shell.core.lock().withdraw_free(),
+            false => self.shell.core.lock().begin_withdrawal(),
         };
-        while let Some(region) = withdraw() {
-            let _clean = self.shell.regions.withdraw(region);
+        while let Some(lease) = withdraw() {
+            let returned = self.shell.regions.withdraw(lease.region);
+            assert_eq!(returned, Scrubbed::Clean, "no client has the memory of a free region");
+            self.shell.core.lock().withdrawn(lease);
         }
         let restore = || self.shell.core.lock().next_to_restore();
         while let Some(region) = restore() {

@@ -12,9 +12,10 @@ use std::time::Duration;
 use farpool_fabric::sim::ProcessId;
 use farpool_lease::Millis;
 use farpool_wire::control::{
-    AcquireRequest, AcquireResponse, AddGrantRequest, AddGrantResponse, FenceGrantRequest, GrantRequest,
-    GrantResponse, HeartbeatRequest, HeartbeatResponse, RegionsResponse, RegisterRequest, RegisterResponse,
-    ReleaseRequest, RenewRequest, RenewResponse, ResizeRequest, RevokeRequest, RevokeResponse,
+    AcquireRequest, AcquireResponse, AddGrantRequest, AddGrantResponse, AwaitRevocationRequest,
+    AwaitRevocationResponse, FenceGrantRequest, GrantRequest, GrantResponse, HeartbeatRequest,
+    HeartbeatResponse, RegionsResponse, RegisterRequest, RegisterResponse, ReleaseRequest, RenewRequest,
+    RenewResponse, ResizeRequest, RevokeRequest, RevokeResponse,
 };
 use farpool_wire::{AccessKey, Epoch, RegionId};
 use futures_util::future::{Either, select};
@@ -34,6 +35,7 @@ pub(crate) enum Question {
     AddGrant(AddGrantRequest),
     FenceGrant(FenceGrantRequest),
     Revoke(RevokeRequest),
+    AwaitRevocation(AwaitRevocationRequest),
     Resize(ResizeRequest),
     Release(ReleaseRequest),
     Regions,
@@ -65,6 +67,7 @@ pub(crate) enum Answer {
     Renewed(RenewResponse),
     GrantAdded(AddGrantResponse),
     Revoked(RevokeResponse),
+    Revocation(AwaitRevocationResponse),
     Table(RegionsResponse),
     /// A client may use a region for this long from when it asked.
     UsableFor(Millis),
@@ -91,6 +94,7 @@ impl Question {
             Question::AddGrant(_) => "process {} asks {}: add a grant",
             Question::FenceGrant(_) => "process {} asks {}: fence a grant",
             Question::Revoke(_) => "process {} asks {}: take back",
+            Question::AwaitRevocation(_) => "process {} asks {}: tell me when you take leases back",
             Question::Resize(_) => "process {} asks {}: resize",
             Question::Release(_) => "process {} asks {}: release",
             Question::Regions => "process {} asks {}: show your table",

@@ -36,12 +36,14 @@ struct Promise {
 pub(crate) struct Promises {
     ttl: Millis,
     leases: BTreeMap<u32, Promise>,
+    /// The number of regions that the node is to have memory for, if it was told.
+    target: Option<u32>,
     complaints: Vec<String>,
 }
 
 impl Promises {
     pub(crate) fn new(ttl: Millis) -> Self {
-        Promises { ttl, leases: BTreeMap::new(), complaints: Vec::new() }
+        Promises { ttl, leases: BTreeMap::new(), target: None, complaints: Vec::new() }
     }
 
     /// What was found since the last call.
@@ -73,6 +75,8 @@ impl Promises {
         told: Millis,
     ) {
         self.expect("duration", lease, told, self.ttl);
+        let may = self.target.is_none_or(|target| (self.leases.len() as u32) < target);
+        self.expect("lending within the target", lease, true, may);
         let (epoch, until, grants) = (lease.epoch, now.plus(told), BTreeSet::new());
         self.leases.insert(lease.region, Promise { epoch, owner, class, until, announced: None, grants });
     }
@@ -102,7 +106,9 @@ impl Promises {
 
     /// The node is to have memory for `target` regions (T3, T4).
     pub(crate) fn resized(&mut self, now: Millis, (target, grace): (u32, Millis), told: &ResizeResponse) {
-        let staying = self.leases.values().filter(|promise| promise.announced.is_none()).count() as u32;
+        self.target = Some(target);
+        let stays = |promise: &&Promise| promise.announced.is_none() && now < promise.until;
+        let staying = self.leases.values().filter(stays).count() as u32;
         let told = (told.revoked, told.pinned, told.remaining_ms);
         self.taken_back(now, None, (staying.saturating_sub(target), grace), told);
     }

@@ -116,6 +116,9 @@ pub(super) fn start(run: &Rc<Run>, seat: &Rc<Seat>) -> Rc<Client> {
     });
     *client.post.borrow_mut() = Some(post);
     run.tasks.spawn(process, client.clone().keep_leases());
+    run.nodes.iter().for_each(|node| {
+        run.tasks.spawn(process, client.clone().await_revocations(node.clone()));
+    });
     run.tasks.spawn(process, client.clone().manage());
     run.tasks.spawn(process, client.clone().work());
     run.tasks.spawn(process, client.clone().ask_how_long());

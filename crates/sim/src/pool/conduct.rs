@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use farpool_lease::{LeaseClass, Millis};
 use farpool_wire::OwnerId;
-use farpool_wire::control::{RevokeRequest, StatusRequest};
+use farpool_wire::control::{RegionState, RevokeRequest, StatusRequest};
 
 use super::{BUSY_TTLS, Phase, Run};
 use crate::plane::node::{self, Node};
@@ -25,6 +25,10 @@ const LOOKS_THAT_AGREE: u32 = 3;
 const RETURN_LOOKS: u32 = 20;
 /// How long an operator waits for an answer when it has leases taken back.
 const TAKING_BACK_PATIENCE: Duration = Duration::from_secs(8);
+/// Within this time an owner whose request to be told of revocations was lost sends another, by any clock.
+const WAITS_AGAIN_WITHIN: Duration = Duration::from_secs(10);
+/// Within this time an owner must have heard of a revocation: less than most pauses between two renewals.
+const ANNOUNCED_WITHIN: Duration = Duration::from_millis(600);
 
 /// Leads the run through its phases, and checks what can be checked only when nothing goes wrong any more.
 pub(super) async fn conduct(run: Rc<Run>) {
@@ -119,18 +123,32 @@ async fn judge_beliefs(run: &Rc<Run>) {
     }
 }
 
-/// Checks that an owner's leases are taken back when an operator asks for them.
+/// Checks that an owner's leases are taken back when an operator asks for them, and that the owner soon hears
+/// of it.
 async fn judge_taking_back(run: &Rc<Run>, operator: &Post) {
     let revocable = |owner: OwnerId| true_holdings(run).get(&owner).map_or(0, |(_, revocable)| *revocable);
     let owner =
         run.clients.borrow().iter().flatten().map(|client| client.owner).find(|owner| revocable(*owner) > 0);
     let Some(owner) = owner else { return };
+    // Requests to be told that were lost earlier are repeated.
+    run.world.sleep(WAITS_AGAIN_WITHIN).await;
     let request = RevokeRequest { owner: owner.0, count: revocable(owner) as u32, grace_ms: 0 };
     let answer =
         operator.ask(run.broker.process.get(), Question::RevokeFrom(request), TAKING_BACK_PATIENCE).await;
     let left = revocable(owner);
     if left > 0 {
         run.complain(format!("{left} leases of owner {owner} are not taken back: {answer:?}"));
+    }
+    run.world.sleep(ANNOUNCED_WITHIN).await;
+    for client in run.clients.borrow().iter().flatten().filter(|client| client.owner == owner) {
+        for (region, epoch) in client.staying() {
+            let is_revoked = |state: &RegionState| state.region == region.index && state.revoked;
+            let shell = run.node(region.node).shell();
+            let table = shell.map_or_else(Vec::new, |shell| shell.core.lock().states(shell.now()));
+            if table.iter().any(|state| is_revoked(state) && state.epoch == epoch.0) {
+                run.complain(format!("owner {owner} has not heard that {region} is taken back"));
+            }
+        }
     }
 }
 

@@ -103,3 +103,18 @@ async fn least(memory: &Memory, at: &HorizonAt) -> Result<Option<u64>, MemoryErr
     let bytes = memory.read(&at.piece, words.start as u64..words.end as u64).await?;
     Ok(at.layout.least(&bytes))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_pause_doubles_up_to_the_idle_one_and_less_while_a_snapshot_keeps_the_horizon_behind() {
+        let pauses = CollectPauses { busy: Duration::from_micros(3), idle: Duration::from_micros(40) };
+        let after = |looks, is_behind| pauses.after(looks, is_behind).as_micros();
+        assert_eq!([0, 1, 2, 3, 4, 5, u32::MAX].map(|looks| after(looks, false)), [3, 6, 12, 24, 40, 40, 40]);
+        assert_eq!([0, 1, 2, 3, u32::MAX].map(|looks| after(looks, true)), [3, 6, 12, 12, 12]);
+        let short = CollectPauses { idle: Duration::ZERO, ..pauses };
+        assert_eq!(short.after(9, false), pauses.busy);
+    }
+}

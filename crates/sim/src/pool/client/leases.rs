@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use farpool_lease::Millis;
 use farpool_pool::{Change, ClientGrant, HeldLease, Renewal};
-use farpool_wire::control::{AcquireResponse, Lease};
+use farpool_wire::control::{AcquireResponse, AwaitRevocationRequest, Lease};
 use farpool_wire::{AccessKey, Epoch, GrantMode, MAX_GRANTS_PER_REGION, RegionId};
 
 use super::{Client, Held};
+use crate::plane::node::Node;
 use crate::plane::oracle::Loss;
 use crate::plane::post::{Answer, Invitation, Question};
 use crate::pool::Phase;
@@ -18,6 +19,8 @@ use crate::pool::Phase;
 const TICK: Millis = Millis(100);
 const ACQUIRE_PATIENCE: Duration = Duration::from_secs(8);
 const REQUEST_PATIENCE: Duration = Duration::from_secs(3);
+const REVOCATION_PATIENCE: Duration = Duration::from_secs(7);
+const REVOCATION_PAUSE: Duration = Duration::from_secs(1);
 /// Leases in one renewal: few, so that there are several renewals.
 const LEASES_PER_REQUEST: usize = 2;
 
@@ -36,6 +39,39 @@ impl Client {
             let next = Duration::from_millis(next.0.max(1));
             self.run.world.sleep_by(self.seat.host, next).await;
         }
+    }
+
+    /// Has leases on a node renewed as soon as the node says that some of them are taken back.
+    pub(super) async fn await_revocations(self: Rc<Self>, node: Rc<Node>) {
+        let mut seen = 0;
+        while !self.has_left.get() {
+            let has_lease = self.holder.borrow().leases().any(|(region, _)| region.node == node.id);
+            let answer = match has_lease {
+                true => {
+                    let question = AwaitRevocationRequest { owner: self.owner.0, seen };
+                    let question = Question::AwaitRevocation(question);
+                    self.post().ask(node.process.get(), question, REVOCATION_PATIENCE).await
+                }
+                false => None,
+            };
+            let Some(Answer::Revocation(answer)) = answer else {
+                seen = 0;
+                self.run.world.sleep_by(self.seat.host, REVOCATION_PAUSE).await;
+                continue;
+            };
+            seen = answer.seen;
+            if answer.revoked {
+                let now = self.now();
+                self.holder.borrow_mut().revocation_announced(now, node.id);
+            }
+        }
+    }
+
+    /// The leases of which the client does not know that they are taken back.
+    pub(in crate::pool) fn staying(&self) -> Vec<(RegionId, Epoch)> {
+        let holder = self.holder.borrow();
+        let staying = holder.leases().filter(|(_, held)| !held.is_revoked());
+        staying.map(|(region, held)| (region, held.epoch)).collect()
     }
 
     async fn renew(self: Rc<Self>, renewal: Renewal) {
