@@ -101,18 +101,19 @@ impl<L: Lender> Node for ControlService<L> {
         let mut changes = self.lender.revocations();
         let revoked = async {
             loop {
+                let is_ending = *changes.borrow_and_update();
                 let last = self.lender.last_revocation(OwnerId(owner));
                 if last > seen {
-                    return last;
+                    return Some(last);
                 }
-                if changes.changed().await.is_err() {
-                    std::future::pending::<()>().await; // the node is ending
+                if is_ending || changes.changed().await.is_err() {
+                    return None;
                 }
             }
         };
         let answer = match tokio::time::timeout(REVOCATION_WAIT, revoked).await {
-            Ok(last) => AwaitRevocationResponse { seen: last, revoked: true },
-            Err(_) => AwaitRevocationResponse { seen, revoked: false },
+            Ok(Some(last)) => AwaitRevocationResponse { seen: last, revoked: true },
+            Ok(None) | Err(_) => AwaitRevocationResponse { seen, revoked: false },
         };
         Ok(Response::new(answer))
     }
@@ -330,6 +331,22 @@ mod tests {
         let answer = service.await_revocation(request).await.unwrap().into_inner();
         assert_eq!((answer.seen, answer.revoked), (3, false));
         assert!(started.elapsed() < farpool_control::REQUEST_TIMEOUT);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_node_that_ends_lets_no_owner_wait() {
+        let lender = Arc::new(FakeLender::new(1));
+        let service = ControlService { lender: lender.clone() };
+        let started = tokio::time::Instant::now();
+        let ask = || service.await_revocation(Request::new(AwaitRevocationRequest { owner: 7, seen: 0 }));
+        let end = async {
+            tokio::task::yield_now().await;
+            lender.revocations.send_replace(true);
+        };
+        let (answer, ()) = tokio::join!(ask(), end);
+        assert!(!answer.unwrap().into_inner().revoked);
+        assert!(!ask().await.unwrap().into_inner().revoked);
+        assert_eq!(started.elapsed(), Duration::ZERO);
     }
 
     #[tokio::test]

@@ -33,8 +33,8 @@ pub(crate) struct Core {
     fencing: Mutex<()>,
     /// Tells the registration that the number of free or of withdrawn regions has changed.
     counts_changed: Notify,
-    /// Tells owners that wait for it that leases are taken back.
-    revocations: watch::Sender<()>,
+    /// Tells owners that wait for it that leases are taken back, or, with `true`, that the node ends.
+    revocations: watch::Sender<bool>,
     rejected: AtomicU64,
 }
 
@@ -63,7 +63,7 @@ impl Core {
             wake,
             fencing: Mutex::new(()),
             counts_changed: Notify::new(),
-            revocations: watch::Sender::new(()),
+            revocations: watch::Sender::new(false),
             rejected: AtomicU64::new(0),
         });
         (core, inbox)
@@ -81,6 +81,11 @@ impl Core {
     /// The number of free or of withdrawn regions has changed: the registration tells the broker soon.
     pub(crate) fn tell_broker(&self) {
         self.counts_changed.notify_one();
+    }
+
+    /// Answers the owners that wait for revocations: the node ends, and waits for requests in progress.
+    pub(crate) fn end_waits(&self) {
+        self.revocations.send_replace(true);
     }
 
     fn wake_keeper(&self) {
@@ -183,7 +188,7 @@ impl Lender for Core {
 
     fn revoke(&self, owner: OwnerId, count: u32, grace: Millis) -> RevokeResponse {
         let answer = self.leases.lock().revoke(self.now(), owner, count, grace);
-        self.revocations.send_replace(());
+        self.revocations.send_modify(|_| {});
         answer
     }
 
@@ -191,7 +196,7 @@ impl Lender for Core {
         self.leases.lock().last_revocation(owner)
     }
 
-    fn revocations(&self) -> watch::Receiver<()> {
+    fn revocations(&self) -> watch::Receiver<bool> {
         self.revocations.subscribe()
     }
 
@@ -205,7 +210,7 @@ impl Lender for Core {
 
     fn resize(&self, regions: u32, grace: Millis) -> ResizeResponse {
         let answer = resize(&mut self.leases.lock(), self.now(), regions, grace);
-        self.revocations.send_replace(());
+        self.revocations.send_modify(|_| {});
         self.wake_keeper();
         answer
     }

@@ -46,8 +46,8 @@ pub trait Lender: Send + Sync + 'static {
     /// The number of the last revocation of a lease that an owner holds, 0 for none. It grows with each.
     fn last_revocation(&self, owner: OwnerId) -> u64;
 
-    /// Changes with each revocation of any lease.
-    fn revocations(&self) -> watch::Receiver<()>;
+    /// Changes with each revocation of any lease. True once the node ends: then nobody should wait any more.
+    fn revocations(&self) -> watch::Receiver<bool>;
 
     /// Sets how many regions the node has memory for at most; takes back leases if that is necessary.
     fn resize(&self, regions: u32, grace: Millis) -> ResizeResponse;
@@ -92,7 +92,7 @@ pub(crate) mod fake {
         leases: Mutex<NodeCore>,
         regions: u32,
         freed: Notify,
-        revocations: watch::Sender<()>,
+        pub revocations: watch::Sender<bool>,
         reports: AtomicU32,
     }
 
@@ -103,7 +103,7 @@ pub(crate) mod fake {
                 leases,
                 regions,
                 freed: Notify::new(),
-                revocations: watch::Sender::new(()),
+                revocations: watch::Sender::new(false),
                 reports: AtomicU32::new(0),
             }
         }
@@ -156,7 +156,7 @@ pub(crate) mod fake {
 
         fn revoke(&self, owner: OwnerId, count: u32, grace: Millis) -> RevokeResponse {
             let answer = self.leases.lock().revoke(Millis(0), owner, count, grace);
-            self.revocations.send_replace(());
+            self.revocations.send_modify(|_| {});
             answer
         }
 
@@ -164,7 +164,7 @@ pub(crate) mod fake {
             self.leases.lock().last_revocation(owner)
         }
 
-        fn revocations(&self) -> watch::Receiver<()> {
+        fn revocations(&self) -> watch::Receiver<bool> {
             self.revocations.subscribe()
         }
 

@@ -259,6 +259,11 @@ pub async fn run(
         on_ready(&Ready { node: identity.node, address, regions, region_bytes: config.region_bytes });
         Ok(registration.keep(first).await)
     };
+    let ending = core.clone();
+    let shutdown = async {
+        shutdown.await;
+        ending.end_waits();
+    };
     // The node serves before it registers: the broker may send requests as soon as it knows the node.
     let serving = control.serve(control_service(core), shutdown);
     tokio::select! {
