@@ -7,9 +7,10 @@ use farpool_control::{Listener, SERVER_NAME, Tls, dial};
 use farpool_wire::control::node_client::NodeClient;
 use farpool_wire::control::node_server::{Node, NodeServer};
 use farpool_wire::control::{
-    AddGrantRequest, AddGrantResponse, FenceGrantRequest, FenceGrantResponse, GrantRequest, GrantResponse,
-    RegionsRequest, RegionsResponse, ReleaseRequest, ReleaseResponse, RenewRequest, RenewResponse,
-    RevokeRequest, RevokeResponse,
+    AddGrantRequest, AddGrantResponse, AwaitRevocationRequest, AwaitRevocationResponse, FenceGrantRequest,
+    FenceGrantResponse, GrantRequest, GrantResponse, RegionsRequest, RegionsResponse, ReleaseRequest,
+    ReleaseResponse, RenewRequest, RenewResponse, ResizeRequest, ResizeResponse, RevokeRequest,
+    RevokeResponse,
 };
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use tempfile::TempDir;
@@ -48,6 +49,17 @@ impl Node for FakeNode {
     }
 
     async fn revoke(&self, _: Request<RevokeRequest>) -> Result<Response<RevokeResponse>, Status> {
+        Err(Status::unimplemented(""))
+    }
+
+    async fn await_revocation(
+        &self,
+        _: Request<AwaitRevocationRequest>,
+    ) -> Result<Response<AwaitRevocationResponse>, Status> {
+        Err(Status::unimplemented(""))
+    }
+
+    async fn resize(&self, _: Request<ResizeRequest>) -> Result<Response<ResizeResponse>, Status> {
         Err(Status::unimplemented(""))
     }
 
