@@ -1,4 +1,4 @@
-//! `farpool leases`: who has leased memory, and taking it back.
+//! `farpool leases` lists the leases of a pool, and takes some of them back.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -55,7 +55,7 @@ pub struct LeasesArgs {
 
 #[derive(Debug, clap::Subcommand)]
 enum LeasesCommand {
-    /// Show who has leased how much memory of which node
+    /// Show each owner and how much memory of each node it has leased
     ///
     /// Asks each node, whose table is the truth. TAKEN BACK is how much of that is being taken back, and ENDS
     /// IN is the time until the last of these leases ends.

@@ -38,13 +38,20 @@ fn a_fenced_epoch_is_refused() {
     assert_eq!(set.check(0, Epoch(1), &KEY), Err(Refusal::StaleEpoch));
 }
 
-#[test]
-fn memory_handed_out_is_given_back_and_replaced_even_if_a_process_maps_it() {
-    let set = set();
+/// Opens the first region. Returns its memory as a process gets it, and that process's mapping, to which it
+/// has written.
+fn open_and_map(set: &RegionSet) -> (SharedRegion, Mapping) {
     set.open(0, Epoch(1), KEY);
     let shared = set.share(0, Epoch(1), &KEY).unwrap();
     let view = Mapping::new(shared.memory.as_fd(), REGION_BYTES, crate::Protection::ReadWrite).unwrap();
     view.write(0, &[9; 8192]).unwrap();
+    (shared, view)
+}
+
+#[test]
+fn memory_handed_out_is_given_back_and_replaced_even_if_a_process_maps_it() {
+    let set = set();
+    let (shared, view) = open_and_map(&set);
     let occupied = || rustix::fs::fstat(&shared.memory).unwrap().st_blocks;
     assert!(occupied() > 0);
     set.fence(0);
@@ -58,10 +65,7 @@ fn memory_handed_out_is_given_back_and_replaced_even_if_a_process_maps_it() {
 #[test]
 fn a_withdrawn_region_takes_no_memory_and_has_none_of_its_bytes_when_it_is_restored() {
     let set = set();
-    set.open(0, Epoch(1), KEY);
-    let shared = set.share(0, Epoch(1), &KEY).unwrap();
-    let view = Mapping::new(shared.memory.as_fd(), REGION_BYTES, crate::Protection::ReadWrite).unwrap();
-    view.write(0, &[9; 8192]).unwrap();
+    let (shared, view) = open_and_map(&set);
     let occupied = || rustix::fs::fstat(&shared.memory).unwrap().st_blocks;
     set.fence(0);
     assert!(occupied() > 0);
