@@ -10,6 +10,8 @@
 //! the oracle of transactions, [`run_kv`] transactions on records, [`run_txn_table`] everything that is
 //! published about both. Not here: the command line.
 //!
+//! [`run_reclaim`] measures how fast a node gives memory back to its machine.
+//!
 //! [`run_demo`] runs TPC-H's Hash+Sort on a real PostgreSQL, with its temporary files in one place after
 //! another: paper 1 (Li et al., SIGMOD 2016), section 5.2.2, joins `lineitem` with `orders` and returns the
 //! top 100,000 rows by extended price; with little `work_mem` both the hash join and the sort spill.
@@ -49,6 +51,7 @@ pub mod postgres;
 mod progress;
 pub mod query;
 mod reach;
+mod reclaim;
 mod report;
 mod room;
 mod run;
@@ -73,6 +76,7 @@ pub use options::{IoOp, IoOptions, IoTransport, Pattern, THREADS_MAX};
 pub use oracle::{OracleKind, OracleOptions, OracleReport, run_oracle};
 pub use pages::Pages as FloorPages;
 pub use paper::{PaperOptions, run_paper};
+pub use reclaim::{ReclaimOptions, ReclaimReport, run_reclaim, serve_demand};
 pub use report::{FloorReport, IoReport};
 pub use room::check as check_room;
 pub use run::{Source, run_io};

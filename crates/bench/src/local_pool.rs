@@ -7,13 +7,16 @@ use std::process::Stdio;
 use anyhow::{Context, Result, bail};
 use farpool_fabric::{MAX_SOCKET_PATH_BYTES, TransportChoice};
 
-use crate::child::Child;
+use crate::child::{Child, joining};
 use crate::folder::Folder;
 
 /// Region size of usual pools, taken unless the footprint is smaller.
 const REGION_BYTES: u64 = 64 << 20;
 /// The smallest region that a node lends.
 const SMALLEST_REGION_BYTES: u64 = 1 << 20;
+
+/// The variable with the log filter of the program's processes.
+const LOG_VARIABLE: &str = "FARPOOL_LOG";
 
 /// What the nodes lend.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -26,6 +29,15 @@ pub struct Lend {
     pub region_bytes: u64,
 }
 
+/// A control group with a memory limit, and what a node in it leaves of the limit.
+#[derive(Clone, Copy, Debug)]
+pub struct Confined<'a> {
+    /// The group's `cgroup.procs` file.
+    pub procs_file: &'a Path,
+    /// How much is to stay available.
+    pub reserve_bytes: u64,
+}
+
 /// A running broker and its nodes. They are dropped before their folder.
 #[derive(Debug)]
 pub struct LocalPool {
@@ -33,7 +45,7 @@ pub struct LocalPool {
     pub broker: String,
     nodes: Vec<Child>,
     _broker: Child,
-    _dir: Folder,
+    dir: Folder,
 }
 
 impl LocalPool {
@@ -47,17 +59,47 @@ impl LocalPool {
 
     /// As [`start`](Self::start), with several nodes.
     pub fn lending(farpool: &Path, lend: Lend, transport: TransportChoice) -> Result<Self> {
+        let mut pool = Self::without_nodes(farpool)?;
+        for _ in 0..lend.nodes {
+            pool.add_node(farpool, lend, transport, None)?;
+        }
+        Ok(pool)
+    }
+
+    /// Starts a broker.
+    pub fn without_nodes(farpool: &Path) -> Result<Self> {
         let dir = Folder::make().context("cannot make a folder for the pool")?;
         let store = dir.path().join("broker.redb").into_os_string();
         let args: [OsString; 5] =
             ["broker".into(), "--listen".into(), "127.0.0.1:0".into(), "--store".into(), store];
         let (broker_process, broker) = Child::of_this_program(farpool, "the broker", args, Stdio::null())?;
-        let node = |number| {
-            let args = node_args(&broker, dir.path(), number, lend, transport)?;
-            Ok(Child::of_this_program(farpool, "the node", args, Stdio::null())?.0)
-        };
-        let nodes = (0..lend.nodes).map(node).collect::<Result<_>>()?;
-        Ok(LocalPool { broker, nodes, _broker: broker_process, _dir: dir })
+        Ok(LocalPool { broker, nodes: Vec::new(), _broker: broker_process, dir })
+    }
+
+    /// Starts one more node, perhaps in a control group.
+    pub fn add_node(
+        &mut self,
+        farpool: &Path,
+        lend: Lend,
+        transport: TransportChoice,
+        confined: Option<Confined<'_>>,
+    ) -> Result<()> {
+        let number = self.nodes.len() as u32;
+        let mut args = node_args(&self.broker, self.dir.path(), number, lend, transport)?;
+        let mut program = PathBuf::from(farpool);
+        // Otherwise a node might give memory back in the middle of a measurement.
+        let reserve_bytes = confined.map_or(0, |confined| confined.reserve_bytes);
+        args.extend(["--reserve".into(), reserve_bytes.to_string().into()]);
+        if let Some(Confined { procs_file, .. }) = confined {
+            let [shell, words @ ..] = joining(procs_file);
+            // The node gives memory back on purpose, and would say so each time.
+            let quiet = std::env::var_os(LOG_VARIABLE).is_none().then(|| format!("{LOG_VARIABLE}=error"));
+            let run = ["env".into()].into_iter().chain(quiet.map(OsString::from)).chain([farpool.into()]);
+            args.splice(..0, words.into_iter().chain(run));
+            program = shell.into();
+        }
+        self.nodes.push(Child::of_this_program(&program, "the node", args, Stdio::null())?.0);
+        Ok(())
     }
 
     /// Process id of the first node.

@@ -87,6 +87,7 @@ impl Pool {
             shm_socket: Some(self.directory.path().join(format!("node{number}.sock"))),
             card: None,
             memory_bytes: regions * REGION_BYTES,
+            reserve_bytes: 0,
             region_bytes: REGION_BYTES,
             locking: farpool_node::Locking::None,
             state_dir: None,

@@ -4,6 +4,7 @@ mod databases;
 mod kv;
 mod oracle;
 mod paper;
+mod reclaim;
 mod txn_table;
 
 use std::fmt::Display;
@@ -37,6 +38,7 @@ Examples:
   farpool bench io --transport tcp --op read --depth 32 --seconds 5 --floor --json
   farpool bench oracle --clients 2 --seconds 5
   farpool bench kv --mix rmw --in-flight 8 --seconds 5
+  farpool bench reclaim --json
   farpool bench paper files --figure damon3 --out docs/bench")]
 pub struct BenchArgs {
     #[command(subcommand)]
@@ -52,8 +54,11 @@ enum What {
     TxnTable(txn_table::TxnTableArgs),
     Paper(paper::PaperArgs),
     Databases(databases::DatabasesArgs),
+    Reclaim(reclaim::ReclaimArgs),
     #[command(hide = true)]
     Columns(databases::ColumnsArgs),
+    #[command(hide = true)]
+    Demand(reclaim::DemandArgs),
     #[command(hide = true)]
     Floor(FloorArgs),
     #[command(hide = true)]
@@ -209,6 +214,8 @@ pub fn run(args: BenchArgs) -> Result<()> {
         What::Floor(FloorArgs { kind: FloorKind::Fuse(floor) }) => paper::serve_floor(&floor),
         What::Databases(args) => databases::run_databases(args),
         What::Columns(args) => databases::run_columns(args),
+        What::Reclaim(args) => reclaim::run(args),
+        What::Demand(args) => reclaim::serve(&args),
         What::Floor(FloorArgs { kind: FloorKind::Tcp(floor) }) => {
             tether::fasten(&floor.tether)?;
             serve_tcp(floor.bytes, floor.pages, |address| say(format!("ready {address}")))

@@ -16,15 +16,18 @@ use crate::output::{complain, say};
 use crate::rdma::RdmaListen;
 use crate::reach::{LONGEST_WAIT_S, parse_address, parse_host, runtime};
 use crate::shutdown::Shutdown;
-use crate::size::{ByteSize, Memory, parse_region_size, whole_regions};
+use crate::size::{ByteSize, Memory, Reserve, parse_region_size, whole_regions};
 use crate::tether::{self, Tether};
+
+/// Why the amount of memory is unknown.
+const NO_MEMINFO: &str = "cannot read how much memory there is";
 
 /// Lend this machine's memory to a pool
 ///
 /// Reserves the memory, locks it so that it is never swapped out, registers with the broker and serves the
 /// memory until SIGTERM. Prints `ready` once it has registered. From then on it also runs without the broker.
-/// While it runs, `farpool node shrink` gives memory back to the machine, and `farpool node grow` lends it
-/// again.
+/// If the machine runs short of memory, the node gives some back, and lends it again later. `farpool node
+/// shrink` and `farpool node grow` change how much it lends by hand.
 #[derive(Debug, clap::Args)]
 #[command(
     args_conflicts_with_subcommands = true,
@@ -51,11 +54,19 @@ struct LendArgs {
     #[arg(long, value_name = "HOST:PORT", env = "FARPOOL_BROKER", hide_env_values = true, required = true, value_parser = parse_address)]
     broker: Option<String>, // none with a subcommand only
 
-    /// Memory to lend; auto is what is available now, less a reserve. With --shm-socket the node reserves one
-    /// region more than it lends. It needs that region to fence a client on this machine, that is, to end its
-    /// access: the data move to the spare region, out of the client's reach
+    /// Memory to lend; auto is what is idle now, less a tenth of it, 512 MiB or twice the --reserve,
+    /// whichever is most. Memory that a process has claimed but does not use yet is not idle. With
+    /// --shm-socket the node takes one region more than it lends. It needs that region to fence a client on
+    /// this machine, that is, to end its access: the data move to the spare region, out of the client's reach
     #[arg(long, value_name = "SIZE|auto", default_value = "auto")]
     memory: Memory,
+
+    /// Memory to leave available to this machine, or within the limit of the memory cgroup in which the node
+    /// runs. While less is available, the node gives memory back; once enough is available again, it slowly
+    /// lends more. auto is 2 % of the machine's memory or of that limit, at least 256 MiB and at most 2 GiB,
+    /// but never more than an eighth. With 0 the node gives back no memory by itself
+    #[arg(long, value_name = "SIZE|auto|0", default_value = "auto")]
+    reserve: Reserve,
 
     /// Size of a region, the unit in which memory is lent: a power of two, the same for all nodes of a pool
     #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = parse_region_size)]
@@ -149,7 +160,11 @@ pub fn run(args: NodeArgs) -> Result<()> {
 fn lend_memory(args: LendArgs) -> Result<()> {
     tether::fasten(&args.tether)?;
     let spare = if args.shm_socket.is_some() { args.region_size } else { ByteSize(0) };
-    let memory = memory_to_lend(args.memory, args.region_size, spare)?;
+    let reserve_bytes = match args.reserve {
+        Reserve::Auto => farpool_node::default_reserve().context(NO_MEMINFO)?,
+        Reserve::Bytes(bytes) => bytes,
+    };
+    let memory = memory_to_lend(args.memory, args.region_size, spare, reserve_bytes)?;
     let config = NodeConfig {
         broker: args.broker.expect("clap requires it"),
         control_listen: args.listen,
@@ -159,6 +174,7 @@ fn lend_memory(args: LendArgs) -> Result<()> {
         shm_socket: args.shm_socket,
         card: args.listen_rdma.map(|listen| listen.service(args.card_atomics)),
         memory_bytes: memory.0,
+        reserve_bytes,
         region_bytes: args.region_size.0,
         locking: if args.no_lock { Locking::None } else { args.lock.into() },
         state_dir: args.state,
@@ -178,14 +194,17 @@ fn lend_memory(args: LendArgs) -> Result<()> {
     ended
 }
 
-/// How much to lend if the node reserves `spare` in addition.
-fn memory_to_lend(memory: Memory, region: ByteSize, spare: ByteSize) -> Result<ByteSize> {
+/// How much to lend if the node takes `spare` in addition and leaves a reserve to the machine.
+fn memory_to_lend(memory: Memory, region: ByteSize, spare: ByteSize, reserve_bytes: u64) -> Result<ByteSize> {
     let Memory::Bytes(asked) = memory else {
-        let room = farpool_node::memory_to_lend().context("cannot read how much memory there is")?;
+        let room = farpool_node::memory_to_lend(reserve_bytes).context(NO_MEMINFO)?;
         let lent = room.saturating_sub(spare.0);
         if lent < region.0 {
             let room = ByteSize(room);
-            bail!("this machine has only {room} to spare: give --memory, or a smaller --region-size");
+            bail!(
+                "only {room} can be lent; the rest is in use, claimed by processes (Committed_AS in \
+                 /proc/meminfo) or the reserve: give --memory, a smaller --reserve or a smaller --region-size"
+            );
         }
         return Ok(ByteSize(lent - lent % region.0));
     };

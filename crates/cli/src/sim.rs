@@ -61,7 +61,9 @@ Mutations:
   revocation-not-announced                    a node does not tell an owner of a revocation until it renews
   withdrawn-memory-lent-again-uncleared       a node that shrinks keeps a region's memory, and lends it again
                                               when it grows
-  resized-node-keeps-its-memory               a node that shrinks keeps the memory of its free regions")]
+  resized-node-keeps-its-memory               a node that shrinks keeps the memory of its free regions
+  node-under-pressure-keeps-its-memory        a node does not notice that its machine needs memory
+  node-lends-no-more-after-pressure           a node does not notice that its machine has memory again")]
     Pool(SeedArgs),
     /// Files: reads, writes, holes and moves while nodes, clients and connections fail
     #[command(after_help = "\

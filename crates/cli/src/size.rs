@@ -73,6 +73,36 @@ pub enum Memory {
     Bytes(ByteSize),
 }
 
+/// How much memory a node leaves available to its machine.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Reserve {
+    /// A part of what the machine has.
+    Auto,
+    /// This many bytes, or none.
+    Bytes(u64),
+}
+
+impl FromStr for Reserve {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(Reserve::Auto),
+            "0" => Ok(Reserve::Bytes(0)),
+            size => size.parse().map(|ByteSize(bytes)| Reserve::Bytes(bytes)),
+        }
+    }
+}
+
+impl fmt::Display for Reserve {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Reserve::Auto => f.write_str("auto"),
+            Reserve::Bytes(bytes) => write!(f, "{bytes}"),
+        }
+    }
+}
+
 impl FromStr for Memory {
     type Err = String;
 
@@ -118,6 +148,17 @@ mod tests {
         ] {
             assert_eq!(text.parse(), Ok(ByteSize(bytes)), "{text}");
         }
+    }
+
+    #[test]
+    fn a_reserve_is_auto_nothing_or_a_size_and_is_passed_on_as_it_is_read() {
+        for (text, reserve) in
+            [("auto", Reserve::Auto), ("0", Reserve::Bytes(0)), ("1MiB", Reserve::Bytes(MIB))]
+        {
+            assert_eq!(text.parse(), Ok(reserve));
+            assert_eq!(reserve.to_string().parse(), Ok(reserve));
+        }
+        assert!("-1".parse::<Reserve>().is_err() && "none".parse::<Reserve>().is_err());
     }
 
     #[test]

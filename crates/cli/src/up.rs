@@ -31,7 +31,7 @@ use crate::output::{complain, say};
 use crate::reach::{runtime, sums_of};
 use crate::run_dir::RunDir;
 use crate::shutdown::Shutdown;
-use crate::size::{ByteSize, parse_region_size, whole_regions};
+use crate::size::{ByteSize, Reserve, parse_region_size, whole_regions};
 
 /// Until a process is ready. Nodes lock and touch all their memory first: about a second per gigabyte, more
 /// on a busy machine.
@@ -72,6 +72,11 @@ pub struct UpArgs {
     /// Size of a region, the unit in which memory is lent: a power of two
     #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = parse_region_size)]
     region_size: ByteSize,
+
+    /// Memory that each node leaves available to this machine: while less is available, it gives memory back,
+    /// as `farpool node --help` explains
+    #[arg(long, value_name = "SIZE|auto|0", default_value = "auto")]
+    reserve: Reserve,
 
     /// Folder for addresses, certificates and sockets [default: $XDG_RUNTIME_DIR/farpool or /tmp/farpool-UID]
     #[arg(long, value_name = "RUNDIR")]
@@ -224,6 +229,7 @@ impl Plan {
         let mut args: Vec<OsString> = vec!["node".into(), "--broker".into(), broker.to_string().into()];
         args.extend(["--memory".into(), self.memory.0.to_string().into()]);
         args.extend(["--region-size".into(), self.args.region_size.0.to_string().into()]);
+        args.extend(["--reserve".into(), self.args.reserve.to_string().into()]);
         args.extend(["--shm-socket".into(), self.run_dir.node_socket(number).into()]);
         args.extend(["--state".into(), self.run_dir.node_state(number).into()]);
         args.extend(self.tls_args());

@@ -68,6 +68,7 @@ impl Rig {
             shm_socket: Some(self.directory.path().join(format!("node{}.sock", self.nodes.len()))),
             card: None,
             memory_bytes: regions * REGION_BYTES,
+            reserve_bytes: 0,
             region_bytes: REGION_BYTES,
             locking: farpool_node::Locking::None,
             state_dir: None,

@@ -17,6 +17,7 @@ use tokio::sync::{Notify, watch};
 use crate::keeper::Keeper;
 use crate::lender::{FenceError, Lender};
 use crate::lending::{NodeCore, lease_message, resize};
+use crate::pressure::{LimitChange, Measured, Pressure};
 
 /// State shared by the data plane, the control plane and the keeper.
 pub(crate) struct Core {
@@ -39,15 +40,17 @@ pub(crate) struct Core {
 }
 
 impl Core {
-    /// A core and its keeper.
+    /// A core and its keeper, which leaves `reserve_bytes` of memory to the machine. With 0, it does not
+    /// watch the pressure on memory.
     pub(crate) fn start(
         node: NodeId,
         incarnation: u32,
         ttl: Millis,
         regions: RegionSet,
+        reserve_bytes: u64,
     ) -> std::io::Result<(Arc<Self>, Keeper)> {
         let (core, woken) = Core::new(node, incarnation, ttl, regions);
-        let keeper = Keeper::start(core.clone(), woken)?;
+        let keeper = Keeper::start(core.clone(), woken, reserve_bytes)?;
         Ok((core, keeper))
     }
 
@@ -81,6 +84,31 @@ impl Core {
     /// The number of free or of withdrawn regions has changed: the registration tells the broker soon.
     pub(crate) fn tell_broker(&self) {
         self.counts_changed.notify_one();
+    }
+
+    /// Gives memory back that the machine needs according to a measurement, or lends more again.
+    pub(crate) fn apply_pressure(&self, pressure: &mut Pressure, measured: Measured) {
+        let (now, region_bytes) = (self.now(), self.regions.region_bytes());
+        let change = pressure.apply(&mut self.leases.lock(), now, measured, region_bytes);
+        let Some(LimitChange { before, after, taken_back, .. }) = change else { return };
+        let (revoked, available_mib) = (taken_back.revoked, measured.available_bytes >> 20);
+        if after < before {
+            self.revocations.send_modify(|_| {});
+            tracing::warn!(
+                regions = after,
+                before,
+                revoked,
+                available_mib,
+                "the machine needs memory: regions go back"
+            );
+        } else if after > before {
+            tracing::info!(
+                regions = after,
+                before,
+                available_mib,
+                "the machine has memory again: lending more"
+            );
+        }
     }
 
     /// Answers the owners that wait for revocations: the node ends, and waits for requests in progress.
@@ -260,7 +288,7 @@ pub(crate) mod tests {
     }
 
     fn core(ttl_ms: u64) -> (Arc<Core>, Keeper) {
-        Core::start(NodeId(1), 1, Millis(ttl_ms), regions()).unwrap()
+        Core::start(NodeId(1), 1, Millis(ttl_ms), regions(), 0).unwrap()
     }
 
     /// A core whose leases are not ended on time.
@@ -458,6 +486,18 @@ pub(crate) mod tests {
         assert_eq!(fenced.try_recv(), Ok(()));
         core.release(OWNER, &reference(&lease)).unwrap();
         assert_eq!(fenced.try_recv(), Err(TryRecvError::Empty), "there is nothing to make free");
+    }
+
+    #[test]
+    fn leases_that_the_machine_s_need_takes_back_are_announced_to_owners_that_wait() {
+        let (core, _woken) = core_without_keeper(60_000);
+        core.grant(OWNER, LeaseClass::Revocable, 2);
+        let told = core.revocations();
+        let measured = Measured { available_bytes: 0, stalled: Duration::ZERO };
+        core.apply_pressure(&mut Pressure::new(REGION_BYTES), measured);
+        assert!(told.has_changed().unwrap());
+        let revoked = core.states().iter().filter(|state| state.revoked).count();
+        assert_eq!((revoked, core.last_revocation(OWNER), core.regions_target()), (1, 1, 2));
     }
 
     #[tokio::test]

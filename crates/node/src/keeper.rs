@@ -1,5 +1,5 @@
-//! The thread that ends leases on time, makes fenced regions free again, and gives memory back to the machine
-//! when the node was resized.
+//! The thread that ends leases on time, makes fenced regions free again, watches the pressure on the
+//! machine's memory, and gives memory back to the machine because of that or because the node was resized.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -11,10 +11,16 @@ use farpool_fabric::Scrubbed;
 use farpool_lease::Lending;
 
 use crate::core::Core;
-use crate::memory::available_memory;
+use crate::memory::{available_memory, measure};
+use crate::pressure::Pressure;
 
-/// Longest sleep of the keeper, and how often it checks whether memory is still in use.
+/// Longest sleep of the keeper, and how often it measures the pressure on memory and checks whether memory is
+/// still in use.
 const TICK: Duration = Duration::from_millis(200);
+
+/// How often the keeper measures while the reserve is not available: other processes may be taking memory
+/// fast.
+const TICK_UNDER_PRESSURE: Duration = Duration::from_millis(20);
 
 /// Pause after the keeper failed to get memory for a withdrawn region, or for the spare to which fences move
 /// regions. An attempt takes as long as touching all pages of a region, and meanwhile this thread
@@ -28,12 +34,13 @@ pub(crate) struct Keeper {
 }
 
 impl Keeper {
-    /// Starts the keeper of a core. A message on `woken` says that there is something to do.
-    pub(crate) fn start(core: Arc<Core>, woken: Receiver<()>) -> std::io::Result<Self> {
+    /// Starts the keeper of a core. A message on `woken` says that there is something to do. With a reserve
+    /// of 0, it does not watch the pressure on memory.
+    pub(crate) fn start(core: Arc<Core>, woken: Receiver<()>, reserve_bytes: u64) -> std::io::Result<Self> {
         let (stop, stopped) = std::sync::mpsc::channel();
         let thread = std::thread::Builder::new()
             .name("node-keeper".into())
-            .spawn(move || keep(&core, &woken, &stopped))?;
+            .spawn(move || keep(&core, &woken, &stopped, reserve_bytes))?;
         Ok(Keeper { stop: Some(stop), thread: Some(thread) })
     }
 }
@@ -49,13 +56,16 @@ impl Drop for Keeper {
     }
 }
 
-fn keep(core: &Core, woken: &Receiver<()>, stopped: &Receiver<()>) {
+fn keep(core: &Core, woken: &Receiver<()>, stopped: &Receiver<()>, reserve_bytes: u64) {
+    let mut watch = Watch::new(reserve_bytes);
     let mut more = false;
     let (mut restore_at, mut restore_spare_at) = (Instant::now(), Instant::now());
     loop {
         let due = core.leases.lock().next_deadline();
         let until_due = due.map_or(TICK, |due| Duration::from_millis(due.since(core.now()).0));
-        let sleep = if more { Duration::ZERO } else { until_due.min(TICK) };
+        let until_look =
+            watch.as_ref().map_or(TICK, |watch| watch.next.saturating_duration_since(Instant::now()));
+        let sleep = if more { Duration::ZERO } else { until_due.min(until_look).min(TICK) };
         if woken.recv_timeout(sleep) == Err(RecvTimeoutError::Disconnected) {
             return;
         }
@@ -70,14 +80,56 @@ fn keep(core: &Core, woken: &Receiver<()>, stopped: &Receiver<()>) {
                 "lease ended: not renewed, or taken back"
             );
         }
+        if let Some(watch) = &mut watch {
+            watch.look(core, Instant::now());
+        }
         // One region at a time, so that leases end on time meanwhile.
         more = return_one(core) || withdraw_one(core);
         restore_at = get_memory(restore_at, Instant::now, "a region that was withdrawn", || {
-            more |= restore_one(core)?;
+            more |= restore_one(core, reserve_bytes)?;
             Ok(())
         });
         let spare = "the next fence of a shared region";
         restore_spare_at = get_memory(restore_spare_at, Instant::now, spare, || core.regions.restore_spare());
+    }
+}
+
+/// The watch over the machine's memory.
+struct Watch {
+    pressure: Pressure,
+    /// When to measure next.
+    next: Instant,
+    /// The last measurement failed, which was logged.
+    failed: bool,
+}
+
+impl Watch {
+    /// A watch that leaves so much memory to the machine; none if that is nothing.
+    fn new(reserve_bytes: u64) -> Option<Self> {
+        let watch = || Watch { pressure: Pressure::new(reserve_bytes), next: Instant::now(), failed: false };
+        (reserve_bytes > 0).then(watch)
+    }
+
+    /// Measures the pressure if that is due, and has the core act on it.
+    fn look(&mut self, core: &Core, now: Instant) {
+        if now < self.next {
+            return;
+        }
+        self.next = now + TICK;
+        match measure() {
+            Ok(measured) => {
+                self.failed = false;
+                if self.pressure.is_short(&measured) {
+                    self.next = now + TICK_UNDER_PRESSURE;
+                }
+                core.apply_pressure(&mut self.pressure, measured);
+            }
+            Err(error) if !self.failed => {
+                self.failed = true;
+                tracing::error!(%error, "cannot measure the pressure on memory: the node gives none back by itself");
+            }
+            Err(_) => {}
+        }
     }
 }
 
@@ -96,21 +148,21 @@ fn get_memory(
     now() + RESTORE_PAUSE
 }
 
-/// Withdraws a free region if the node has more than its target. `false`: there is none, or it has to be
+/// Withdraws a free region if the node has more than its limit. `false`: there is none, or it has to be
 /// tried again later.
 fn withdraw_one(core: &Core) -> bool {
     let free = core.leases.lock().begin_withdrawal();
     free.is_some_and(|lease| withdraw(core, lease))
 }
 
-/// Gets memory for a withdrawn region if the node has fewer than its target. `false`: no region is to be
-/// restored.
-fn restore_one(core: &Core) -> std::io::Result<bool> {
+/// Gets memory for a withdrawn region if the node has fewer than its limit and the machine keeps its reserve.
+/// `false`: no region is to be restored.
+fn restore_one(core: &Core, reserve_bytes: u64) -> std::io::Result<bool> {
     let Some(region) = core.leases.lock().next_to_restore() else { return Ok(false) };
     // Without this check, the kernel could end processes to make room.
     let available_bytes = available_memory()?;
-    if available_bytes < core.regions.region_bytes() {
-        let text = format!("only {} MiB are available", available_bytes >> 20);
+    if available_bytes < core.regions.region_bytes().saturating_add(reserve_bytes) {
+        let text = format!("only {} MiB are available, and the reserve has to stay", available_bytes >> 20);
         return Err(std::io::Error::new(std::io::ErrorKind::OutOfMemory, text));
     }
     core.regions.restore(region)?;
@@ -181,7 +233,7 @@ mod tests {
     const OWNER: OwnerId = OwnerId(5);
 
     fn core(regions: RegionSet) -> (Arc<Core>, Keeper) {
-        Core::start(NodeId(1), 1, Millis(60_000), regions).unwrap()
+        Core::start(NodeId(1), 1, Millis(60_000), regions, 0).unwrap()
     }
 
     #[test]

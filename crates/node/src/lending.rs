@@ -8,9 +8,11 @@
 //! N2. A region is free in the table again only after its memory was scrubbed or replaced. That begins only
 //!     when the caller has stated that the lease is fenced and that no client can reach its memory any more.
 //! N3. Leases end on time: the caller calls [`NodeCore::expire`] by [`NodeCore::next_deadline`].
-//! N4. A node has a *target*, the number of regions that it is to have memory for. It never lends more. When
-//!     the target is set, the newest revocable leases above it are revoked. While the node has memory for more
-//!     regions, those that are free or return are withdrawn; while it has fewer, withdrawn ones are restored.
+//! N4. A node has a *limit*, the number of regions that it is to have memory for: its *target*, which the
+//!     operator sets, or what the pressure on its machine's memory allows, if that is less. It never lends
+//!     more. When the limit falls, the newest revocable leases above it are revoked. While the node has memory
+//!     for more regions, those that are free or return are withdrawn; while it has fewer, withdrawn ones are
+//!     restored.
 //! Not here: clocks, threads, random keys, memory, how messages travel.
 
 use farpool_lease::{
@@ -34,8 +36,10 @@ pub struct NodeCore {
     /// Revocations so far, and for each region the number of its last one.
     revocations: u64,
     revoked_as: Vec<u64>,
-    /// The number of regions that the node is to have memory for.
+    /// The operator's limit, in regions.
     target: u32,
+    /// The limit that the pressure on memory sets, in regions.
+    allowed: u32,
 }
 
 /// A fenced region that is not free yet.
@@ -51,10 +55,11 @@ impl NodeCore {
     pub fn new(incarnation: u32, regions: u32, ttl: Millis) -> Self {
         let table = RegionTable::new(incarnation, regions, ttl);
         let revoked_as = vec![0; regions as usize];
-        NodeCore { table, returning: Vec::new(), regions, revocations: 0, revoked_as, target: regions }
+        let returning = Vec::new();
+        NodeCore { table, returning, regions, revocations: 0, revoked_as, target: regions, allowed: regions }
     }
 
-    /// Lends up to `count` free regions, and no more than the target. The caller opens each grant.
+    /// Lends up to `count` free regions, and no more than the limit. The caller opens each grant.
     #[must_use]
     pub fn grant(
         &mut self,
@@ -64,7 +69,7 @@ impl NodeCore {
         count: u32,
         keys: &mut dyn FnMut() -> AccessKey,
     ) -> Vec<Grant> {
-        let lendable = self.target.saturating_sub(self.table.counts().held);
+        let lendable = self.limit().saturating_sub(self.table.counts().held);
         self.table.grant(now, owner, class, count.min(lendable), keys)
     }
 
@@ -163,37 +168,67 @@ impl NodeCore {
         self.table.statuses().zip(&self.revoked_as).filter_map(revoked).max().unwrap_or(0)
     }
 
-    /// Sets the target. If more leases than that are in force, the rest are taken back, except those that are
-    /// being taken back already. The answer counts the leases that this call takes back.
-    pub fn resize(&mut self, now: Millis, target: u32, grace: Millis) -> RevokeResponse {
-        self.target = target.min(self.regions);
+    /// Sets the target. If more leases than the limit are in force, the rest are taken back, except those
+    /// that are being taken back already. The answer counts the leases that this call takes back.
+    pub fn resize(&mut self, now: Millis, regions: u32, grace: Millis) -> RevokeResponse {
+        self.target = regions.min(self.regions);
+        self.revoke_excess(now, grace)
+    }
+
+    /// Sets the limit that the pressure on memory allows, and takes leases back in the same way.
+    pub fn allow(&mut self, now: Millis, regions: u32, grace: Millis) -> RevokeResponse {
+        self.allowed = regions.min(self.regions);
+        self.revoke_excess(now, grace)
+    }
+
+    fn revoke_excess(&mut self, now: Millis, grace: Millis) -> RevokeResponse {
         let stays = |status: &RegionStatus| matches!(status, RegionStatus::Held { revoked: false, until, .. } if now < *until);
         let staying = self.table.statuses().filter(stays).count() as u32;
-        self.revoke_newest(now, None, staying.saturating_sub(self.target), grace)
+        self.revoke_newest(now, None, staying.saturating_sub(self.limit()), grace)
     }
 
     /// The number of regions that the node is to have memory for.
+    pub fn limit(&self) -> u32 {
+        self.target.min(self.allowed)
+    }
+
+    /// The operator's limit.
     pub fn target(&self) -> u32 {
         self.target
     }
 
-    /// By how many regions the node has more than its target.
-    pub fn excess(&self) -> u32 {
-        (self.regions - self.table.counts().withdrawn).saturating_sub(self.target)
+    /// The limit that the pressure on memory sets.
+    pub fn allowed(&self) -> u32 {
+        self.allowed
     }
 
-    /// A free region, if the node has more than its target. The caller gives its memory back to the machine,
+    /// How many regions the node was started with.
+    pub fn regions(&self) -> u32 {
+        self.regions
+    }
+
+    /// How many regions have memory.
+    pub fn with_memory(&self) -> u32 {
+        self.regions - self.table.counts().withdrawn
+    }
+
+    /// By how many regions the node has more than its limit.
+    pub fn excess(&self) -> u32 {
+        self.with_memory().saturating_sub(self.limit())
+    }
+
+    /// A free region, if the node has more than its limit. The caller gives its memory back to the machine,
     /// and then calls [`withdrawn`](Self::withdrawn) or [`not_scrubbed`](Self::not_scrubbed).
     pub fn begin_withdrawal(&mut self) -> Option<Lending> {
         if self.excess() > 0 { self.table.begin_withdrawal() } else { None }
     }
 
-    /// A withdrawn region, if the node has fewer than its target. The caller gets memory for it, and then
+    /// A withdrawn region, if the node has fewer than its limit. The caller gets memory for it, and then
     /// calls [`restored`](Self::restored).
     pub fn next_to_restore(&self) -> Option<u32> {
         let mut regions = (0u32..).zip(self.table.statuses());
         let withdrawn = regions.find(|(_, status)| *status == RegionStatus::Withdrawn);
-        let has_fewer = self.regions - self.table.counts().withdrawn < self.target;
+        let has_fewer = self.with_memory() < self.limit();
         withdrawn.filter(|_| has_fewer).map(|(region, _)| region)
     }
 
@@ -312,9 +347,9 @@ pub fn lease_message(grant: &Grant, class: LeaseClass, ttl: Millis, address: Nod
     }
 }
 
-/// Sets a node's target. Returns the message that tells an operator what came of it.
-pub fn resize(core: &mut NodeCore, now: Millis, target: u32, grace: Millis) -> ResizeResponse {
-    let RevokeResponse { revoked, pinned, remaining_ms, .. } = core.resize(now, target, grace);
+/// Resizes a node for its operator. Returns the message that says what came of it.
+pub fn resize(core: &mut NodeCore, now: Millis, regions: u32, grace: Millis) -> ResizeResponse {
+    let RevokeResponse { revoked, pinned, remaining_ms, .. } = core.resize(now, regions, grace);
     ResizeResponse { regions_target: core.target(), revoked, pinned, remaining_ms }
 }
 
@@ -475,7 +510,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_lends_no_more_than_its_target_even_before_its_free_regions_are_withdrawn() {
+    fn a_node_lends_no_more_than_its_limit_even_before_its_free_regions_are_withdrawn() {
         let mut core = NodeCore::new(1, 5, TTL);
         lend(&mut core, LeaseClass::Pinned, 1);
         core.resize(Millis(0), 3, Millis(0));
@@ -484,6 +519,18 @@ mod tests {
         core.resize(Millis(0), 0, Millis(0));
         core.resize(Millis(0), 3, Millis(0));
         assert!(lend(&mut core, LeaseClass::Revocable, 1).is_empty(), "its leases are still in force");
+    }
+
+    #[test]
+    fn a_node_has_no_more_regions_than_both_its_operator_and_the_pressure_on_memory_allow() {
+        let mut core = NodeCore::new(1, 4, TTL);
+        lend(&mut core, LeaseClass::Revocable, 3);
+        assert_eq!(core.allow(Millis(0), 2, Millis(0)).revoked, 1);
+        assert_eq!(core.resize(Millis(0), 4, Millis(0)).revoked, 0, "the pressure has not passed");
+        assert_eq!((core.target(), core.allowed(), core.excess()), (4, 2, 2));
+        assert_eq!(core.resize(Millis(0), 1, Millis(0)).revoked, 1);
+        assert_eq!(core.allow(Millis(0), 9, Millis(0)).revoked, 0);
+        assert_eq!((core.target(), core.allowed(), core.excess()), (1, 4, 3));
     }
 
     #[test]

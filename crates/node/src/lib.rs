@@ -3,7 +3,8 @@
 //!
 //! - [`NodeCore`] decides about leases and regions, and is pure; `core` connects it to the memory, `keeper`
 //!   to the clock.
-//! - `memory` finds out how much may be lent; `identity` keeps the node's id across restarts.
+//! - `memory` finds out how much may be lent; `pressure` decides how much of it is given back while the
+//!   machine needs it; `identity` keeps the node's id across restarts.
 //! - `control` serves owners and the broker, and `register` reports to the broker; the data plane is the
 //!   fabric's server.
 //!
@@ -17,6 +18,7 @@ mod keeper;
 mod lender;
 mod lending;
 mod memory;
+mod pressure;
 mod register;
 mod run;
 mod socket;
@@ -25,6 +27,7 @@ pub use control::{ControlService, control_service};
 pub use farpool_fabric::Locking;
 pub use lender::{FenceError, Lender};
 pub use lending::{NodeCore, lease_message, renew_outcome, resize};
-pub use memory::{available_memory, lockable_memory, memory_to_lend};
+pub use memory::{available_memory, default_reserve, lockable_memory, memory_to_lend};
+pub use pressure::{CALM, LimitChange, Measured, PRESSURE_GRACE, Pressure, STEP_PAUSE};
 pub use register::{Registered, Registration};
 pub use run::{CardService, LEAST_REGION_BYTES, NodeConfig, NodeError, Ready, run};

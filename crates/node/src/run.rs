@@ -62,6 +62,9 @@ pub struct NodeConfig {
     pub card: Option<Arc<dyn CardService>>,
     /// How much to lend; rounded down to whole regions.
     pub memory_bytes: u64,
+    /// How much memory to leave available to the machine: while it has less, the node gives regions back.
+    /// With 0, the node gives none back by itself.
+    pub reserve_bytes: u64,
     /// Size of each region.
     pub region_bytes: u64,
     /// Whether the memory is kept out of swap.
@@ -223,6 +226,7 @@ pub async fn run(
     check_reach(&config)?;
     let available_bytes = available_memory().map_err(NodeError::Reserve)?;
     let regions = check(&config, available_bytes, lockable_memory())?;
+    warn_of_reserve(&config, regions, available_bytes);
     farpool_fabric::raise_limit(); // regions and connections take a descriptor each
     let (identity, _state_held) = identify(config.state_dir.as_deref())?;
     // Bound before the memory is reserved, so that a port in use is reported at once.
@@ -322,8 +326,7 @@ fn check(config: &NodeConfig, available_bytes: u64, lockable_bytes: Option<u64>)
     if regions == 0 {
         return Err(NodeError::NoRegion { memory_bytes, region_bytes });
     }
-    let spare_regions = u64::from(keeps_spare(config));
-    let needed_bytes = u64::from(regions).saturating_add(spare_regions).saturating_mul(region_bytes);
+    let needed_bytes = needed_bytes(config, regions);
     if needed_bytes > available_bytes {
         return Err(NodeError::NotAvailable { needed_bytes, available_bytes });
     }
@@ -334,6 +337,25 @@ fn check(config: &NodeConfig, available_bytes: u64, lockable_bytes: Option<u64>)
         return Err(NodeError::NotLockable { needed_bytes, lockable_bytes });
     }
     Ok(regions)
+}
+
+/// The memory of the node's regions, with the spare one if there is to be one.
+fn needed_bytes(config: &NodeConfig, regions: u32) -> u64 {
+    let spare_regions = u64::from(keeps_spare(config));
+    u64::from(regions).saturating_add(spare_regions).saturating_mul(config.region_bytes)
+}
+
+/// Warns if so much memory is lent that the node will have to give some of it back.
+fn warn_of_reserve(config: &NodeConfig, regions: u32, available_bytes: u64) {
+    let left_bytes = available_bytes.saturating_sub(needed_bytes(config, regions));
+    if left_bytes < config.reserve_bytes {
+        tracing::warn!(
+            left_mib = left_bytes >> 20,
+            reserve_mib = config.reserve_bytes >> 20,
+            "less memory than the reserve is left to the machine, so the node will give some back; lower --memory \
+             or --reserve"
+        );
+    }
 }
 
 /// Whether the node has memory for one region more than it lends. A process that has a region's memory mapped
@@ -387,7 +409,7 @@ async fn start(
     });
     let memory = reserving.await.map_err(|error| NodeError::Start(io::Error::other(error)))?;
     let memory = memory.map_err(|error| not_reserved(error, regions, region_bytes))?;
-    let started = Core::start(identity.node, identity.incarnation, DEFAULT_TTL, memory);
+    let started = Core::start(identity.node, identity.incarnation, DEFAULT_TTL, memory, config.reserve_bytes);
     let (core, keeper) = started.map_err(NodeError::Start)?;
     let server = serve(core.clone(), listeners).map_err(NodeError::Start)?;
     Ok((core, keeper, server))
@@ -464,6 +486,7 @@ mod tests {
             shm_socket: None,
             card: None,
             memory_bytes,
+            reserve_bytes: 0,
             region_bytes,
             locking: Locking::None,
             state_dir: None,

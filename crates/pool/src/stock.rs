@@ -426,7 +426,7 @@ impl Stock {
                 }
                 Change::Leave { region, usable_until } => {
                     if let Some(leased) = ledger.regions.get(&region) {
-                        tracing::warn!(%region, within_ms = usable_until.since(now).0, "the region is being taken back");
+                        tracing::info!(%region, within_ms = usable_until.since(now).0, "the region is being taken back");
                         leased.extend(usable_until.0);
                         leased.leave();
                         self.space.lock().leave(region);

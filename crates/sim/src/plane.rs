@@ -30,6 +30,8 @@ pub(crate) const UNCOUNTED_RENEWAL: &str = "node-answers-a-renewal-it-does-not-c
 pub(crate) const LATE_REVOCATION: &str = "revoked-lease-outlives-its-grace";
 pub(crate) const UNCLEARED_MEMORY: &str = "withdrawn-memory-lent-again-uncleared";
 pub(crate) const KEPT_MEMORY: &str = "resized-node-keeps-its-memory";
+pub(crate) const UNNOTICED_PRESSURE: &str = "node-under-pressure-keeps-its-memory";
+pub(crate) const LASTING_PRESSURE: &str = "node-lends-no-more-after-pressure";
 pub(crate) const NOT_PUSHED: &str = "revocation-not-announced";
 pub(crate) const KEPT_GRANT: &str = "fenced-grant-stays-in-the-table";
 

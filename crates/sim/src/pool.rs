@@ -18,8 +18,8 @@ use crate::plane::broker::Broker;
 use crate::plane::node::Node;
 use crate::plane::post::Delivery;
 use crate::plane::{
-    EPOCH_REUSED, Ending, FORGETFUL_BROKER, KEPT_GRANT, KEPT_MEMORY, LATE_REVOCATION, NOT_PUSHED, Plane,
-    PlaneConfig, UNCLEARED_MEMORY, UNCOUNTED_RENEWAL, UNFENCED_GRANT,
+    EPOCH_REUSED, Ending, FORGETFUL_BROKER, KEPT_GRANT, KEPT_MEMORY, LASTING_PRESSURE, LATE_REVOCATION,
+    NOT_PUSHED, Plane, PlaneConfig, UNCLEARED_MEMORY, UNCOUNTED_RENEWAL, UNFENCED_GRANT, UNNOTICED_PRESSURE,
 };
 use crate::runner::{RunReport, Scenario};
 use client::{Client, Seat};
@@ -39,6 +39,8 @@ const MUTATIONS: &[&str] = &[
     KEPT_GRANT,
     UNCLEARED_MEMORY,
     KEPT_MEMORY,
+    UNNOTICED_PRESSURE,
+    LASTING_PRESSURE,
     NOT_PUSHED,
 ];
 

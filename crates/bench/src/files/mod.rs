@@ -27,10 +27,11 @@ use anyhow::{Result, ensure};
 
 use crate::table::peers::check_installed;
 pub use client::serve_file_client;
+pub(crate) use client::{Ask, FileOp};
 pub use figure::Figure;
 pub use fuse_floor::serve_fuse_floor;
 pub use section::{Section, Verdict, conditions, write as write_sections};
-use volume::Surroundings;
+pub(crate) use volume::{Kind, MountablePool, Spec, Surroundings, Volume};
 
 /// Smallest file: it needs enough blocks for random places.
 const BYTES_MIN: u64 = 16 << 20;

@@ -216,6 +216,16 @@ impl MountablePool {
         Ok(MountablePool { pool, limit_bytes: u64::from(nodes) * each })
     }
 
+    /// A pool that was started otherwise. A mount may lease up to `limit_bytes`.
+    pub fn of(pool: LocalPool, limit_bytes: u64) -> Self {
+        MountablePool { pool, limit_bytes }
+    }
+
+    /// The pool itself, for adding nodes.
+    pub fn pool(&mut self) -> &mut LocalPool {
+        &mut self.pool
+    }
+
     /// Where its broker listens.
     pub fn broker(&self) -> &str {
         &self.pool.broker

@@ -33,7 +33,7 @@ pub fn machine() -> Vec<Check> {
         kernel(&rustix::system::uname().release().to_string_lossy()),
         fuse_device(OpenOptions::new().read(true).write(true).open(FUSE_DEVICE).map(drop)),
         fuse_helper(find_program(FUSE_HELPER), geteuid().is_root()),
-        memory_to_lend(farpool_node::memory_to_lend()),
+        memory_to_lend(farpool_node::default_reserve().and_then(farpool_node::memory_to_lend)),
         lockable(farpool_node::lockable_memory().map(ByteSize)),
         memory_files(getrlimit(Resource::Fsize).current.map(ByteSize)),
         open_files(getrlimit(Resource::Nofile).current),

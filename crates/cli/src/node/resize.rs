@@ -161,7 +161,7 @@ pub fn run(command: Resize) -> Result<()> {
                 answer.remaining_ms as f64 / 1e3
             ));
         }
-        let reached = reach(&node, answer.regions_target).await?;
+        let reached = reach(&node, answer.regions_target, grows).await?;
         broker_knows(&broker, node.id(), before.regions_total.saturating_sub(reached.regions)).await;
         anyhow::Ok(Resized {
             node: node.id().to_string(),
@@ -175,7 +175,7 @@ pub fn run(command: Resize) -> Result<()> {
     if which.json {
         tell_json(&resized)?;
     }
-    resized.check()?;
+    resized.check(grows)?;
     if which.json { Ok(()) } else { tell(resized.line()) }
 }
 
@@ -202,8 +202,9 @@ struct Reached {
     pinned: u32,
 }
 
-/// Waits until the node has memory for `target` regions, as long as it comes nearer or leases are ending.
-async fn reach(node: &Node, target: u32) -> Result<Reached> {
+/// Waits until the node has memory for at least `target` regions if it grows, or for at most so many, as long
+/// as it comes nearer or leases are ending.
+async fn reach(node: &Node, target: u32, grows: bool) -> Result<Reached> {
     let mut last = (None, Instant::now());
     loop {
         let table = node.regions().await?;
@@ -215,7 +216,8 @@ async fn reach(node: &Node, target: u32) -> Result<Reached> {
             last = (Some(regions), Instant::now());
         }
         let only_pinned = regions > target && regions == pinned;
-        if regions == target || only_pinned || last.1.elapsed() >= REGION_DEADLINE {
+        let is_reached = if grows { regions >= target } else { regions <= target };
+        if is_reached || only_pinned || last.1.elapsed() >= REGION_DEADLINE {
             return Ok(Reached { regions, pinned });
         }
         sleep(LOOK_EVERY).await;
@@ -228,9 +230,10 @@ impl Resized {
         format!("node {} lends {now} of the {most} that it was started with", self.node)
     }
 
-    fn check(&self) -> Result<()> {
+    /// Fails if the node has not come to its new size.
+    fn check(&self, grows: bool) -> Result<()> {
         let (now, target, line) = (self.memory_bytes, self.target_bytes, self.line());
-        if now > target {
+        if now > target && !grows {
             let left = ByteSize(now - target);
             match self.pinned_bytes > target {
                 true => bail!(
@@ -242,9 +245,12 @@ impl Resized {
                 }
             }
         }
-        if now < target {
+        if now < target && grows {
             let missing = ByteSize(target - now);
-            bail!("{line}; its machine has no memory for the other {missing}; the node keeps trying");
+            bail!(
+                "{line}; its machine has no memory to spare for the other {missing} yet; the node lends it as \
+                 soon as there is"
+            );
         }
         Ok(())
     }

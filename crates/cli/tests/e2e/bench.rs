@@ -5,7 +5,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::support::{
-    Pool, PoolOptions, Process, assert_complaint, children_of, eventually, farpool, is_running, run,
+    Pool, PoolOptions, Process, assert_complaint, children_of, eventually, farpool, is_running, root, run,
     run_command, tied,
 };
 
@@ -210,4 +210,17 @@ fn an_impossible_measurement_is_a_usage_error_with_the_fix() {
         "127.0.0.1:1",
     ]);
     assert_complaint(&output, 1, "farpool up");
+}
+
+#[test]
+fn memory_that_is_demanded_of_a_node_comes_back_and_its_client_sees_no_error() {
+    let output = run(["bench", "reclaim", "--runs", "2", "--demand", "16MiB", "--json"]);
+    if !root() {
+        return assert!(output.stderr.contains("takes root"), "{output:?}");
+    }
+    assert!(output.status.success(), "{}", output.stderr);
+    let report: Value = serde_json::from_str(&output.stdout).unwrap();
+    assert_eq!((report["client_errors"].as_u64(), report["runs"].as_u64()), (Some(0), Some(2)));
+    assert!(report["client_operations"].as_u64() > Some(0));
+    assert!(report["p50_ms"].as_f64() <= report["p99_ms"].as_f64() && report["p50_ms"].as_f64() > Some(0.0));
 }

@@ -202,3 +202,23 @@ fn node_that_is_asked_again_to_shrink_waits_for_the_leases_that_are_ending() {
     assert!(output.status.success(), "{output:?}");
     assert!(output.stdout.contains("lends nothing of the 4 MiB"), "{output:?}");
 }
+
+#[test]
+fn node_whose_machine_has_less_memory_than_the_reserve_gives_back_all_regions_and_says_so() {
+    let pool = Pool::start(PoolOptions { nodes: 0, ..PoolOptions::default() });
+    let lending = |more: &[&str]| {
+        let mut command = farpool(["node", "--no-lock", "--broker", &pool.address, "--region-size", "1MiB"]);
+        command.args(more);
+        command
+    };
+    let withdrawn = || pool.status()["nodes"][0]["regions_withdrawn"].as_u64();
+    // No machine has as much memory as is to be left available.
+    let (mut node, _) = Process::ready("the node", lending(&["--memory", "8MiB", "--reserve", "1EiB"]));
+    node.await_complaint("lower --memory or --reserve");
+    node.await_complaint("the machine needs memory: regions go back");
+    eventually("all regions have gone back", || withdrawn() == Some(8));
+    node.end_well();
+
+    let output = run_command(lending(&["--memory", "auto", "--reserve", "1EiB"]));
+    assert_complaint(&output, 1, "give --memory");
+}

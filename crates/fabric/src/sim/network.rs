@@ -104,7 +104,9 @@ impl Wires {
         {
             at_ns += late.draw(random);
         }
-        let floor_ns = self.not_before.get(&(from, to)).copied().unwrap_or(0);
+        // Control messages have connections of their own, which do not wait for those that were cut.
+        let is_mail = matches!(packet.event, Event::Mail { .. });
+        let floor_ns = self.not_before.get(&(from, to)).filter(|_| !is_mail).copied().unwrap_or(0);
         at_ns = at_ns.max(after_ns).max(floor_ns);
         events.at(at_ns, packet.event);
         Some(at_ns)

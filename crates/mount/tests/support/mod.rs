@@ -77,6 +77,7 @@ impl TestPool {
             shm_socket: Some(files.path().join("node.sock")),
             card: None,
             memory_bytes,
+            reserve_bytes: 0,
             region_bytes: REGION_BYTES,
             locking: farpool_node::Locking::None,
             state_dir: None,

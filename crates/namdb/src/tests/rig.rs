@@ -57,6 +57,7 @@ impl Rig {
                 shm_socket: Some(directory.path().join(format!("node{number}.sock"))),
                 card: None,
                 memory_bytes: 4 * REGION_BYTES,
+                reserve_bytes: 0,
                 region_bytes: REGION_BYTES,
                 locking: farpool_node::Locking::None,
                 state_dir: None,

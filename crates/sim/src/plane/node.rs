@@ -10,7 +10,7 @@ use std::time::Duration;
 use farpool_fabric::Scrubbed;
 use farpool_fabric::sim::{HostId, ProcessId, Service};
 use farpool_lease::{LeaseClass, Lending, Millis};
-use farpool_node::{lease_message, renew_outcome, resize};
+use farpool_node::{LimitChange, Measured, NodeCore, PRESSURE_GRACE, lease_message, renew_outcome, resize};
 use farpool_wire::control::{
     AddGrantRequest, AddGrantResponse, AwaitRevocationRequest, AwaitRevocationResponse, FenceGrantRequest,
     GrantRequest, GrantResponse, HeartbeatRequest, LeaseRef, NodeAddress, RegionsResponse, RegisterRequest,
@@ -23,7 +23,8 @@ use super::post::{Answer, Post, Question};
 use super::promises::Promises;
 use super::shell::Shell;
 use super::{
-    EPOCH_REUSED, Ending, KEPT_GRANT, KEPT_MEMORY, NOT_PUSHED, Plane, UNCLEARED_MEMORY, UNCOUNTED_RENEWAL,
+    EPOCH_REUSED, Ending, KEPT_GRANT, KEPT_MEMORY, LASTING_PRESSURE, NOT_PUSHED, Plane, UNCLEARED_MEMORY,
+    UNCOUNTED_RENEWAL, UNNOTICED_PRESSURE,
 };
 
 /// As in production's keeper.
@@ -35,6 +36,12 @@ const REVOCATION_WAIT: Duration = Duration::from_secs(5);
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
+/// How much memory a node leaves to its machine, in regions.
+pub(super) const RESERVE: u32 = 1;
+/// Memory of the machine beyond the node's, in regions. While no other process demands any, the node may have
+/// all of its regions: it leaves twice the reserve when it takes memory again.
+const BESIDE: u32 = 2 * RESERVE + 1;
+
 /// A node of the scenario. A restart replaces its process and its memory; its id and the number of its
 /// incarnations stay.
 pub(crate) struct Node {
@@ -43,6 +50,8 @@ pub(crate) struct Node {
     pub(crate) process: Cell<ProcessId>,
     regions: u32,
     service: Service,
+    /// How much memory other processes of its machine use, in regions.
+    pub(crate) demand: Cell<u32>,
     /// The number of its current incarnation, as its disk has it.
     incarnation: Cell<u32>,
     shell: RefCell<Option<Arc<Shell>>>,
@@ -50,8 +59,20 @@ pub(crate) struct Node {
 
 impl Node {
     pub(crate) fn new(id: NodeId, host: HostId, process: ProcessId, regions: u32, service: Service) -> Self {
-        let (process, incarnation) = (Cell::new(process), Cell::new(0));
-        Node { id, host, process, regions, service, incarnation, shell: RefCell::new(None) }
+        let (process, incarnation, demand) = (Cell::new(process), Cell::new(0), Cell::new(0));
+        Node { id, host, process, regions, service, demand, incarnation, shell: RefCell::new(None) }
+    }
+
+    /// How much memory of its machine is available while its core is this one, in regions.
+    fn available(&self, core: &NodeCore) -> u32 {
+        (BESIDE + self.regions - core.with_memory()).saturating_sub(self.demand.get())
+    }
+
+    /// Whether the node leaves its machine what it is to leave, as far as it can, and has all of its regions
+    /// if nobody demands their memory.
+    pub(crate) fn suits_its_machine(&self, core: &NodeCore) -> bool {
+        let leaves_reserve = self.available(core) >= RESERVE || core.with_memory() == 0;
+        leaves_reserve && (self.demand.get() > 0 || core.allowed() == self.regions)
     }
 
     /// The node's memory and table, while it runs.
@@ -266,6 +287,26 @@ impl Life {
         Answer::Done
     }
 
+    /// Gives memory back that other processes of the machine need, or takes it again.
+    fn apply_pressure(&self) {
+        let has_passed = self.node.demand.get() == 0;
+        if self.plane.is_broken(UNNOTICED_PRESSURE) || has_passed && self.plane.is_broken(LASTING_PRESSURE) {
+            return;
+        }
+        let (now, bytes) = (self.shell.now(), self.plane.region_bytes);
+        let change = {
+            let mut core = self.shell.core.lock();
+            let available_bytes = u64::from(self.node.available(&core)) * bytes;
+            let measured = Measured { available_bytes, stalled: Duration::ZERO };
+            self.shell.pressure.lock().apply(&mut core, now, measured, bytes)
+        };
+        let Some(LimitChange { allowed, taken_back, .. }) = change else { return };
+        self.judge(|promises| promises.allowed(now, (allowed, PRESSURE_GRACE), &taken_back));
+        self.note_revoked(now);
+        let numbers = [self.node.id.0, u64::from(allowed)];
+        self.plane.world.note("node {}: its machine has memory for {} regions", &numbers);
+    }
+
     fn release(&self, request: &ReleaseRequest, lease: &LeaseRef) {
         let ended = self.shell.core.lock().release(OwnerId(request.owner), lease);
         self.judge(|promises| promises.released(named(lease), matches!(ended, Ok(Some(_)))));
@@ -305,11 +346,11 @@ impl Life {
                 Scrubbed::StillHeld => return core.not_scrubbed(lease),
             }
         }
-        self.approach_target();
+        self.approach_limit();
     }
 
     /// Gives the memory of free regions back, or gets memory for regions that were withdrawn.
-    fn approach_target(&self) {
+    fn approach_limit(&self) {
         let withdraw = || match self.plane.is_broken(KEPT_MEMORY) {
             true => None,
             false => self.shell.core.lock().begin_withdrawal(),
@@ -372,6 +413,7 @@ async fn keep(life: Rc<Life>) {
         let due = life.shell.core.lock().next_deadline();
         let until_due = due.map_or(TICK, |due| Duration::from_millis(due.since(life.shell.now()).0));
         life.plane.world.sleep_by(life.node.host, until_due.min(TICK)).await;
+        life.apply_pressure();
         life.expire_and_scrub();
     }
 }

@@ -7,7 +7,8 @@
 //! T3. A revocation announces an end: after its grace, which has a bound, but not before the time promised
 //!     already. From then on renewals promise that end, no less and no more.
 //! T4. A node takes back the newest revocable leases of the owner, as many as it is asked for; if it is
-//!     resized, the newest of all owners, as many as there are above its target.
+//!     resized or its machine needs memory, the newest of all owners, as many as there are above its limit:
+//!     the lesser of its target and of what the pressure allows.
 //! T5. The table lists the leases whose end was not noticed yet, each with its class, its revocation and the
 //!     number of its grants. A fenced grant is not among them and takes no place.
 //! T6. A region is attached only under a grant in force, even if the node has not noticed the lease's end.
@@ -36,14 +37,16 @@ struct Promise {
 pub(crate) struct Promises {
     ttl: Millis,
     leases: BTreeMap<u32, Promise>,
-    /// The number of regions that the node is to have memory for, if it was told.
-    target: Option<u32>,
+    /// The number of regions that its operator wants to have memory, and that may have it.
+    target: u32,
+    allowed: u32,
     complaints: Vec<String>,
 }
 
 impl Promises {
     pub(crate) fn new(ttl: Millis) -> Self {
-        Promises { ttl, leases: BTreeMap::new(), target: None, complaints: Vec::new() }
+        let (leases, complaints) = (BTreeMap::new(), Vec::new());
+        Promises { ttl, leases, target: u32::MAX, allowed: u32::MAX, complaints }
     }
 
     /// What was found since the last call.
@@ -75,8 +78,8 @@ impl Promises {
         told: Millis,
     ) {
         self.expect("duration", lease, told, self.ttl);
-        let may = self.target.is_none_or(|target| (self.leases.len() as u32) < target);
-        self.expect("lending within the target", lease, true, may);
+        let may = (self.leases.len() as u32) < self.limit();
+        self.expect("lending within the limit", lease, true, may);
         let (epoch, until, grants) = (lease.epoch, now.plus(told), BTreeSet::new());
         self.leases.insert(lease.region, Promise { epoch, owner, class, until, announced: None, grants });
     }
@@ -104,13 +107,27 @@ impl Promises {
         self.taken_back(now, Some(owner), (count, grace), told);
     }
 
-    /// The node is to have memory for `target` regions (T3, T4).
+    /// The operator wants the node to have memory for `target` regions (T3, T4).
     pub(crate) fn resized(&mut self, now: Millis, (target, grace): (u32, Millis), told: &ResizeResponse) {
-        self.target = Some(target);
+        self.target = target;
+        self.limited(now, grace, (told.revoked, told.pinned, told.remaining_ms));
+    }
+
+    /// The pressure on memory allows the node `allowed` regions (T3, T4).
+    pub(crate) fn allowed(&mut self, now: Millis, (allowed, grace): (u32, Millis), told: &RevokeResponse) {
+        self.allowed = allowed;
+        self.limited(now, grace, (told.revoked, told.pinned, told.remaining_ms));
+    }
+
+    fn limit(&self) -> u32 {
+        self.target.min(self.allowed)
+    }
+
+    /// The node takes back the leases above its limit.
+    fn limited(&mut self, now: Millis, grace: Millis, told: (u32, u32, u64)) {
         let stays = |promise: &&Promise| promise.announced.is_none() && now < promise.until;
         let staying = self.leases.values().filter(stays).count() as u32;
-        let told = (told.revoked, told.pinned, told.remaining_ms);
-        self.taken_back(now, None, (staying.saturating_sub(target), grace), told);
+        self.taken_back(now, None, (staying.saturating_sub(self.limit()), grace), told);
     }
 
     /// The node takes back up to `count` leases of an owner, or of all.

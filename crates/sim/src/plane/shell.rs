@@ -5,7 +5,7 @@ use std::sync::Arc;
 use farpool_fabric::sim::SimClock;
 use farpool_fabric::{AccessError, AccessKind, Clock, Host, Locking, Mapping, RegionSet};
 use farpool_lease::{GrantRefusal, LeaseRefusal, Lending, Millis, Term};
-use farpool_node::NodeCore;
+use farpool_node::{NodeCore, Pressure};
 use farpool_wire::control::LeaseRef;
 use farpool_wire::{AccessKey, CALL_PING, Epoch, GrantMode, NodeId, Refusal};
 use parking_lot::Mutex;
@@ -18,6 +18,7 @@ pub(crate) struct Shell {
     clock: SimClock,
     pub(crate) core: Mutex<NodeCore>,
     pub(crate) regions: RegionSet,
+    pub(crate) pressure: Mutex<Pressure>,
     /// What the node has promised, for the oracle.
     pub(crate) promises: Mutex<Promises>,
     /// Mutation: clients' grants that are not fenced with their lease, by region.
@@ -54,6 +55,7 @@ impl Shell {
             core: Mutex::new(NodeCore::new(incarnation, regions, ttl)),
             regions: RegionSet::create(regions, region_bytes, Locking::None, |_| {})
                 .expect("a few pages of memory"),
+            pressure: Mutex::new(Pressure::new(region_bytes * u64::from(super::node::RESERVE))),
             promises: Mutex::new(Promises::new(ttl)),
             left_over,
             overdue,

@@ -6,10 +6,11 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use farpool_lease::{LeaseClass, Millis};
+use farpool_node::{CALM, STEP_PAUSE};
 use farpool_wire::OwnerId;
 use farpool_wire::control::{RegionState, RevokeRequest, StatusRequest};
 
-use super::{BUSY_TTLS, Phase, Run};
+use super::{BUSY_TTLS, Phase, REGIONS, Run};
 use crate::plane::node::{self, Node};
 use crate::plane::post::{Delivery, Post, Question};
 
@@ -21,8 +22,9 @@ const QUIET_LOOKS: u32 = 20;
 const LOOK_EVERY: Duration = Duration::from_millis(1_300);
 const LOOKS_THAT_AGREE: u32 = 3;
 /// The number of checks within which all regions must be returned once all clients have left: the leases of
-/// dead clients have to expire.
-const RETURN_LOOKS: u32 = 20;
+/// dead clients have to expire, and a node takes memory again only some time after its machine needed it.
+const RETURN_LOOKS: u32 =
+    20 + (CALM.0 + REGIONS.end * STEP_PAUSE.0).div_ceil(LOOK_EVERY.as_millis() as u64) as u32;
 /// How long an operator waits for an answer when it has leases taken back.
 const TAKING_BACK_PATIENCE: Duration = Duration::from_secs(8);
 /// Within this time an owner whose request to be told of revocations was lost sends another, by any clock.
@@ -153,7 +155,7 @@ async fn judge_taking_back(run: &Rc<Run>, operator: &Post) {
 }
 
 /// Checks that every region that was lent is returned, by its client or at the end of its lease, and that
-/// each node has memory for as many regions as it is to have.
+/// each node has memory for as many regions as it is to have, and leaves enough to its machine but not more.
 async fn judge_returns(run: &Rc<Run>) {
     for _ in 0..RETURN_LOOKS {
         run.world.sleep(LOOK_EVERY).await;
@@ -162,8 +164,8 @@ async fn judge_returns(run: &Rc<Run>) {
             node.shell().is_some_and(|shell| {
                 let core = shell.core.lock();
                 let counts = core.counts();
-                let has_target = core.excess() == 0 && core.next_to_restore().is_none();
-                counts.held == 0 && counts.returning == 0 && has_target
+                let has_limit = core.excess() == 0 && core.next_to_restore().is_none();
+                counts.held == 0 && counts.returning == 0 && has_limit && node.suits_its_machine(&core)
             })
         };
         if left && run.nodes.iter().all(free) {

@@ -56,6 +56,13 @@ enum Mishap {
         grace_ms: u64,
         grows_again: bool,
     },
+    /// Other processes of a node's machine take the memory of `regions` regions, for a while or until the
+    /// end.
+    MemoryDemand {
+        node: usize,
+        regions: u32,
+        passes: bool,
+    },
 }
 
 /// Draws the mishaps of this run and starts them.
@@ -64,7 +71,7 @@ pub(super) fn start(run: &Rc<Run>, random: &mut Random) {
     for _ in 0..random.below(MOST + 1) {
         let after = Duration::from_micros(random.below(busy_ms * 1_000));
         let lasting = Duration::from_millis(100 + random.below(2 * run.ttl.0));
-        let mishap = match random.below(25) {
+        let mishap = match random.below(28) {
             0..4 => Mishap::Crash(draw_participant(run, random)),
             4..8 => {
                 let letters_left = 1 + random.below(LAST_LETTER);
@@ -86,6 +93,11 @@ pub(super) fn start(run: &Rc<Run>, random: &mut Random) {
                 regions: random.below(4) as u32,
                 grace_ms: random.below(2 * run.ttl.0),
                 grows_again: random.chance(700),
+            },
+            23..26 => Mishap::MemoryDemand {
+                node: random.index(run.nodes.len()),
+                regions: 2 + random.below(5) as u32,
+                passes: random.chance(700),
             },
             _ => Mishap::StopNode {
                 node: random.index(run.nodes.len()),
@@ -220,6 +232,13 @@ async fn carry_out(run: &Rc<Run>, mishap: Mishap, lasting: Duration, disk_is_los
             if grows_again {
                 run.world.sleep(lasting).await;
                 resize(run, node, u32::MAX, 0).await;
+            }
+        }
+        Mishap::MemoryDemand { node, regions, passes } => {
+            run.nodes[node].demand.set(regions);
+            if passes {
+                run.world.sleep(lasting).await;
+                run.nodes[node].demand.set(0);
             }
         }
     }
