@@ -1,7 +1,7 @@
 //! How fast a node gives memory back to its machine when another process demands it, and what clients of the
 //! memory see.
 //!
-//! Question: does a machine that needs its memory get it within a second, and do those who borrowed it go on?
+//! Question: does a machine that needs its memory get it within a second, and do the borrowers go on working?
 //! (Paper 1, Li et al., SIGMOD 2016, section 4.2.)
 //! Sketch: the node notices within 0.2 s; its client then copies what lies there to another node, some GB/s.
 //! Method: a node and a process that demands memory share one control group, whose limit stands in for the

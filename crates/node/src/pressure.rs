@@ -61,9 +61,9 @@ struct Regions {
 pub struct LimitChange {
     /// The limit that the pressure sets now.
     pub allowed: u32,
-    /// The node's limit before, and now: the operator's, if that is less.
+    /// The node's limit before the change: the lesser of the operator's and of what the pressure allowed.
     pub before: u32,
-    /// The same, now.
+    /// The node's limit now.
     pub after: u32,
     /// What the node takes back because of that.
     pub taken_back: RevokeResponse,
