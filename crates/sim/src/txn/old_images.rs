@@ -82,6 +82,14 @@ fn on_stage(task: impl AsyncFnOnce(&Stage) + 'static) {
 
 /// The same, with an oracle in this many parts.
 fn on_stage_with(parts: u64, task: impl AsyncFnOnce(&Stage) + 'static) {
+    on_empty_stage_with(parts, async |stage| {
+        publishers::start(&stage.run, &mut Random::new(1, 1));
+        task(stage).await;
+    });
+}
+
+/// The same, without publishers.
+fn on_empty_stage_with(parts: u64, task: impl AsyncFnOnce(&Stage) + 'static) {
     let mut random = Random::new(1, 1);
     let world = World::new(WorldConfig::new(1));
     let executor = Executor::new(world.clone());
@@ -89,7 +97,6 @@ fn on_stage_with(parts: u64, task: impl AsyncFnOnce(&Stage) + 'static) {
     setting.parts = parts;
     let run = Rc::new(setting);
     run.write_first_words();
-    publishers::start(&run, &mut random);
     let place = (world.add_host(1_000_000), Path::Checked);
     let process = world.add_process(place.0);
     let here = run.clone();
@@ -202,5 +209,22 @@ fn a_worker_joins_only_with_an_image_that_is_the_latest() {
         stage.flip(last);
         let joined = joining.await.unwrap().unwrap();
         assert_eq!(stage.begins(&joined, &mut SessionState::new()).await, Some(last));
+    });
+}
+
+#[test]
+fn a_publisher_that_finds_a_torn_image_gives_its_number_to_no_other_cut() {
+    on_empty_stage_with(1, async |stage| {
+        let publisher = publishers::start_one(&stage.run, 0, stage.place);
+        let (worker, _) = stage.worker(0).await;
+        stage.publish(&worker).await;
+        let mut session = SessionState::new();
+        let last = stage.begins(&worker, &mut session).await.unwrap();
+        stage.run.tasks.kill(publisher.process);
+        stage.run.world.sleep(PAUSE).await;
+        stage.flip(last);
+        publishers::start_one(&stage.run, 0, stage.place);
+        let next = stage.begins(&worker, &mut session).await.unwrap();
+        assert!(next > last, "a session that has seen cut {last} begins from another cut of number {next}");
     });
 }

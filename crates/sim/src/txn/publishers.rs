@@ -42,8 +42,8 @@ pub(super) fn start(run: &Rc<Run>, random: &mut Random) {
 }
 
 /// A publisher.
-struct Publishing {
-    process: ProcessId,
+pub(super) struct Publishing {
+    pub(super) process: ProcessId,
     grant: Epoch,
     /// It may be fenced from now on.
     is_given_up: Rc<Cell<bool>>,
@@ -75,7 +75,8 @@ async fn one_after_another(run: Rc<Run>, part: u64, place: (HostId, Path)) {
     }
 }
 
-fn start_one(run: &Rc<Run>, part: u64, place: (HostId, Path)) -> Publishing {
+/// Starts a publisher of this part, in a process of its own.
+pub(super) fn start_one(run: &Rc<Run>, part: u64, place: (HostId, Path)) -> Publishing {
     let process = run.world.add_process(place.0);
     let publishing = Publishing { process, grant: run.grant(), is_given_up: Rc::default() };
     let (here, grant, is_given_up) = (run.clone(), publishing.grant, publishing.is_given_up.clone());

@@ -24,10 +24,22 @@ pub(super) fn in_order_with(
     slab: Option<SlabLayout>,
     task: impl AsyncFnOnce(&Rc<Run>, &Worker<Chosen>) + 'static,
 ) {
-    let mut random = Random::new(1, 1);
-    let world = World::new(WorldConfig::new(1));
+    in_world(WorldConfig::new(1), old_versions, overflow, slab, task);
+}
+
+/// The same, in a world with these settings.
+pub(super) fn in_world(
+    config: WorldConfig,
+    old_versions: usize,
+    overflow: u64,
+    slab: Option<SlabLayout>,
+    task: impl AsyncFnOnce(&Rc<Run>, &Worker<Chosen>) + 'static,
+) {
+    let seed = config.seed;
+    let mut random = Random::new(seed, 1);
+    let world = World::new(config);
     let executor = Executor::new(world.clone());
-    let mut setting = setting(world.clone(), executor.tasks(), 1, &mut random);
+    let mut setting = setting(world.clone(), executor.tasks(), seed, &mut random);
     setting.nodes.truncate(1);
     let records = RecordLayout::new(1, DATA_WORDS * 8, old_versions).unwrap();
     setting.records = records.with_overflow(overflow).unwrap();

@@ -139,7 +139,7 @@ impl SlabLayout {
     }
 
     /// The place of a chunk's class word.
-    pub(super) fn class(&self, chunk: u64) -> u64 {
+    pub fn class(&self, chunk: u64) -> u64 {
         self.owner(chunk) + WORDS_EACH / 2
     }
 

@@ -5,16 +5,16 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
-use farpool_fabric::sim::Path;
+use farpool_fabric::sim::{Faults, HostId, Path, Span, WorldConfig};
 use farpool_txn::horizon::{forget, horizon};
 use farpool_txn::recovery::recover_by;
 use farpool_txn::{CommitError, ReadError, SessionState, Table, Worker};
 use farpool_wire::{RecordHeader, Version};
-use futures_util::future::{Either, select};
+use futures_util::future::{Either, join, select};
 
 use super::super::Access;
 use super::super::broken::Chosen;
-use super::super::tests::in_order_with;
+use super::super::tests::{in_order_with, in_world};
 use super::*;
 
 /// The most attempts of a writer for which there should be room.
@@ -61,6 +61,19 @@ async fn write(run: &Run, worker: &Worker<Chosen>, table: &Table, payload: &[u8]
         }
     }
     panic!("there is no room for {} bytes", payload.len());
+}
+
+/// Waits until the ring has room for another version.
+async fn wait_for_room(run: &Run, worker: &Worker<Chosen>, table: &Table) {
+    for _ in 0..TRIES {
+        let mut session = SessionState::new();
+        match worker.begin(&mut session).await.unwrap().write(table, 0, Some(&[0; LONG])).await {
+            Ok(_) => return,
+            Err(ReadError::RingFull) => run.world.sleep(PAUSE).await,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    panic!("the collector moves no version out of the ring");
 }
 
 async fn read(worker: &Worker<Chosen>, table: &Table) -> Option<Vec<u8>> {
@@ -290,6 +303,93 @@ fn a_commit_that_is_rolled_back_during_a_sweep_frees_no_block_of_the_version_bef
         });
     }
     assert!(held.get() > 10, "nearly all sweeps ended before they were held: {held:?}");
+}
+
+/// Another worker of the member with that grant, on a host of its own.
+async fn far_worker(run: &Rc<Run>, grant: Epoch) -> (Worker<Chosen>, HostId) {
+    let host = run.world.add_host(1_000_000);
+    let process = run.world.add_process(host);
+    let memory = run.access(process, (host, Path::Checked), grant).await.unwrap().memory;
+    let worker = Worker::new(memory, run.oracle(grant), run.log(1, grant), Slot::new(1).unwrap(), 0).unwrap();
+    (worker.announcing(run.horizon(grant), SECOND_PLACE).await.unwrap().unwrap(), host)
+}
+
+#[test]
+fn a_version_that_moves_to_the_ring_during_a_sweep_does_not_make_older_blocks_unneeded() {
+    let overlapped = Rc::new(Cell::new(0));
+    for seed in 0..400 {
+        let faults = Faults { stall_permille: 200, stall: Some(Span::new(2_000, 60_000)), ..Faults::default() };
+        let config = WorldConfig { faults, ..WorldConfig::new(seed) };
+        let count = overlapped.clone();
+        // The second version replaces the first one in the only place of the ring while the sweep reads.
+        in_world(config, 1, 8, chunks(2), async move |run, worker| {
+            let grant = grant_of(worker, run);
+            let table = table(run, 0, grant);
+            write(run, worker, &table, &[1; LONG]).await;
+            let (mut old, mut session) = (SessionState::new(), SessionState::new());
+            let snapshot = worker.begin(&mut old).await.unwrap();
+            write(run, worker, &table, &[2; LONG]).await;
+            wait_for_room(run, worker, &table).await;
+            let mut transaction = worker.begin(&mut session).await.unwrap();
+            transaction.write(&table, 0, Some(&[3; LONG])).await.unwrap();
+            let committing = transaction.prepare().unwrap().unwrap();
+            let (sweeper, _) = far_worker(run, grant).await;
+            let ends = (Cell::new(0), Cell::new(0));
+            let sweep = async {
+                run.world.sleep(Duration::from_micros(seed % 50)).await;
+                sweeper.tend(&table).await.unwrap();
+                ends.0.set(run.world.now_ns());
+            };
+            let commit = async {
+                committing.commit().await.unwrap();
+                ends.1.set(run.world.now_ns());
+            };
+            join(sweep, commit).await;
+            count.set(count.get() + u32::from(ends.0 > ends.1));
+            for _ in 0..3 {
+                worker.begin(&mut session).await.unwrap(); // waits until a cut with its last commit is published
+                let mut next = worker.begin(&mut session).await.unwrap();
+                if next.write(&table, 0, Some(&[4; LONG])).await.is_ok() {
+                    next.commit().await.unwrap();
+                }
+            }
+            assert_eq!(snapshot.read(&table, 0).await.unwrap().data, Some(vec![1; LONG]), "seed {seed}");
+            drop(snapshot);
+            sweeper.leave().await.unwrap();
+        });
+    }
+    assert!(overlapped.get() > 30, "nearly all sweeps ended before the commit: {overlapped:?}");
+}
+
+#[test]
+fn blocks_of_a_chunk_are_given_out_only_once_its_class_is_in_far_memory() {
+    let refused = Rc::new(Cell::new(0));
+    for after in (0..150).map(|step| Duration::from_nanos(400 * step)) {
+        let count = refused.clone();
+        in_order_with(4, 8, chunks(1), async move |run, worker| {
+            let grant = grant_of(worker, run);
+            let table = table(run, 0, grant);
+            let (far, host) = far_worker(run, grant).await;
+            let node = run.nodes[0].host;
+            let (mut first, mut second) = (SessionState::new(), SessionState::new());
+            let mut slow = far.begin(&mut first).await.unwrap();
+            let mut transaction = worker.begin(&mut second).await.unwrap();
+            let taking = slow.write(&table, 0, Some(&[1; LONG]));
+            let meanwhile = async {
+                run.world.sleep(after).await;
+                run.world.cut(host, node);
+                let written = transaction.write(&table, 0, Some(&[2; LONG])).await;
+                let class = run.look(&run.slab_piece(0, OWNER), run.slab.unwrap().class(0));
+                assert!(written.is_err() || class != 0, "cut after {after:?}");
+                count.set(count.get() + u32::from(written.is_err()));
+                run.world.heal(host, node);
+            };
+            let (taken, ()) = join(taking, meanwhile).await;
+            drop((taken, slow, transaction));
+            far.leave().await.unwrap();
+        });
+    }
+    assert!((10..140).contains(&refused.get()), "the cuts miss the moment: {refused:?}");
 }
 
 #[test]
