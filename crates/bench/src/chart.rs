@@ -6,11 +6,15 @@ use crate::machine::Machine;
 use crate::spread::Spread;
 
 const WIDTH: f64 = 920.0;
-/// Where bars begin; their names are to the left.
+/// Where bars begin, unless a name to their left needs more room.
 const LEFT: f64 = 290.0;
+/// A letter of a name is not wider than this on average.
+const LETTER: f64 = 7.5;
+/// Between a name and its bar.
+const GAP: f64 = 8.0;
 /// Where the longest bar ends; values are to the right.
 const RIGHT: f64 = WIDTH - 130.0;
-/// Length of the longest bar.
+/// Length of the longest bar if no name is long.
 #[cfg(test)]
 pub const LONGEST: f64 = RIGHT - LEFT;
 const ROW: f64 = 26.0;
@@ -81,9 +85,11 @@ pub fn draw_all(charts: &[Chart], courses: &[Course]) -> String {
     let bars: f64 = charts.iter().map(Chart::height).sum();
     let height = bars + courses.iter().map(Course::height).sum::<f64>() + CAPTION;
     let mut svg = open(height);
+    let names = charts.iter().flat_map(|chart| &chart.bars).map(|bar| bar.name.chars().count());
+    let left = names.map(|letters| letters as f64 * LETTER + GAP).fold(LEFT, f64::max);
     let mut top = 0.0;
     for chart in charts {
-        chart.draw(&mut svg, top);
+        chart.draw(&mut svg, top, left);
         top += chart.height();
     }
     for course in courses {
@@ -108,13 +114,15 @@ impl Chart {
         TITLE + ROW * self.bars.len() as f64 + AXIS
     }
 
-    fn draw(&self, svg: &mut String, top: f64) {
+    /// Draws the bars from `left` on.
+    fn draw(&self, svg: &mut String, top: f64, left: f64) {
         title(svg, top, &self.title);
         let largest = self.bars.iter().map(|bar| bar.spread.most).fold(f64::MIN_POSITIVE, f64::max);
         let (first, ground) = (top + TITLE - ROW + BAR, top + self.height() - AXIS - ROW + BAR + 6.0);
+        let place = |value: f64| left + (RIGHT - left) * value / largest;
         // Writing to a string does not fail, here and below.
         for (value, label) in ticks(largest) {
-            let x = LEFT + (RIGHT - LEFT) * value / largest;
+            let x = place(value);
             let _ = writeln!(
                 svg,
                 "<path d=\"M{x:.1} {first:.1}V{ground:.1}\" stroke=\"{GRID}\"/>\n\
@@ -123,13 +131,13 @@ impl Chart {
                 ground + TICK + 12.0
             );
         }
-        let axes = format!("M{LEFT} {first:.1}V{ground:.1}H{RIGHT}");
+        let axes = format!("M{left} {first:.1}V{ground:.1}H{RIGHT}");
         let _ = writeln!(svg, "<path d=\"{axes}\" stroke=\"black\" fill=\"none\"/>");
         for (row, bar) in self.bars.iter().enumerate() {
-            svg.push_str(&draw_bar(top + TITLE + ROW * row as f64, bar, largest, self.digits));
+            svg.push_str(&draw_bar(top + TITLE + ROW * row as f64, bar, left, place, self.digits));
         }
         if let Some(mark) = self.mark.filter(|mark| *mark <= largest) {
-            let x = LEFT + (RIGHT - LEFT) * mark / largest;
+            let x = place(mark);
             let line = format!("M{x:.1} {first:.1}V{ground:.1}");
             let _ =
                 writeln!(svg, "<path d=\"{line}\" stroke=\"black\" stroke-dasharray=\"4 3\" fill=\"none\"/>");
@@ -232,19 +240,18 @@ fn ticks(largest: f64) -> Vec<(f64, String)> {
     (0..=(largest / step + 1e-9).floor() as usize).map(|tick| label(tick as f64 * step)).collect()
 }
 
-fn draw_bar(top: f64, bar: &Bar, largest: f64, digits: usize) -> String {
+fn draw_bar(top: f64, bar: &Bar, left: f64, place: impl Fn(f64) -> f64, digits: usize) -> String {
     let Bar { name, colour, spread } = bar;
     let name = escaped(name);
-    let place = |value: f64| LEFT + (RIGHT - LEFT) * value / largest.max(f64::MIN_POSITIVE);
     let (middle, least, most) = (place(spread.middle), place(spread.least), place(spread.most));
     let (baseline, centre) = (top + 13.0, top + BAR / 2.0);
     format!(
         "<text x=\"{}\" y=\"{baseline}\" text-anchor=\"end\">{name}</text>\n\
-         <rect x=\"{LEFT}\" y=\"{top}\" width=\"{:.1}\" height=\"{BAR}\" fill=\"{colour}\"/>\n\
+         <rect x=\"{left}\" y=\"{top}\" width=\"{:.1}\" height=\"{BAR}\" fill=\"{colour}\"/>\n\
          <path d=\"M{least:.1} {centre}H{most:.1}\" stroke=\"black\" stroke-width=\"1.5\"/>\n\
          <text x=\"{:.1}\" y=\"{baseline}\">{:.digits$}</text>\n",
-        LEFT - 8.0,
-        middle - LEFT,
+        left - GAP,
+        middle - left,
         most.max(middle) + 8.0,
         spread.middle,
     )
@@ -271,6 +278,20 @@ mod tests {
         let half = LEFT + LONGEST / 2.0;
         assert!(draw(&[chart(Some(1.0))]).contains(&format!("M{half:.1} ")));
         assert!([None, Some(3.0)].iter().all(|mark| !draw(&[chart(*mark)]).contains("dasharray")));
+    }
+
+    #[test]
+    fn bars_begin_further_right_if_a_name_needs_the_room() {
+        let spread = Spread { middle: 1.0, least: 1.0, most: 1.0 };
+        let bar = |letters: usize| Bar { name: "n".repeat(letters), colour: OURS, spread };
+        let left = |letters| {
+            let chart = Chart { title: "t".into(), digits: 0, mark: None, bars: vec![bar(1), bar(letters)] };
+            let svg = draw(&[chart]);
+            let after = svg.split("<rect x=\"").nth(1).expect("a bar");
+            after.split('"').next().and_then(|x| x.parse::<f64>().ok()).expect("a number")
+        };
+        assert_eq!(left(10), LEFT);
+        assert_eq!(left(60), 60.0 * LETTER + GAP);
     }
 
     #[test]
