@@ -318,7 +318,8 @@ async fn far_worker(run: &Rc<Run>, grant: Epoch) -> (Worker<Chosen>, HostId) {
 fn a_version_that_moves_to_the_ring_during_a_sweep_does_not_make_older_blocks_unneeded() {
     let overlapped = Rc::new(Cell::new(0));
     for seed in 0..400 {
-        let faults = Faults { stall_permille: 200, stall: Some(Span::new(2_000, 60_000)), ..Faults::default() };
+        let faults =
+            Faults { stall_permille: 200, stall: Some(Span::new(2_000, 60_000)), ..Faults::default() };
         let config = WorldConfig { faults, ..WorldConfig::new(seed) };
         let count = overlapped.clone();
         // The second version replaces the first one in the only place of the ring while the sweep reads.
@@ -347,7 +348,8 @@ fn a_version_that_moves_to_the_ring_during_a_sweep_does_not_make_older_blocks_un
             join(sweep, commit).await;
             count.set(count.get() + u32::from(ends.0 > ends.1));
             for _ in 0..3 {
-                worker.begin(&mut session).await.unwrap(); // waits until a cut with its last commit is published
+                // Waits until a cut with the session's last commit is published.
+                worker.begin(&mut session).await.unwrap();
                 let mut next = worker.begin(&mut session).await.unwrap();
                 if next.write(&table, 0, Some(&[4; LONG])).await.is_ok() {
                     next.commit().await.unwrap();
