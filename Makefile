@@ -155,6 +155,7 @@ mdbook: setup
 
 .PHONY: mutants
 mutants: setup cargo-mutants ## change the protocols in small ways and see whether a test notices: hours; docs/src/mutants.md
+	scripts/setup mutants
 	testbed/mutants
 
 .PHONY: cargo-mutants

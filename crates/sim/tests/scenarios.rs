@@ -1,10 +1,13 @@
 //! Each scenario is reproducible, passes, and is able to fail.
 
+use std::ops::Range;
+
 use farpool_sim::{Scenario, find_scenario, hunt, run_guarded, sweep};
 
 /// Enough seeds to see every kind of fault of a scenario; `farpool sim` runs ten thousand.
 const SEEDS: u64 = 150;
-/// `FARPOOL_SIM_SEEDS=1000` asks for another number of seeds, as `make mutants` does.
+/// Other seeds, for `make mutants`: `FARPOOL_SIM_SEEDS=1000` asks for that many, `FARPOOL_SIM_SEEDS=3,17,`
+/// for these.
 const SEEDS_OPTION: &str = "FARPOOL_SIM_SEEDS";
 /// Each mutation must be noticed within this many seeds, as for `farpool sim`.
 const HUNTED_SEEDS: u64 = 2_000;
@@ -32,12 +35,21 @@ fn one_seed_is_one_history(name: &str) {
 }
 
 fn seeds_are_green(name: &str) {
-    let asked = std::env::var(SEEDS_OPTION).ok();
-    let wanted = asked.map_or(SEEDS, |seeds| seeds.parse().expect("a number of seeds"));
-    let swept = sweep(scenario(name), 0..wanted, THREADS, &|| {});
-    assert_eq!(swept.seeds, wanted);
-    let seeds: Vec<_> = swept.failures.iter().map(|failure| (failure.seed, &failure.violations)).collect();
-    assert!(seeds.is_empty(), "replay with `farpool sim {name} --seed N`: {seeds:#?}");
+    let asked = std::env::var(SEEDS_OPTION).unwrap_or(SEEDS.to_string());
+    let number = |seeds: &str| seeds.parse::<u64>().expect("a number");
+    if let Some((first, others)) = asked.split_once(',') {
+        let listed = others.split_terminator(',').chain([first]);
+        listed.for_each(|seed| range_is_green(name, number(seed)..number(seed) + 1));
+    } else {
+        range_is_green(name, 0..number(&asked));
+    }
+}
+
+fn range_is_green(name: &str, seeds: Range<u64>) {
+    let swept = sweep(scenario(name), seeds.clone(), THREADS, &|| {});
+    assert_eq!(swept.seeds, seeds.end - seeds.start);
+    let failed: Vec<_> = swept.failures.iter().map(|failure| (failure.seed, &failure.violations)).collect();
+    assert!(failed.is_empty(), "replay with `farpool sim {name} --seed N`: {failed:#?}");
 }
 
 fn every_mutation_is_caught(name: &str) {
