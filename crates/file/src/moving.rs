@@ -9,7 +9,9 @@
 //! M3. An extent that cannot be moved stays where it is. The mover tries again until the region has ended.
 //! M4. An extent on which a write in doubt may still land is moved before one of its lost or empty blocks is
 //!     written again; in a file with rows, before anything is written there again.
-//! M5. Moving does not wait for other work of the thread: rebuilding and scrubbing may take hours, but a
+//! M5. Extents whose loss would lose data move first: those of files without redundancy, and of each row as
+//!     many as it cannot lose together.
+//! M6. Moving does not wait for other work of the thread: rebuilding and scrubbing may take hours, but a
 //!     region that is being taken back lasts only tens of seconds.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
@@ -94,7 +96,7 @@ impl<R: Rules> StoreCore<R> {
         moved.and(rebuilt).and(scrubbed)
     }
 
-    /// Does what cannot wait for the end of long work (M5): publishes until when regions may be used, for
+    /// Does what cannot wait for the end of long work (M6): publishes until when regions may be used, for
     /// direct clients (called *guests* in the code), and moves extents that have to leave. Long work calls
     /// this between its steps; it acts at most once per [`LOOK_EVERY`].
     pub(crate) async fn in_between(
@@ -118,15 +120,18 @@ impl<R: Rules> StoreCore<R> {
     /// failure. Ends early when `stopped` says so, or when there is no room for more.
     pub async fn move_out(&self, core: &SessionCore, stopped: impl Fn() -> bool) -> Result<(), FileError> {
         let mut result = Ok(());
-        for file in self.files().iter().filter_map(Weak::upgrade) {
-            for stripe in file.stripes_to_move() {
-                if stopped() {
-                    return Ok(());
-                }
-                match file.move_extent(core, stripe).await {
-                    Ok(()) => {}
-                    Err(error @ FileError::NoSpace) => return Err(error),
-                    Err(error) => result = Err(error),
+        let files: Vec<_> = self.files().iter().filter_map(Weak::upgrade).collect();
+        for select in [FileCore::urgent_stripes_to_move, FileCore::stripes_to_move] {
+            for file in &files {
+                for stripe in select(file) {
+                    if stopped() {
+                        return Ok(());
+                    }
+                    match file.move_extent(core, stripe).await {
+                        Ok(()) => {}
+                        Err(error @ FileError::NoSpace) => return Err(error),
+                        Err(error) => result = Err(error),
+                    }
                 }
             }
         }
@@ -139,6 +144,16 @@ impl<R: Rules> FileCore<R> {
         let map = self.map.read();
         let to_move = |stripe: &u64| map.extent(*stripe).is_some_and(|extent| is_to_move(&extent));
         map.stripes(0, u64::MAX).into_iter().filter(to_move).collect()
+    }
+
+    /// Those of them whose loss would lose data (M5).
+    fn urgent_stripes_to_move(&self) -> Vec<u64> {
+        let to_move = self.stripes_to_move();
+        let Some(rows) = self.rows() else { return to_move };
+        let map = self.map.read();
+        rows.more_than_may_be_lost(&to_move, |member| {
+            map.extent(member).is_some_and(|extent| extent.region().has_ended())
+        })
     }
 
     /// Moves one extent, if it has to be moved.

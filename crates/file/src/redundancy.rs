@@ -4,6 +4,7 @@
 //! parity's position among them rotates from row to row, so that no node has all of it. A mirror is a row
 //! with one data extent: the parity of one extent is its copy.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 
@@ -112,6 +113,21 @@ impl Rows {
         FIRST_PARITY + row
     }
 
+    /// Of members that may be lost soon, those that would be too many: a row survives the loss of one member,
+    /// which may be lost already.
+    pub(crate) fn more_than_may_be_lost(self, members: &[u64], is_lost: impl Fn(u64) -> bool) -> Vec<u64> {
+        let mut by_row = BTreeMap::<u64, Vec<u64>>::new();
+        for &member in members {
+            by_row.entry(self.row_of(member)).or_default().push(member);
+        }
+        let too_many = by_row.into_iter().flat_map(|(row, mut members)| {
+            let has_lost_one = self.data_of(row).chain([self.parity_of(row)]).any(&is_lost);
+            members.truncate(members.len() - usize::from(!has_lost_one));
+            members
+        });
+        too_many.collect()
+    }
+
     /// The place of the pool where a member belongs: consecutive places are on consecutive nodes.
     pub(crate) fn place(self, stripe: u64) -> u64 {
         let row = self.row_of(stripe);
@@ -158,6 +174,17 @@ mod tests {
             }
             assert_eq!(parities.len() as u64, data + 1, "every node has some of the parity");
         }
+    }
+
+    #[test]
+    fn one_member_of_a_whole_row_may_be_lost_and_none_of_a_degraded_one() {
+        let rows = Rows { data: 2 };
+        let [first, second] = [rows.parity_of(0), rows.parity_of(1)];
+        let soon = [0, 1, 2, 7, first, second];
+        assert_eq!(rows.more_than_may_be_lost(&soon, |_| false), [0, 1, 2]);
+        assert_eq!(rows.more_than_may_be_lost(&soon, |member| member == 6), [0, 1, 2, 7]);
+        assert_eq!(rows.more_than_may_be_lost(&soon, |member| member == 3), [0, 1, 2, second]);
+        assert_eq!(rows.more_than_may_be_lost(&[5, first], |_| false), []);
     }
 
     #[test]

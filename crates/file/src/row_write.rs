@@ -430,7 +430,7 @@ impl<R: Rules> FileCore<R> {
     }
 
     /// Gives the blocks of a column the words that follow from the outcomes of the stores.
-    fn settle_column(
+    pub(crate) fn settle_column(
         &self,
         row: &Row,
         held: &mut Held<'_, R>,

@@ -24,6 +24,9 @@ use crate::split::pieces;
 use crate::{FarFile, FileError, FileStore, Redundancy, Session};
 
 mod keeping;
+mod moving;
+mod row_write;
+mod rows;
 mod seek;
 
 const REGION_BYTES: u64 = 1 << 20;
@@ -34,6 +37,8 @@ struct Rig {
     runtime: Runtime,
     broker: SocketAddr,
     nodes: Vec<JoinHandle<()>>,
+    /// Nodes that were ever started.
+    started: usize,
     directory: tempfile::TempDir,
 }
 
@@ -49,7 +54,7 @@ impl Rig {
             farpool_broker::run(config, on_ready, std::future::pending()).await.unwrap();
         });
         let broker = is_ready.recv_timeout(Duration::from_secs(20)).unwrap();
-        let mut rig = Rig { runtime, broker, nodes: Vec::new(), directory };
+        let mut rig = Rig { runtime, broker, nodes: Vec::new(), started: 0, directory };
         for _ in 0..nodes {
             rig.start_node(regions_each);
         }
@@ -65,7 +70,7 @@ impl Rig {
             data_listen: any_port(),
             advertise: None,
             register_within: std::time::Duration::from_secs(20),
-            shm_socket: Some(self.directory.path().join(format!("node{}.sock", self.nodes.len()))),
+            shm_socket: Some(self.directory.path().join(format!("node{}.sock", self.started))),
             card: None,
             memory_bytes: regions * REGION_BYTES,
             reserve_bytes: 0,
@@ -74,6 +79,7 @@ impl Rig {
             state_dir: None,
             tls: None,
         };
+        self.started += 1;
         self.nodes.push(self.runtime.spawn(async move {
             farpool_node::run(config, |_| {}, std::future::pending()).await.unwrap();
         }));
@@ -94,7 +100,11 @@ impl Rig {
 
     /// Makes the broker take back leases of a store.
     fn take_back(&self, store: &FileStore, count: u32, grace: Duration) -> RevokeResponse {
-        let owner = store.pool.owner().0;
+        self.take_back_from(store.pool.owner().0, count, grace)
+    }
+
+    /// Makes the broker take back leases of an owner.
+    fn take_back_from(&self, owner: u64, count: u32, grace: Duration) -> RevokeResponse {
         let request = RevokeRequest { owner, count, grace_ms: grace.as_millis() as u64 };
         self.runtime.block_on(async {
             let mut broker = BrokerClient::new(dial(&self.broker.to_string(), None).unwrap());

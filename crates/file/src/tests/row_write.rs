@@ -1,0 +1,277 @@
+//! Writes to rows of which some stores fail, or some members are lost.
+
+use std::sync::Arc;
+
+use farpool_pool::{AccessError, Extent, SessionCore};
+use farpool_wire::{BlockWord, NodeId};
+
+use super::*;
+use crate::row_write::Store;
+use crate::split::Piece;
+use crate::{FileCore, Rules, Shipped};
+
+const PARITY: Redundancy = Redundancy::Parity { data: 2 };
+const DATA: usize = 2 * EXTENT_BYTES as usize;
+/// The block in which the tests look.
+const COLUMN: u64 = 3;
+
+type Block = Vec<u8>;
+
+fn sum(one: &Block, other: &Block) -> Block {
+    one.iter().zip(other).map(|(one, other)| one ^ other).collect()
+}
+
+/// The outcome of a store: `None` is *unknown*.
+fn result_of(is_stored: Option<bool>) -> Result<(), AccessError> {
+    match is_stored {
+        Some(true) => Ok(()),
+        Some(false) => Err(AccessError::ArenaFull),
+        None => Err(AccessError::NodeLost { node: NodeId(1) }),
+    }
+}
+
+/// A row of two extents with data and their parity: the old contents of a column, and the new ones.
+struct Row {
+    file: Arc<FileCore>,
+    members: [u64; 3],
+    old: [Block; 3],
+    new: [Block; 3],
+}
+
+impl Row {
+    fn new(file: &FarFile) -> Row {
+        let parity = file.inner.rows().unwrap().parity_of(0);
+        let block = |extent: usize| {
+            pattern(DATA, 3)[extent * EXTENT_BYTES as usize + COLUMN as usize * BLOCK_BYTES..][..BLOCK_BYTES]
+                .to_vec()
+        };
+        let old = [block(0), block(1), sum(&block(0), &block(1))];
+        let (first, second) = (pattern(BLOCK_BYTES, 101), pattern(BLOCK_BYTES, 203));
+        let new = [first.clone(), second.clone(), sum(&first, &second)];
+        Row { file: file.inner.clone(), members: [0, 1, parity], old, new }
+    }
+
+    fn extent(&self, which: usize) -> Arc<Extent> {
+        self.file.map.read().extent(self.members[which]).unwrap()
+    }
+
+    fn word(&self, which: usize) -> BlockWord {
+        let words = &self.file.store.words;
+        words.load(words.place(&self.extent(which), COLUMN))
+    }
+
+    fn set_word(&self, which: usize, word: BlockWord) {
+        let words = &self.file.store.words;
+        words.store(words.place(&self.extent(which), COLUMN), word);
+    }
+
+    /// Settles the column after stores with these outcomes; *no store at all* is the outer `None`. Returns
+    /// whether the write has succeeded.
+    async fn settle(&self, core: &SessionCore, outcomes: [Option<Option<bool>>; 3]) -> bool {
+        let rows = self.file.rows().unwrap();
+        let stored = (0..3).filter_map(|which| Some((which, outcomes[which]?)));
+        let stores: Vec<Store> = stored
+            .map(|(which, is_stored)| {
+                let mut buffer = core.buffer(BLOCK_BYTES).unwrap();
+                buffer.copy_from_slice(&self.new[which]);
+                let stripe = self.members[which];
+                Store { stripe, first_block: COLUMN, buffer, result: result_of(is_stored) }
+            })
+            .collect();
+        let pieces: Vec<Piece> = (0..2)
+            .filter(|which| outcomes[*which].is_some())
+            .map(|which| Piece {
+                stripe: self.members[which],
+                start: COLUMN * BLOCK,
+                end: (COLUMN + 1) * BLOCK,
+            })
+            .collect();
+        let (mut held, row) = self.file.hold_row(core, rows, 0, &pieces, 0).await.unwrap().unwrap();
+        let settled = self.file.settle_column(&row, &mut held, &stores, COLUMN);
+        let failures = stores.iter().filter(|store| store.result.is_err()).count();
+        if let Err(error) = settled {
+            let places = [COLUMN * BLOCK, EXTENT_BYTES + COLUMN * BLOCK];
+            let names_a_block = match error {
+                FileError::Lost { offset } => places.contains(&offset),
+                other => other == FileError::NoStaging,
+            };
+            assert!(names_a_block && failures > 0, "{outcomes:?}: {error}");
+        }
+        settled.is_ok()
+    }
+
+    /// The contents of a column that the words promise, given what lies in far memory: what a reader gets of
+    /// each data block, or `None` if the block is lost.
+    fn readable(&self, memory: &[Option<&Block>; 3]) -> [Option<Block>; 2] {
+        let word = |which| self.word(which);
+        let fits = |which: usize, block: &Block| word(which).matches(Shipped::checksum(block));
+        [0, 1].map(|which| {
+            if word(which).is_lost() {
+                return None;
+            }
+            if let Some(own) = memory[which].filter(|own| fits(which, own)) {
+                return Some(own.clone());
+            }
+            let others = [1 - which, 2].map(|other| memory[other].filter(|block| fits(other, block)));
+            let [Some(data), Some(parity)] = others else { panic!("a block is neither there nor lost") };
+            let made = sum(data, parity);
+            assert!(fits(which, &made), "the rest of the column gives other contents");
+            Some(made)
+        })
+    }
+}
+
+/// All outcomes of a store.
+const OUTCOMES: [Option<bool>; 3] = [Some(true), Some(false), None];
+
+fn filled(rig: &Rig) -> (FileStore, Session, FarFile) {
+    let (store, session) = rig.store(TransportChoice::Shm);
+    let file = store.create_as(PARITY);
+    file.write(&session, 0, &pattern(DATA, 3)).unwrap();
+    (store, session, file)
+}
+
+/// Checks a column after a write of both its data blocks, for everything that far memory may then hold.
+async fn both_are_right(row: &Row, core: &SessionCore, outcomes: [Option<bool>; 3], has_parity: bool) {
+    let before = [0, 1, 2].map(|which| row.word(which));
+    let stores = [Some(outcomes[0]), Some(outcomes[1]), has_parity.then_some(outcomes[2])];
+    let is_written = row.settle(core, stores).await;
+    let failed = outcomes[..2].iter().filter(|outcome| **outcome != Some(true)).count();
+    let parity_failed = !has_parity || outcomes[2] != Some(true);
+    assert_eq!(is_written, failed == 0 || failed + usize::from(parity_failed) <= 1, "{outcomes:?}");
+    for landed in 0..8 {
+        let is_new = |which: usize| match stores[which] {
+            Some(Some(known)) => known,
+            Some(None) => landed >> which & 1 == 1,
+            None => false,
+        };
+        let memory =
+            [0, 1, 2].map(|which| Some(if is_new(which) { &row.new[which] } else { &row.old[which] }));
+        let found = row.readable(&memory);
+        if is_written {
+            assert_eq!(found, [Some(row.new[0].clone()), Some(row.new[1].clone())], "{outcomes:?}");
+        } else {
+            for (which, found) in found.iter().enumerate() {
+                let is_known =
+                    found.as_ref().is_none_or(|block| *block == row.old[which] || *block == row.new[which]);
+                assert!(is_known, "{outcomes:?}");
+            }
+        }
+    }
+    // If at most one block may have changed, the old contents are all there.
+    let may_have_changed =
+        stores.iter().filter(|store| store.is_some_and(|known| known != Some(false))).count();
+    if !is_written && may_have_changed <= 1 && !before[2].is_lost() {
+        assert_eq!([0, 1, 2].map(|which| row.word(which)), before, "{outcomes:?}");
+    }
+    (0..3).for_each(|which| row.set_word(which, before[which]));
+}
+
+#[test]
+fn a_column_is_readable_whichever_of_its_stores_fail() {
+    let rig = Rig::new(3, 8);
+    let (_store, session, file) = filled(&rig);
+    let row = Row::new(&file);
+    let guard = session.lock();
+    // SAFETY: all buffers and futures end in `block_on`, before the guard.
+    let core = unsafe { guard.core() };
+    guard.block_on(async {
+        for first in OUTCOMES {
+            for second in OUTCOMES {
+                both_are_right(&row, core, [first, second, Some(false)], false).await;
+                for parity in OUTCOMES {
+                    both_are_right(&row, core, [first, second, parity], true).await;
+                }
+            }
+        }
+        // Without a parity before the write, a block whose outcome is unknown cannot keep its word.
+        row.set_word(2, row.word(2).lost());
+        for first in OUTCOMES {
+            let is_written = row.settle(core, [Some(first), None, None]).await;
+            assert_eq!(is_written, first == Some(true), "there is no parity");
+            assert_eq!(row.word(0).is_lost(), first.is_none());
+            row.set_word(0, BlockWord::EMPTY.written(Shipped::checksum(&row.old[0])));
+        }
+    });
+}
+
+#[test]
+fn a_write_beside_a_lost_member_needs_all_its_stores_unless_that_block_is_empty() {
+    let rig = Rig::new(3, 8);
+    let (store, session, file) = filled(&rig);
+    store.limit_rebuild(1);
+    let row = Row::new(&file);
+    row.extent(1).region().node.give_up();
+    let guard = session.lock();
+    // SAFETY: all buffers and futures end in `block_on`, before the guard.
+    let core = unsafe { guard.core() };
+    guard.block_on(async {
+        let before = [0, 1, 2].map(|which| row.word(which));
+        for (second, is_needed) in [(before[1], true), (BlockWord::EMPTY, false), (before[1].lost(), false)] {
+            for parity in OUTCOMES {
+                row.set_word(1, second);
+                let is_written = row.settle(core, [Some(None), None, Some(parity)]).await;
+                assert_eq!(is_written, !is_needed && parity == Some(true), "{second:?}, {parity:?}");
+                let is_written = {
+                    (0..3).for_each(|which| row.set_word(which, before[which]));
+                    row.set_word(1, second);
+                    row.settle(core, [Some(Some(true)), None, Some(parity)]).await
+                };
+                assert!(is_written, "the data were stored");
+                assert_eq!(row.word(2).is_lost(), parity != Some(true));
+                (0..3).for_each(|which| row.set_word(which, before[which]));
+            }
+        }
+    });
+}
+
+#[test]
+fn a_row_that_has_lost_two_members_takes_writes_of_whole_blocks_again() {
+    let rig = Rig::new(5, 8);
+    let (store, session, file) = filled(&rig);
+    let row = Row::new(&file);
+    for which in [0, 2] {
+        row.extent(which).region().node.give_up();
+    }
+    let next = pattern(EXTENT_BYTES as usize, 55);
+    file.write(&session, 0, &next).unwrap();
+    assert!(read(&file, &session, 0, EXTENT_BYTES as usize).unwrap() == next);
+    let second = &pattern(DATA, 3)[EXTENT_BYTES as usize..];
+    assert!(read(&file, &session, EXTENT_BYTES, EXTENT_BYTES as usize).unwrap() == second);
+    wait_until(|| store.core().is_whole());
+    assert!((0..3).all(|which| !row.extent(which).region().has_ended()));
+    // Any member can now be lost again.
+    row.extent(0).region().node.give_up();
+    assert!(read(&file, &session, 0, EXTENT_BYTES as usize).unwrap() == next);
+}
+
+#[test]
+fn half_a_block_of_a_lost_member_is_written_with_the_rest_reconstructed() {
+    let rig = Rig::new(3, 8);
+    for redundancy in [PARITY, Redundancy::Mirror] {
+        let (store, session) = rig.store(TransportChoice::Shm);
+        store.limit_rebuild(1);
+        let file = store.create_as(redundancy);
+        file.write(&session, 0, &pattern(DATA, 3)).unwrap();
+        file.inner.extent_at(EXTENT_BYTES).unwrap().region().node.give_up();
+        let at = EXTENT_BYTES + 2 * BLOCK + 100;
+        file.write(&session, at, &[9; 50]).unwrap();
+        let mut right = pattern(DATA, 3);
+        right[at as usize..at as usize + 50].fill(9);
+        assert!(read(&file, &session, 0, DATA).unwrap() == right, "{redundancy}");
+        // What is lost with its parity cannot be written in part.
+        let parity = file.inner.rows().unwrap();
+        let parity = parity.parity_of(parity.row_of(1));
+        let lost = file.inner.map.read().extent(parity).unwrap();
+        let place = store.core().words.place(&lost, 5);
+        store.core().words.store(place, store.core().words.load(place).lost());
+        let at = EXTENT_BYTES + 5 * BLOCK;
+        if file.inner.extent_at(EXTENT_BYTES).unwrap().region().has_ended() {
+            assert_eq!(
+                file.write(&session, at + 1, &[9; 50]),
+                Err(FileError::Lost { offset: at }),
+                "{redundancy}"
+            );
+        }
+    }
+}
