@@ -1,8 +1,8 @@
 """Changes the code in small ways, one at a time, and sees whether a test notices. `testbed/mutants` starts it.
 
 cargo-mutants lists the changes (mutants). All of them are compiled into one build, in a copy of the sources: each
-place becomes `if on(N) { mutant } else { original }`, and a variable of the environment switches one on for each
-run of a test. The tests also note which places they reach, so that only these run for a mutant. What cannot be
+place becomes `if on(N) { mutant } else { original }`, and an environment variable switches one on for each run of a
+test. The tests also note which places they reach, so that only these run for a mutant. What cannot be
 switched in this way (constants, code that then does not compile) is counted as not tried.
 """
 
@@ -62,7 +62,7 @@ pub(crate) mod mutants {
 """
 MARKER = re.compile(re.escape(SWITCH) + r"\((\d+)\)")
 CONSTANT = {"const_item", "static_item", "array_type", "const_block", "enum_variant", "attribute_item", "const_parameter"}
-# A mutant that makes a test run this many times as long as it does without is caught by that.
+# A mutant that makes a test run this many times as long as it does without counts as caught.
 SLOW = 3
 GRACE_S = 5
 # A mutant may allocate without end.
@@ -173,7 +173,8 @@ class Source:
             head = pattern.end_byte - node.start_byte
             if any(child.type == "if" for child in pattern.children):
                 guard = original.index(b" if ") + 4
-                return original[:guard] + b"!%s && " % on(mutants[0]) + original[guard:]
+                arrow = original.index(b"=>", guard)
+                return original[:guard] + b"!%s && (%s) " % (on(mutants[0]), original[guard:arrow]) + original[arrow:]
             return original[:head] + b" if !%s " % on(mutants[0]) + original[head:]
         if mutants[0].genre == "MatchArmGuard":
             for m in mutants:

@@ -9,8 +9,8 @@
 //! M3. An extent that cannot be moved stays where it is. The mover tries again until the region has ended.
 //! M4. An extent on which a write in doubt may still land is moved before one of its lost or empty blocks is
 //!     written again; in a file with rows, before anything is written there again.
-//! M5. Extents whose loss would lose data move first: those of files without redundancy, and of each row as
-//!     many as it cannot lose together.
+//! M5. Of the extents in regions that are being taken back, those whose loss would lose data move first: all
+//!     of a file without redundancy, and of each row all but one, or all if another member is already lost.
 //! M6. Moving does not wait for other work of the thread: rebuilding and scrubbing may take hours, but a
 //!     region that is being taken back lasts only tens of seconds.
 
@@ -19,7 +19,7 @@ use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use farpool_pool::{EXTENT_BYTES, Extent, Pool, SessionCore};
+use farpool_pool::{EXTENT_BYTES, Extent, LeasedRegion, Pool, SessionCore};
 use farpool_wire::{BLOCK_BYTES, BlockWord};
 
 use crate::blocks::BLOCKS_PER_EXTENT;
@@ -120,10 +120,9 @@ impl<R: Rules> StoreCore<R> {
     /// failure. Ends early when `stopped` says so, or when there is no room for more.
     pub async fn move_out(&self, core: &SessionCore, stopped: impl Fn() -> bool) -> Result<(), FileError> {
         let mut result = Ok(());
-        let files: Vec<_> = self.files().iter().filter_map(Weak::upgrade).collect();
         for select in [FileCore::urgent_stripes_to_move, FileCore::stripes_to_move] {
-            for file in &files {
-                for stripe in select(file) {
+            for file in self.files().iter().filter_map(Weak::upgrade) {
+                for stripe in select(&file) {
                     if stopped() {
                         return Ok(());
                     }
@@ -146,14 +145,19 @@ impl<R: Rules> FileCore<R> {
         map.stripes(0, u64::MAX).into_iter().filter(to_move).collect()
     }
 
-    /// Those of them whose loss would lose data (M5).
+    /// Extents in regions that are being taken back whose loss would lose data (M5).
     fn urgent_stripes_to_move(&self) -> Vec<u64> {
-        let to_move = self.stripes_to_move();
-        let Some(rows) = self.rows() else { return to_move };
         let map = self.map.read();
-        rows.more_than_may_be_lost(&to_move, |member| {
-            map.extent(member).is_some_and(|extent| extent.region().has_ended())
-        })
+        let is = |member: u64, is_it: fn(&LeasedRegion) -> bool| {
+            map.extent(member).is_some_and(|extent| is_it(extent.region()))
+        };
+        let is_leaving = |region: &LeasedRegion| region.is_leaving() && !region.has_ended();
+        let mut leaving = map.stripes(0, u64::MAX);
+        leaving.retain(|member| is(*member, is_leaving));
+        match self.rows() {
+            None => leaving,
+            Some(rows) => rows.members_to_save_first(&leaving, |member| is(member, LeasedRegion::has_ended)),
+        }
     }
 
     /// Moves one extent, if it has to be moved.

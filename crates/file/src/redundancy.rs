@@ -113,19 +113,19 @@ impl Rows {
         FIRST_PARITY + row
     }
 
-    /// Of members that may be lost soon, those that would be too many: a row survives the loss of one member,
-    /// which may be lost already.
-    pub(crate) fn more_than_may_be_lost(self, members: &[u64], is_lost: impl Fn(u64) -> bool) -> Vec<u64> {
+    /// Of members that may soon be lost, those that must move first: all but the last one of each row, or all
+    /// if the row has already lost a member.
+    pub(crate) fn members_to_save_first(self, members: &[u64], is_lost: impl Fn(u64) -> bool) -> Vec<u64> {
         let mut by_row = BTreeMap::<u64, Vec<u64>>::new();
         for &member in members {
             by_row.entry(self.row_of(member)).or_default().push(member);
         }
-        let too_many = by_row.into_iter().flat_map(|(row, mut members)| {
+        let first = by_row.into_iter().flat_map(|(row, mut members)| {
             let has_lost_one = self.data_of(row).chain([self.parity_of(row)]).any(&is_lost);
             members.truncate(members.len() - usize::from(!has_lost_one));
             members
         });
-        too_many.collect()
+        first.collect()
     }
 
     /// The place of the pool where a member belongs: consecutive places are on consecutive nodes.
@@ -181,10 +181,10 @@ mod tests {
         let rows = Rows { data: 2 };
         let [first, second] = [rows.parity_of(0), rows.parity_of(1)];
         let soon = [0, 1, 2, 7, first, second];
-        assert_eq!(rows.more_than_may_be_lost(&soon, |_| false), [0, 1, 2]);
-        assert_eq!(rows.more_than_may_be_lost(&soon, |member| member == 6), [0, 1, 2, 7]);
-        assert_eq!(rows.more_than_may_be_lost(&soon, |member| member == 3), [0, 1, 2, second]);
-        assert_eq!(rows.more_than_may_be_lost(&[5, first], |_| false), []);
+        assert_eq!(rows.members_to_save_first(&soon, |_| false), [0, 1, 2]);
+        assert_eq!(rows.members_to_save_first(&soon, |member| member == 6), [0, 1, 2, 7]);
+        assert_eq!(rows.members_to_save_first(&soon, |member| member == 3), [0, 1, 2, second]);
+        assert_eq!(rows.members_to_save_first(&[5, first], |_| false), []);
     }
 
     #[test]

@@ -23,6 +23,7 @@ use tokio::task::JoinHandle;
 use crate::split::pieces;
 use crate::{FarFile, FileError, FileStore, Redundancy, Session};
 
+mod bare;
 mod keeping;
 mod moving;
 mod row_write;

@@ -3,57 +3,14 @@
 use std::cell::Cell;
 use std::sync::Arc;
 
-use farpool_pool::{Extent, SessionCore};
+use farpool_pool::Extent;
 use farpool_wire::BlockWord;
 
+use super::bare::Bare;
 use super::*;
-use crate::{FileCore, Rules, Shipped, StoreCore};
+use crate::{FileCore, Rules, Shipped};
 
 const DATA: usize = 4 * EXTENT_BYTES as usize;
-
-/// A store without a mover, its pool, and a session.
-struct Bare {
-    store: Arc<StoreCore>,
-    session: Session,
-    pool: Pool,
-}
-
-impl Bare {
-    fn new(rig: &Rig) -> Bare {
-        let pool = rig.pool(TransportChoice::Shm);
-        let store = Arc::new(StoreCore::new(pool.stock().clone()).unwrap());
-        Bare { store, session: pool.session(), pool }
-    }
-
-    /// Runs what needs the session's core.
-    fn run<T>(&self, task: impl AsyncFnOnce(&SessionCore) -> T) -> T {
-        let guard = self.session.lock();
-        // SAFETY: all buffers and futures end in `block_on`, before the guard.
-        let core = unsafe { guard.core() };
-        guard.block_on(task(core))
-    }
-
-    fn filled(&self, redundancy: Redundancy) -> Arc<FileCore> {
-        let file = self.store.create_as(redundancy);
-        self.run(async |core| file.write(core, 0, &pattern(DATA, 3)).await).unwrap();
-        file
-    }
-
-    fn read(&self, file: &FileCore, offset: u64, length: usize) -> Result<Vec<u8>, FileError> {
-        self.run(async |core| {
-            let (buffer, within) = file.read(core, offset, length).await?;
-            Ok(buffer.map_or(vec![0; within.len()], |buffer| buffer[within].to_vec()))
-        })
-    }
-
-    /// Has all regions taken back, with a long grace, and waits until the store knows.
-    fn lose_all_regions(&self, rig: &Rig) {
-        wait_until(|| {
-            rig.take_back_from(self.pool.owner().0, 64, Duration::from_secs(600));
-            self.pool.stock().regions().iter().all(|region| region.is_leaving())
-        });
-    }
-}
 
 fn members(file: &FileCore) -> Vec<(u64, Arc<Extent>)> {
     let map = file.map.read();
@@ -61,13 +18,17 @@ fn members(file: &FileCore) -> Vec<(u64, Arc<Extent>)> {
 }
 
 #[test]
-fn what_must_not_be_lost_together_moves_first() {
+fn extents_whose_loss_would_lose_data_move_first() {
     let mut rig = Rig::new(2, 8);
     let bare = Bare::new(&rig);
-    let (mirror, plain) = (bare.filled(Redundancy::Mirror), bare.filled(Redundancy::Stripe));
+    let (mirror, plain) = (
+        bare.filled(Redundancy::Mirror, &pattern(DATA, 3)),
+        bare.filled(Redundancy::Stripe, &pattern(DATA, 3)),
+    );
     bare.lose_all_regions(&rig);
     rig.start_node(8);
     rig.start_node(8);
+    wait_until(|| rig.pool(TransportChoice::Auto).capacity().total_bytes >= 16 * REGION_BYTES);
     // One copy of each of the four rows, and the four extents without a copy.
     let moves = Cell::new(0);
     let stopped = || moves.replace(moves.get() + 1) == 8;
@@ -89,7 +50,7 @@ fn what_must_not_be_lost_together_moves_first() {
 fn a_damaged_block_is_lost_in_a_move_and_its_neighbours_are_not() {
     let mut rig = Rig::new(1, 8);
     let bare = Bare::new(&rig);
-    let file = bare.filled(Redundancy::Stripe);
+    let file = bare.filled(Redundancy::Stripe, &pattern(DATA, 3));
     let words = &bare.store.words;
     let place = |block| words.place(&file.extent_at(0).unwrap(), block);
     bare.run(async |core| file.punch(core, 5 * BLOCK, BLOCK).await).unwrap();

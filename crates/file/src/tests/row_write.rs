@@ -5,6 +5,7 @@ use std::sync::Arc;
 use farpool_pool::{AccessError, Extent, SessionCore};
 use farpool_wire::{BlockWord, NodeId};
 
+use super::bare::Bare;
 use super::*;
 use crate::row_write::Store;
 use crate::split::Piece;
@@ -39,8 +40,8 @@ struct Row {
 }
 
 impl Row {
-    fn new(file: &FarFile) -> Row {
-        let parity = file.inner.rows().unwrap().parity_of(0);
+    fn new(file: Arc<FileCore>) -> Row {
+        let parity = file.rows().unwrap().parity_of(0);
         let block = |extent: usize| {
             pattern(DATA, 3)[extent * EXTENT_BYTES as usize + COLUMN as usize * BLOCK_BYTES..][..BLOCK_BYTES]
                 .to_vec()
@@ -48,7 +49,7 @@ impl Row {
         let old = [block(0), block(1), sum(&block(0), &block(1))];
         let (first, second) = (pattern(BLOCK_BYTES, 101), pattern(BLOCK_BYTES, 203));
         let new = [first.clone(), second.clone(), sum(&first, &second)];
-        Row { file: file.inner.clone(), members: [0, 1, parity], old, new }
+        Row { file, members: [0, 1, parity], old, new }
     }
 
     fn extent(&self, which: usize) -> Arc<Extent> {
@@ -124,13 +125,6 @@ impl Row {
 /// All outcomes of a store.
 const OUTCOMES: [Option<bool>; 3] = [Some(true), Some(false), None];
 
-fn filled(rig: &Rig) -> (FileStore, Session, FarFile) {
-    let (store, session) = rig.store(TransportChoice::Shm);
-    let file = store.create_as(PARITY);
-    file.write(&session, 0, &pattern(DATA, 3)).unwrap();
-    (store, session, file)
-}
-
 /// Checks a column after a write of both its data blocks, for everything that far memory may then hold.
 async fn both_are_right(row: &Row, core: &SessionCore, outcomes: [Option<bool>; 3], has_parity: bool) {
     let before = [0, 1, 2].map(|which| row.word(which));
@@ -170,12 +164,9 @@ async fn both_are_right(row: &Row, core: &SessionCore, outcomes: [Option<bool>; 
 #[test]
 fn a_column_is_readable_whichever_of_its_stores_fail() {
     let rig = Rig::new(3, 8);
-    let (_store, session, file) = filled(&rig);
-    let row = Row::new(&file);
-    let guard = session.lock();
-    // SAFETY: all buffers and futures end in `block_on`, before the guard.
-    let core = unsafe { guard.core() };
-    guard.block_on(async {
+    let bare = Bare::new(&rig);
+    let row = Row::new(bare.filled(PARITY, &pattern(DATA, 3)));
+    bare.run(async |core| {
         for first in OUTCOMES {
             for second in OUTCOMES {
                 both_are_right(&row, core, [first, second, Some(false)], false).await;
@@ -198,14 +189,10 @@ fn a_column_is_readable_whichever_of_its_stores_fail() {
 #[test]
 fn a_write_beside_a_lost_member_needs_all_its_stores_unless_that_block_is_empty() {
     let rig = Rig::new(3, 8);
-    let (store, session, file) = filled(&rig);
-    store.limit_rebuild(1);
-    let row = Row::new(&file);
+    let bare = Bare::new(&rig);
+    let row = Row::new(bare.filled(PARITY, &pattern(DATA, 3)));
     row.extent(1).region().node.give_up();
-    let guard = session.lock();
-    // SAFETY: all buffers and futures end in `block_on`, before the guard.
-    let core = unsafe { guard.core() };
-    guard.block_on(async {
+    bare.run(async |core| {
         let before = [0, 1, 2].map(|which| row.word(which));
         for (second, is_needed) in [(before[1], true), (BlockWord::EMPTY, false), (before[1].lost(), false)] {
             for parity in OUTCOMES {
@@ -228,8 +215,10 @@ fn a_write_beside_a_lost_member_needs_all_its_stores_unless_that_block_is_empty(
 #[test]
 fn a_row_that_has_lost_two_members_takes_writes_of_whole_blocks_again() {
     let rig = Rig::new(5, 8);
-    let (store, session, file) = filled(&rig);
-    let row = Row::new(&file);
+    let (store, session) = rig.store(TransportChoice::Shm);
+    let file = store.create_as(PARITY);
+    file.write(&session, 0, &pattern(DATA, 3)).unwrap();
+    let row = Row::new(file.inner.clone());
     for which in [0, 2] {
         row.extent(which).region().node.give_up();
     }
@@ -249,29 +238,21 @@ fn a_row_that_has_lost_two_members_takes_writes_of_whole_blocks_again() {
 fn half_a_block_of_a_lost_member_is_written_with_the_rest_reconstructed() {
     let rig = Rig::new(3, 8);
     for redundancy in [PARITY, Redundancy::Mirror] {
-        let (store, session) = rig.store(TransportChoice::Shm);
-        store.limit_rebuild(1);
-        let file = store.create_as(redundancy);
-        file.write(&session, 0, &pattern(DATA, 3)).unwrap();
-        file.inner.extent_at(EXTENT_BYTES).unwrap().region().node.give_up();
+        let bare = Bare::new(&rig);
+        let file = bare.filled(redundancy, &pattern(DATA, 3));
+        file.extent_at(EXTENT_BYTES).unwrap().region().node.give_up();
+        let write = |at| bare.run(async |core| file.write(core, at, &[9; 50]).await);
         let at = EXTENT_BYTES + 2 * BLOCK + 100;
-        file.write(&session, at, &[9; 50]).unwrap();
+        write(at).unwrap();
         let mut right = pattern(DATA, 3);
         right[at as usize..at as usize + 50].fill(9);
-        assert!(read(&file, &session, 0, DATA).unwrap() == right, "{redundancy}");
-        // What is lost with its parity cannot be written in part.
-        let parity = file.inner.rows().unwrap();
-        let parity = parity.parity_of(parity.row_of(1));
-        let lost = file.inner.map.read().extent(parity).unwrap();
-        let place = store.core().words.place(&lost, 5);
-        store.core().words.store(place, store.core().words.load(place).lost());
+        assert!(bare.read(&file, 0, DATA).unwrap() == right, "{redundancy}");
+        // A block that is lost with its parity cannot be written in part.
+        let rows = file.rows().unwrap();
+        let parity = file.map.read().extent(rows.parity_of(rows.row_of(1))).unwrap();
+        let words = &bare.store.words;
+        words.store(words.place(&parity, 5), words.load(words.place(&parity, 5)).lost());
         let at = EXTENT_BYTES + 5 * BLOCK;
-        if file.inner.extent_at(EXTENT_BYTES).unwrap().region().has_ended() {
-            assert_eq!(
-                file.write(&session, at + 1, &[9; 50]),
-                Err(FileError::Lost { offset: at }),
-                "{redundancy}"
-            );
-        }
+        assert_eq!(write(at + 1), Err(FileError::Lost { offset: at }), "{redundancy}");
     }
 }

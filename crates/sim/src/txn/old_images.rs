@@ -88,7 +88,7 @@ fn on_stage_with(parts: u64, task: impl AsyncFnOnce(&Stage) + 'static) {
     });
 }
 
-/// The same, without publishers.
+/// As [`on_stage_with`], but starts no publishers.
 fn on_empty_stage_with(parts: u64, task: impl AsyncFnOnce(&Stage) + 'static) {
     let mut random = Random::new(1, 1);
     let world = World::new(WorldConfig::new(1));
@@ -222,6 +222,7 @@ fn a_publisher_that_finds_a_torn_image_gives_its_number_to_no_other_cut() {
         let last = stage.begins(&worker, &mut session).await.unwrap();
         stage.run.tasks.kill(publisher.process);
         stage.run.world.sleep(PAUSE).await;
+        assert_eq!(stage.last_of_first_part(), last);
         stage.flip(last);
         publishers::start_one(&stage.run, 0, stage.place);
         let next = stage.begins(&worker, &mut session).await.unwrap();
