@@ -64,6 +64,11 @@ type Files = HashMap<(u64, u64), Arc<StdFile>>;
 /// The files that the daemon would know: all that were ever registered.
 static FILES: Mutex<Option<Files>> = Mutex::new(None);
 
+/// Closes the descriptors of all files of which no description is left.
+pub fn forget_files() {
+    *FILES.lock().unwrap() = None;
+}
+
 /// The first of the stand-in's own descriptors. It is high, so that programs get the numbers that they would
 /// get without the stand-in.
 pub const OWN_DESCRIPTORS_FROM: RawFd = 700;

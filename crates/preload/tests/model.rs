@@ -195,6 +195,8 @@ impl World {
         for number in 0..NUMBERS {
             self.close(number, Seen::ByLibrary);
         }
+        // Otherwise the stand-in runs out of descriptors after 324 files, and nothing more is served.
+        double::forget_files();
         guards()
     }
 }
@@ -240,7 +242,7 @@ fn every_number_reads_and_writes_the_file_that_it_means_however_it_came_to_mean_
     limit_descriptors();
     // The library's hook hides panics, which a test must not.
     drop(std::panic::take_hook());
-    let config = ProptestConfig { cases: 150, failure_persistence: None, ..ProptestConfig::default() };
+    let config = ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() };
     let guards_left = Cell::new(0);
     proptest!(config, |(steps in prop::collection::vec(step(), 1..60), open_at in 1..4_u32)| {
         double::farpool_double_open_at(open_at);
@@ -255,5 +257,5 @@ fn every_number_reads_and_writes_the_file_that_it_means_however_it_came_to_mean_
         guards_left.set(guards);
     });
     let served = double::farpool_double_served();
-    assert!(served > 200, "{served} served");
+    assert!(served > 300, "{served} served");
 }
