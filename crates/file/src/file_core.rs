@@ -5,11 +5,11 @@ use std::sync::atomic::AtomicBool;
 
 use farpool_pool::{EXTENT_BYTES, Extent, SessionCore, Where};
 use farpool_wire::BLOCK_BYTES;
-use parking_lot::RwLock;
 
 use crate::error::FileError;
 use crate::keeping::KeptFile;
 use crate::map::{Loss, Map};
+use crate::map_lock::MapLock;
 use crate::redundancy::{END_OF_DATA, Redundancy, Rows};
 use crate::rows::remove_bare_parity;
 use crate::rules::{Rules, Shipped};
@@ -26,14 +26,14 @@ pub struct FileCore<R: Rules = Shipped> {
     pub(crate) store: Arc<StoreCore<R>>,
     /// Where the file's striping starts.
     pub(crate) start: u64,
-    pub(crate) map: RwLock<Map>,
+    pub(crate) map: MapLock,
     /// Direct clients (called *guests* in the code) may work on the file.
     pub(crate) is_open: AtomicBool,
 }
 
 impl<R: Rules> FileCore<R> {
     pub(crate) fn new(store: Arc<StoreCore<R>>, start: u64) -> Self {
-        FileCore { store, start, map: RwLock::default(), is_open: AtomicBool::new(false) }
+        FileCore { store, start, map: MapLock::default(), is_open: AtomicBool::new(false) }
     }
 
     /// A file that a successor finds again.
@@ -43,7 +43,7 @@ impl<R: Rules> FileCore<R> {
         place: KeptFile,
         redundancy: Redundancy,
     ) -> Self {
-        let map = RwLock::new(Map::kept(redundancy, place));
+        let map = MapLock::new(Map::kept(redundancy, place));
         FileCore { store, start, map, is_open: AtomicBool::new(false) }
     }
 

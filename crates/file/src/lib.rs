@@ -39,6 +39,7 @@ pub mod guest;
 mod held;
 mod keeping;
 mod map;
+mod map_lock;
 mod moving;
 mod parity;
 mod read;

@@ -154,7 +154,7 @@ impl<R: Rules> FileCore<R> {
         let is_leaving = |region: &LeasedRegion| region.is_leaving() && !region.has_ended();
         let mut leaving = map.stripes(0, u64::MAX);
         leaving.retain(|member| is(*member, is_leaving));
-        match self.rows() {
+        match map.redundancy().rows() {
             None => leaving,
             Some(rows) => rows.members_to_save_first(&leaving, |member| is(member, LeasedRegion::has_ended)),
         }
