@@ -11,6 +11,8 @@
 //! W4. Otherwise its parity is lost until it is computed from data again, and data whose outcome is
 //!     indeterminate are lost, too.
 //! W5. A write that is dropped halfway ends as W4 with all outcomes indeterminate.
+//! W6. A parity that is the only copy of a lost member's contents is not given up. If a late write may land on
+//!     it, it moves first.
 
 use std::sync::Arc;
 
@@ -149,7 +151,7 @@ impl<R: Rules> FileCore<R> {
                 RowStored::Elsewhere => {}
                 RowStored::MoveFirst(stripe) => match self.rebuild_extent(core, rows, stripe).await {
                     // It is rebuilt once there is room.
-                    Err(_) if is_parity(stripe) => without_parity = true,
+                    Err(_) if is_parity(stripe) && !without_parity => without_parity = true,
                     moved => moved?,
                 },
             }
@@ -241,7 +243,8 @@ impl<R: Rules> FileCore<R> {
     /// A member that has to move before these pieces of the row can be stored.
     fn to_be_moved(&self, row: &Row, pieces: &[Piece], without_parity: bool) -> Option<u64> {
         let data = pieces.iter().filter_map(|piece| Some((piece.stripe, row.member(piece.stripe)?)));
-        let parity = (!without_parity).then_some((row.parity.0, &row.parity.1));
+        let needs_parity = !without_parity || self.parity_is_only_copy(row, pieces);
+        let parity = needs_parity.then_some((row.parity.0, &row.parity.1));
         let mut concerned = data.chain(parity);
         let mut ended = Vec::new();
         let in_doubt = concerned.find(|(stripe, extent)| {
@@ -253,6 +256,19 @@ impl<R: Rules> FileCore<R> {
         // A row survives one lost member; of two, at least one has to be rebuilt first.
         let all_ended = row.members().filter(|(_, extent)| extent.region().has_ended()).count();
         in_doubt.map(|(stripe, _)| stripe).or_else(|| ended.first().copied().filter(|_| all_ended > 1))
+    }
+
+    /// Whether, in the columns of these pieces, the parity is the only copy of what a lost member of the row
+    /// holds (W6). The members of the pieces themselves do not count: their contents are to change.
+    pub(crate) fn parity_is_only_copy(&self, row: &Row, pieces: &[Piece]) -> bool {
+        let (words, columns) = (&self.store.words, columns(pieces));
+        let has_contents = |extent: &Extent| {
+            let in_column = columns.iter().map(|block| words.load(words.place(extent, *block)).unlocked());
+            in_column.into_iter().any(|word| !word.is_empty() && !word.is_lost())
+        };
+        let beside = row.data.iter().filter(|(stripe, _)| pieces.iter().all(|piece| piece.stripe != *stripe));
+        !row.parity.1.region().has_ended()
+            && beside.into_iter().any(|(_, extent)| extent.region().has_ended() && has_contents(extent))
     }
 
     /// The new contents of the blocks that the parts touch: stripe, first block, and whole blocks.

@@ -66,7 +66,7 @@ impl<R: Rules> FileCore<R> {
     }
 
     /// Makes whole blocks empty, even if their parity cannot be changed: then the parity is lost until it is
-    /// rebuilt.
+    /// rebuilt. But a parity that is a lost member's only copy moves first (`row_write.rs`, W6).
     async fn empty_blocks(
         &self,
         core: &SessionCore,
@@ -78,6 +78,9 @@ impl<R: Rules> FileCore<R> {
         let Some((mut held, row)) = self.hold_row(core, rows, number, &[piece], offset).await? else {
             return Ok(RowStored::Elsewhere);
         };
+        if R::may_still_change(&row.parity.1) && self.parity_is_only_copy(&row, &[piece]) {
+            return Ok(RowStored::MoveFirst(row.parity.0));
+        }
         let changed = self.parities_without(core, &row, &held, piece).await?;
         let (wanted, plans): (Vec<u64>, Vec<Plan>) = changed.into_iter().unzip();
         let buffers = self.parity_buffers(core, row.parity.0, &wanted, &plans)?;

@@ -7,6 +7,7 @@ use farpool_wire::{BlockWord, NodeId};
 
 use super::bare::Bare;
 use super::*;
+use crate::blocks::BLOCKS_PER_EXTENT;
 use crate::row_write::Store;
 use crate::split::Piece;
 use crate::{FileCore, Rules, Shipped};
@@ -255,4 +256,48 @@ fn half_a_block_of_a_lost_member_is_written_with_the_rest_reconstructed() {
         let at = EXTENT_BYTES + 5 * BLOCK;
         assert_eq!(write(at + 1), Err(FileError::Lost { offset: at }), "{redundancy}");
     }
+}
+
+/// A row whose first member is lost. Its only copy is the parity, on which a late write may still land.
+fn with_a_doubtful_only_copy(rig: &Rig) -> (Bare, Row) {
+    let bare = Bare::new(rig);
+    let row = Row::new(bare.filled(PARITY, &pattern(DATA, 3)));
+    row.extent(0).region().node.give_up();
+    row.extent(2).doubt();
+    (bare, row)
+}
+
+#[test]
+fn a_parity_that_is_a_lost_member_s_only_copy_moves_before_its_row_changes() {
+    let rig = Rig::new(3, 8);
+    let half = EXTENT_BYTES as usize;
+    type Change = fn(&Bare, &FileCore) -> Result<(), FileError>;
+    let changes: [(Change, u8); 3] = [
+        (|bare, file| bare.run(async |core| file.set_size(core, EXTENT_BYTES).await), 0),
+        (|bare, file| bare.run(async |core| file.punch(core, EXTENT_BYTES, EXTENT_BYTES).await), 0),
+        (|bare, file| bare.run(async |core| file.write(core, EXTENT_BYTES, &[9; DATA / 2]).await), 9),
+    ];
+    for (at, (change, byte)) in changes.into_iter().enumerate() {
+        let (bare, row) = with_a_doubtful_only_copy(&rig);
+        change(&bare, &row.file).unwrap();
+        assert!(bare.read(&row.file, 0, half).unwrap() == pattern(DATA, 3)[..half], "{at}");
+        let rest = bare.read(&row.file, EXTENT_BYTES, half).unwrap();
+        assert!(rest.iter().all(|found| *found == byte), "{at}");
+    }
+}
+
+#[test]
+fn a_write_fails_if_a_lost_member_s_only_copy_has_no_place_to_move_to() {
+    let rig = Rig::new(3, 1);
+    let (bare, row) = with_a_doubtful_only_copy(&rig);
+    bare.lose_all_regions(&rig); // no extent is taken there any more
+    let half = EXTENT_BYTES as usize;
+    let written = bare.run(async |core| row.file.write(core, EXTENT_BYTES, &[9; DATA / 2]).await);
+    assert!(written.is_err(), "it would have cost the first member's data");
+    assert!(bare.read(&row.file, 0, half).unwrap() == pattern(DATA, 3)[..half]);
+    // Where the lost member holds nothing, the write goes on without a parity.
+    let words = &bare.store.words;
+    (0..BLOCKS_PER_EXTENT)
+        .for_each(|block| words.store(words.place(&row.extent(0), block), BlockWord::EMPTY));
+    bare.run(async |core| row.file.write(core, EXTENT_BYTES, &[9; DATA / 2]).await).unwrap();
 }

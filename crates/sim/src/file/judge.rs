@@ -415,18 +415,18 @@ impl<'a> Judge<'a> {
         ))
     }
 
-    /// Whether a write to these cells may have been in flight when the owner died, and the pool had no room
-    /// to which the successor could have moved the blocks on which that write may still land.
+    /// Whether a change of these cells may have been in flight when the owner died, and the pool had no room
+    /// to which the successor could have moved the blocks on which its stores may still land.
     fn could_not_be_moved(&self, failed: &Record, cells: &Range<u64>) -> bool {
         let blocks_of =
             |cells: &Range<u64>| cells.start / CELLS_PER_BLOCK..cells.end.div_ceil(CELLS_PER_BLOCK);
-        let is_left = |write: &&&Record| {
-            let written = blocks_of(&write.written());
+        let is_left = |change: &&&Record| {
+            let changed = blocks_of(&self.changed(change));
             let asked = blocks_of(cells);
-            write.ended == Ended::Dropped
-                && write.start < failed.end
-                && written.start < asked.end
-                && asked.start < written.end
+            change.ended == Ended::Dropped
+                && change.start < failed.end
+                && changed.start < asked.end
+                && asked.start < changed.end
         };
         let is_full =
             |record: &Record| record.ended == Ended::Failed(FileError::NoSpace) && record.start < failed.end;
