@@ -24,6 +24,7 @@ use crate::split::pieces;
 use crate::{FarFile, FileError, FileStore, Redundancy, Session};
 
 mod bare;
+mod keeper;
 mod keeping;
 mod moving;
 mod row_write;

@@ -2,6 +2,7 @@
 
 mod connections;
 mod evicted;
+mod joint;
 mod programs;
 mod proxy;
 mod recovering;

@@ -95,3 +95,161 @@ impl Confined {
         Some(result)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicUsize;
+
+    use farpool_fabric::{Peer, TransportChoice};
+    use farpool_wire::{NodeId, OwnerId, Refusal};
+
+    use super::*;
+    use crate::pool::PoolConfig;
+    use crate::session::scripted::{Answer, Asked, Kind, Leases, World, extent, node};
+    use crate::space::EXTENT_BYTES;
+    use crate::stock::{Stock, StockConfig};
+
+    const NODE: NodeId = NodeId(1);
+
+    /// The sessions of a process, and an extent on a node.
+    struct Process {
+        world: World,
+        shared: Arc<Shared>,
+        extent: Extent,
+    }
+
+    impl Process {
+        fn new() -> Self {
+            let world = World::new();
+            let reach = |_: &_| Peer { node: NODE, tcp: None, verbs: None, shm_socket: None };
+            let stock = Stock::new(StockConfig {
+                owner: OwnerId(7),
+                region_bytes: 4 * EXTENT_BYTES,
+                limit_regions: None,
+                clock: Arc::new(world.clone()),
+                reach: Box::new(reach),
+                journal: None,
+            });
+            let transport = TransportChoice::Auto.into();
+            let config = PoolConfig { broker: String::new(), tls: None, transport, limit_bytes: None };
+            let (sessions, next_lender) = (Mutex::default(), AtomicUsize::new(0));
+            let shared = Arc::new(Shared { config, stock: Arc::new(stock), sessions, next_lender });
+            Process { world, shared, extent: extent(&node(NODE.0), 0, 1) }
+        }
+
+        fn session(&self) -> Arc<Mutex<Confined>> {
+            let session = Arc::new_cyclic(|own| {
+                let core = self.world.core(Leases::new(&self.world));
+                Mutex::new(Confined(core.among(Arc::new(self.others(own)))))
+            });
+            self.shared.register_session(Arc::downgrade(&session));
+            session
+        }
+
+        fn others(&self, own: &Weak<Mutex<Confined>>) -> OtherSessions {
+            OtherSessions { shared: Arc::downgrade(&self.shared), own: own.clone() }
+        }
+
+        /// A session with a connection, the first of all, and what a session without one borrows from.
+        fn lender(&self) -> (Arc<Mutex<Confined>>, OtherSessions) {
+            let lender = self.session();
+            self.world.read(&lender.lock().0, &self.extent, 1).unwrap();
+            (lender, self.others(&Weak::new()))
+        }
+
+        fn borrow(&self, others: &OtherSessions, direction: Direction, bytes: &mut [u8]) -> Borrowed {
+            others.transfer(direction, &self.extent, 0, bytes)
+        }
+    }
+
+    /// The node has a place for the first connection only.
+    fn one_place(asked: &Asked) -> Answer {
+        match asked.kind {
+            Kind::Attach if asked.connection > 1 => Answer::Refuse(Refusal::Exhausted),
+            _ => Answer::Serve,
+        }
+    }
+
+    #[test]
+    fn a_session_without_a_place_reads_and_writes_by_the_connection_of_a_sibling() {
+        let process = Process::new();
+        process.world.answers(one_place);
+        let _lender = process.lender();
+        let _unconnected = process.session();
+        let region = process.extent.region().id;
+        let borrower = process.session();
+        let borrower = borrower.lock();
+        for round in 1..=4 {
+            process.world.write(&borrower.0, &process.extent, &[round; 5]).unwrap();
+            assert_eq!(process.world.stored(region, 5), [round; 5]);
+            process.world.store(region, &[100 + round; 5]);
+            let read = process.world.read(&borrower.0, &process.extent, 5);
+            assert_eq!(read.unwrap(), [100 + round; 5]);
+        }
+        assert_eq!(process.world.connections(NODE), 1);
+    }
+
+    #[test]
+    fn a_sibling_that_is_busy_is_not_taken_for_one_without_a_connection() {
+        let process = Process::new();
+        let (lender, others) = process.lender();
+        {
+            let _busy = lender.lock();
+            for _ in 0..3 {
+                assert!(matches!(process.borrow(&others, Direction::Read, &mut [0]), Borrowed::AllBusy));
+            }
+        }
+        assert!(matches!(process.borrow(&others, Direction::Read, &mut [0]), Borrowed::Done(Ok(()))));
+    }
+
+    #[test]
+    fn a_session_makes_no_connection_for_a_sibling() {
+        let process = Process::new();
+        let none_from = |others: &OtherSessions| {
+            let connected = process.world.asked(NODE, Kind::Connect);
+            let attached = process.world.asked(NODE, Kind::Attach);
+            let borrowed = process.borrow(others, Direction::Read, &mut [0]);
+            assert!(matches!(borrowed, Borrowed::NoneConnected));
+            assert_eq!(process.world.asked(NODE, Kind::Connect), connected);
+            assert_eq!(process.world.asked(NODE, Kind::Attach), attached);
+        };
+        // It has used no node yet.
+        let unconnected = process.session();
+        none_from(&process.others(&Weak::new()));
+        drop(unconnected);
+        // It has lost its connection.
+        let (lender, others) = process.lender();
+        process.world.answers(|asked| if asked.kind == Kind::Read { Answer::Lose } else { Answer::Serve });
+        assert!(process.world.read(&lender.lock().0, &process.extent, 1).is_err());
+        assert_eq!(process.world.connections(NODE), 0);
+        process.world.answers(|_| Answer::Serve);
+        none_from(&others);
+        drop(lender);
+        // Its connection has no region any more.
+        let lender = process.session();
+        let ended = extent(&process.extent.region().node, 1, 1);
+        process.world.read(&lender.lock().0, &ended, 1).unwrap();
+        ended.region().retire();
+        lender.lock().let_go();
+        assert_eq!(process.world.connections(NODE), 1);
+        none_from(&others);
+    }
+
+    #[test]
+    fn a_lender_that_loses_its_place_meanwhile_does_not_borrow_in_turn() {
+        for (direction, in_doubt) in [(Direction::Write, true), (Direction::Read, false)] {
+            let process = Process::new();
+            let (_lender, others) = process.lender();
+            let _other = process.session();
+            process.world.answers(|asked| match asked.kind {
+                Kind::Read | Kind::Write => Answer::Lose,
+                _ => one_place(asked),
+            });
+            let borrowed = process.borrow(&others, direction, &mut [1]);
+            let Borrowed::Done(Err(Failure::NoPlace { in_doubt: told })) = borrowed else {
+                panic!("the lender has no place")
+            };
+            assert_eq!(told, in_doubt);
+        }
+    }
+}

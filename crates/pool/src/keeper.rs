@@ -437,3 +437,6 @@ async fn give_back(shared: &Shared, lease: Lease) {
     let request = shared.stock.with_holder(|holder| holder.release(std::iter::once(lease)));
     release_at(NodeClient::new(channel), NodeId(address.node), request).await;
 }
+
+#[cfg(test)]
+mod tests;

@@ -56,7 +56,7 @@ struct Inner {
 pub(crate) struct Shared {
     pub(crate) config: PoolConfig,
     pub(crate) stock: Arc<Stock>,
-    sessions: Mutex<Vec<Weak<Mutex<Confined>>>>,
+    pub(crate) sessions: Mutex<Vec<Weak<Mutex<Confined>>>>,
     /// Which session a borrower tries first: each in turn.
     pub(crate) next_lender: AtomicUsize,
 }
@@ -243,4 +243,80 @@ pub(crate) fn peer_of(address: &NodeAddress, transport: TransportChoice) -> Peer
 
 pub(crate) fn random_id() -> u64 {
     getrandom::u64().expect("the kernel gives random bytes")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use farpool_keep::MemoryJournal;
+
+    const REGION_BYTES: u64 = 4 * EXTENT_BYTES;
+
+    /// A broker at which no process listens.
+    fn config(limit_bytes: Option<u64>) -> PoolConfig {
+        let transport = TransportChoice::Tcp.into();
+        PoolConfig { broker: "127.0.0.1:1".to_owned(), tls: None, transport, limit_bytes }
+    }
+
+    fn stock(limit_bytes: Option<u64>) -> Result<Arc<Stock>, PoolError> {
+        let view = View { region_bytes: REGION_BYTES, free_regions: 10 };
+        Pool::stock_of(&config(limit_bytes), &view, OwnerId(1), None)
+    }
+
+    #[test]
+    fn a_limit_allows_whole_regions_and_at_least_one() {
+        let allowed = |limit_bytes| stock(limit_bytes).unwrap().capacity().total_bytes / REGION_BYTES;
+        assert_eq!(allowed(None), 10);
+        assert_eq!(allowed(Some(3 * REGION_BYTES - 1)), 2);
+        assert_eq!(allowed(Some(REGION_BYTES)), 1);
+        let too_small = stock(Some(REGION_BYTES - 1));
+        assert!(matches!(too_small, Err(PoolError::LimitTooSmall { region_bytes: REGION_BYTES, .. })));
+    }
+
+    #[test]
+    fn a_kept_pool_whose_regions_have_an_impossible_size_is_refused_before_a_broker_is_asked() {
+        for impossible in [0, EXTENT_BYTES + 1] {
+            let journal = MemoryJournal::default();
+            journal.append(&[KeptPool { owner: 7, region_bytes: impossible }.put()]);
+            let connected =
+                Pool::connect_keeping(config(None), Arc::new(journal.successor()), &journal.kept());
+            let Err(PoolError::RegionSize { region_bytes, .. }) = connected else { panic!("{impossible}") };
+            assert_eq!(region_bytes, impossible);
+        }
+    }
+
+    #[test]
+    fn the_sessions_of_a_pool_are_those_that_have_not_ended() {
+        let pool = Pool::start(config(None), stock(None).unwrap()).unwrap();
+        let shared = &pool.inner.shared;
+        let (first, second) = (pool.session(), pool.session());
+        assert_eq!(shared.sessions().len(), 2);
+        drop(first);
+        let _third = pool.session();
+        assert_eq!((shared.sessions().len(), shared.sessions.lock().len()), (2, 2));
+        drop(second);
+        assert_eq!(shared.sessions().len(), 1);
+    }
+
+    #[test]
+    fn memory_is_shared_with_nodes_of_this_host_unless_the_operator_chooses() {
+        let is_shared = |host: &str, choice| {
+            let shm_socket = "/run/node.sock".to_owned();
+            let address =
+                NodeAddress { node: 3, host: host.to_owned(), shm_socket, ..NodeAddress::default() };
+            peer_of(&address, choice).shm_socket.is_some()
+        };
+        let here = this_host();
+        assert!(is_shared(&here, TransportChoice::Auto));
+        assert!(!is_shared("another", TransportChoice::Auto) && !is_shared("", TransportChoice::Auto));
+        assert!(is_shared("another", TransportChoice::Shm));
+        assert!(!is_shared(&here, TransportChoice::Tcp) && !is_shared(&here, TransportChoice::Verbs));
+        let without = NodeAddress { host: here, ..NodeAddress::default() };
+        assert_eq!(peer_of(&without, TransportChoice::Shm).shm_socket, None);
+    }
+
+    #[test]
+    fn no_two_connections_have_the_same_owner() {
+        assert_ne!(random_id(), random_id());
+    }
 }

@@ -579,20 +579,6 @@ impl Tries {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_shortage_is_no_loss_unless_an_earlier_try_is_in_doubt() {
-        let node = NodeId(1);
-        let region = RegionId { node, index: 0 };
-        let short = AccessError::Short { node };
-        assert_eq!(settled(short, region, false), short);
-        assert_eq!(settled(short, region, true), AccessError::NodeLost { node });
-        let refused = AccessError::Refused(OpError::Refused(Refusal::TooLong));
-        assert_eq!(settled(refused, region, false), refused);
-        assert_eq!(settled(refused, region, true), AccessError::LeaseLost { region });
-        let no_place = |in_doubt| Failure::NoPlace { in_doubt }.into_error(region);
-        assert_eq!((no_place(false), no_place(true)), (short, AccessError::NodeLost { node }));
-    }
-}
+pub(crate) mod scripted;
+#[cfg(test)]
+mod tests;

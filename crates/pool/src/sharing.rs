@@ -112,3 +112,21 @@ fn refused(node: NodeId, status: &Status) -> GrantError {
         _ => GrantError::NoAnswer { node, reason },
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_that_says_no_has_answered_and_one_that_fails_has_not() {
+        let node = NodeId(1);
+        let answer = |code| refused(node, &Status::new(code, "words"));
+        let reason = "words".to_owned();
+        for code in [Code::FailedPrecondition, Code::InvalidArgument] {
+            assert_eq!(answer(code), GrantError::Refused { node, reason: reason.clone() });
+        }
+        for code in [Code::Unavailable, Code::DeadlineExceeded, Code::Internal] {
+            assert_eq!(answer(code), GrantError::NoAnswer { node, reason: reason.clone() });
+        }
+    }
+}

@@ -227,3 +227,74 @@ async fn ping(endpoint: &Endpoint, queue: &Queue) -> Result<Seen, OpError> {
     buffer.copy_from_slice(CALL_PING);
     queue.call(buffer, CALL_PING.len()).await.map(|_| Seen::Answer)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+
+    use farpool_fabric::Peer;
+    use farpool_wire::control::{AcquireResponse, Lease, NodeAddress};
+    use farpool_wire::{Epoch, NodeId, OwnerId};
+    use futures_util::future::select;
+    use rustix::io::Errno;
+
+    use super::*;
+    use crate::session::SessionCore;
+    use crate::session::scripted::{Answer, Kind, Leases, World, node};
+    use crate::space::EXTENT_BYTES;
+    use crate::stock::StockConfig;
+
+    /// Longer than any node is waited for.
+    const LONG: Duration = Duration::from_secs(60);
+
+    /// A stock that holds nothing, and nodes to which no connection can be made.
+    fn unreachable_nodes(errno: Errno) -> (World, SessionCore, Stock) {
+        let world = World::new();
+        world.answers(move |_| Answer::Fail(errno));
+        let core = world.core(Leases::new(&world));
+        let stock = Stock::new(StockConfig {
+            owner: OwnerId(7),
+            region_bytes: EXTENT_BYTES,
+            limit_regions: None,
+            clock: Arc::new(world.clone()),
+            reach: Box::new(|at| Peer { node: NodeId(at.node), tcp: None, verbs: None, shm_socket: None }),
+            journal: None,
+        });
+        (world, core, stock)
+    }
+
+    /// Adds a region to the stock, and watches its node for long.
+    fn watched_node(errno: Errno) -> Arc<NodeState> {
+        let (world, core, stock) = unreachable_nodes(errno);
+        let address = Some(NodeAddress { node: 1, ..NodeAddress::default() });
+        let (epoch, key) = (Epoch::new(1, 1).0, vec![1; 16]);
+        let lease = Lease { address, epoch, key, ttl_ms: 10_000, ..Lease::default() };
+        let answer =
+            AcquireResponse { leases: vec![lease], region_bytes: EXTENT_BYTES, ..Default::default() };
+        stock.acquisition_answered(stock.now(), Some(answer));
+        let node = stock.nodes()[0].clone();
+        let watching = pin!(watch_nodes(&stock, core.endpoint()));
+        world.run(&core, select(watching, pin!(core.endpoint().sleep(LONG))));
+        assert_eq!(stock.regions().is_empty(), node.is_lost());
+        node
+    }
+
+    #[test]
+    fn a_node_whose_process_has_ended_is_given_up_though_nobody_uses_it() {
+        assert!(watched_node(Errno::CONNREFUSED).is_lost());
+    }
+
+    #[test]
+    fn a_shortage_of_this_process_costs_no_node() {
+        assert!(!watched_node(Errno::MFILE).is_lost());
+    }
+
+    #[test]
+    fn a_node_on_which_nothing_is_held_is_not_watched() {
+        let (world, core, stock) = unreachable_nodes(Errno::CONNREFUSED);
+        let node = node(1);
+        let watching = pin!(watch_node(&stock, core.endpoint(), node.clone()));
+        world.run(&core, select(watching, pin!(core.endpoint().sleep(LONG))));
+        assert_eq!((world.asked(NodeId(1), Kind::Connect), node.is_lost()), (0, false));
+    }
+}

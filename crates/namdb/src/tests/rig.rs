@@ -20,7 +20,10 @@ use crate::file::DatabaseFile;
 use crate::member::{add_grants, attach_all};
 use crate::{CreateOptions, Credentials, Database, Reach};
 
-const REGION_BYTES: u64 = 4 << 20;
+/// Size of the regions that the nodes of [`Rig::new`] lend.
+pub const REGION_BYTES: u64 = 4 << 20;
+/// How many regions all nodes of [`Rig::new`] lend.
+pub const REGIONS: u32 = 8;
 const NODES: u32 = 2;
 /// The heartbeat timeout: so long that members are evicted only by tests.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -36,6 +39,11 @@ pub struct Rig {
 
 impl Rig {
     pub fn new() -> Rig {
+        Rig::lending(REGIONS, REGION_BYTES)
+    }
+
+    /// A rig whose nodes lend this many regions, the same number each.
+    pub fn lending(regions: u32, region_bytes: u64) -> Rig {
         let runtime = Runtime::new().unwrap();
         let directory = tempfile::tempdir().unwrap();
         let (ready, is_ready) = mpsc::channel();
@@ -56,9 +64,9 @@ impl Rig {
                 data_listen: any_port(),
                 shm_socket: Some(directory.path().join(format!("node{number}.sock"))),
                 card: None,
-                memory_bytes: 4 * REGION_BYTES,
+                memory_bytes: u64::from(regions / NODES) * region_bytes,
                 reserve_bytes: 0,
-                region_bytes: REGION_BYTES,
+                region_bytes,
                 locking: farpool_node::Locking::None,
                 state_dir: None,
                 tls: None,
@@ -74,6 +82,12 @@ impl Rig {
         Rig { _runtime: runtime, broker, directory }
     }
 
+    /// How a process reaches the broker.
+    pub fn pool(&self, transport: TransportChoice) -> PoolConfig {
+        let broker = self.broker.to_string();
+        PoolConfig { broker, tls: None, transport: transport.into(), limit_bytes: None }
+    }
+
     pub fn file(&self) -> PathBuf {
         self.directory.path().join("bank.far")
     }
@@ -83,11 +97,9 @@ impl Rig {
     }
 
     pub fn create_with(&self, transport: TransportChoice, patience: Duration) -> Database {
-        let broker = self.broker.to_string();
-        let pool = PoolConfig { broker, tls: None, transport: transport.into(), limit_bytes: None };
-        let bytes = u64::from(NODES) * 4 * REGION_BYTES;
+        let bytes = u64::from(REGIONS) * REGION_BYTES;
         let options = CreateOptions { bytes, servers: 16, patience, ..CreateOptions::default() };
-        Database::create(&pool, &self.file(), &options).unwrap()
+        Database::create(&self.pool(transport), &self.file(), &options).unwrap()
     }
 
     pub fn open(&self, transport: TransportChoice) -> Database {
