@@ -194,6 +194,8 @@ impl<R: Rules> FileCore<R> {
     }
 
     /// As [`punch`](Self::punch), while no direct client is at work.
+    ///
+    /// The loss of a block is forgotten only once the block is empty: this may be dropped halfway.
     pub(crate) async fn punch_alone(
         &self,
         core: &SessionCore,
@@ -202,7 +204,7 @@ impl<R: Rules> FileCore<R> {
     ) -> Result<(), FileError> {
         let stripes = {
             let mut map = self.map.write();
-            map.unlose(offset, length);
+            map.unlose_holes(offset, length);
             map.stripes(offset / EXTENT_BYTES, (offset + length).div_ceil(EXTENT_BYTES))
         };
         let rows = self.rows();
@@ -222,7 +224,10 @@ impl<R: Rules> FileCore<R> {
             stripes.into_iter().flat_map(of_range).partition(Piece::is_whole_extent);
         {
             let mut map = self.map.write();
-            whole.iter().for_each(|piece| map.remove(piece.stripe));
+            for piece in whole {
+                map.remove(piece.stripe);
+                map.unlose(piece.file_offset(0), EXTENT_BYTES);
+            }
         }
         for piece in ends {
             self.zero(core, piece).await;

@@ -325,10 +325,26 @@ impl Map {
 
     /// Forgets losses in blocks that lie wholly within a range, which were written again or truncated.
     pub(crate) fn unlose(&mut self, offset: u64, bytes: u64) {
+        self.unlose_if(offset, bytes, |_, _| true);
+    }
+
+    /// As [`unlose`](Self::unlose), but only where the file has no extent: there it reads as zeros.
+    pub(crate) fn unlose_holes(&mut self, offset: u64, bytes: u64) {
+        let stripe_of = |block: u64| block * BLOCK_BYTES as u64 / EXTENT_BYTES;
+        self.unlose_if(offset, bytes, |extents, block| !extents.contains_key(&stripe_of(block)));
+    }
+
+    fn unlose_if(
+        &mut self,
+        offset: u64,
+        bytes: u64,
+        is_found: impl Fn(&BTreeMap<u64, Arc<Extent>>, u64) -> bool,
+    ) {
         let block = BLOCK_BYTES as u64;
         let (first, end) = (offset.div_ceil(block), offset.saturating_add(bytes) / block);
-        let found: Vec<u64> =
-            self.lost.extract_if(first..end.max(first), |_, _| true).map(|(block, _)| block).collect();
+        let (lost, extents) = (&mut self.lost, &self.extents);
+        let found = lost.extract_if(first..end.max(first), |block, _| is_found(extents, *block));
+        let found: Vec<u64> = found.map(|(block, _)| block).collect();
         if let Some(kept) = self.kept.as_ref().filter(|_| !found.is_empty()) {
             kept.unlost(&found);
         }

@@ -1,13 +1,16 @@
 //! Writes to rows of which some stores fail, or some members are lost.
 
+use std::pin::pin;
 use std::sync::Arc;
 
 use farpool_pool::{AccessError, Extent, SessionCore};
 use farpool_wire::{BlockWord, NodeId};
+use futures_util::poll;
 
 use super::bare::Bare;
 use super::*;
 use crate::blocks::BLOCKS_PER_EXTENT;
+use crate::map::Loss;
 use crate::row_write::Store;
 use crate::split::Piece;
 use crate::{FileCore, Rules, Shipped};
@@ -300,4 +303,33 @@ fn a_write_fails_if_a_lost_member_s_only_copy_has_no_place_to_move_to() {
     (0..BLOCKS_PER_EXTENT)
         .for_each(|block| words.store(words.place(&row.extent(0), block), BlockWord::EMPTY));
     bare.run(async |core| row.file.write(core, EXTENT_BYTES, &[9; DATA / 2]).await).unwrap();
+}
+
+#[test]
+fn a_hole_that_is_given_up_halfway_shows_no_contents_that_were_lost() {
+    let rig = Rig::new(3, 8);
+    for redundancy in [PARITY, Redundancy::None] {
+        let bare = Bare::new(&rig);
+        let file = bare.filled(redundancy, &pattern(DATA, 3));
+        let (first, bytes) = (EXTENT_BYTES + BLOCK, 2 * BLOCK);
+        file.map.write().lose(first, bytes, Loss::Gone);
+        let words = &bare.store.words;
+        let place = words.place(&file.extent_at(first).unwrap(), 1);
+        bare.run(async |core| {
+            let word = words.lock(core.endpoint(), place).await.unwrap();
+            assert!(poll!(pin!(file.punch(core, first, bytes))).is_pending(), "it waits for the lock");
+            words.store(place, word);
+        });
+        for at in [first, first + BLOCK] {
+            assert_eq!(bare.read(&file, at, 1), Err(FileError::Lost { offset: at }), "{redundancy}");
+        }
+        bare.run(async |core| file.punch(core, first, bytes).await).unwrap();
+        assert_eq!(bare.read(&file, first, bytes as usize).unwrap(), vec![0; bytes as usize]);
+        // Where a file has no extent any more, nothing is lost either.
+        file.map.write().lose(0, bytes, Loss::Gone);
+        bare.run(async |core| file.punch(core, 0, DATA as u64).await).unwrap();
+        file.map.write().lose(0, bytes, Loss::Gone);
+        bare.run(async |core| file.punch(core, 0, bytes).await).unwrap();
+        assert_eq!(bare.read(&file, 0, bytes as usize).unwrap(), vec![0; bytes as usize]);
+    }
 }
