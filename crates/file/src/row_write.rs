@@ -253,9 +253,13 @@ impl<R: Rules> FileCore<R> {
             }
             R::may_still_change(extent)
         });
-        // A row survives one lost member; of two, at least one has to be rebuilt first.
+        // A row survives one lost member; of two, at least one has to be rebuilt first. A parity that cannot
+        // be stored is as good as lost.
+        let (_, parity) = &row.parity;
+        let is_given_up = without_parity && !parity.region().has_ended() && R::may_still_change(parity);
         let all_ended = row.members().filter(|(_, extent)| extent.region().has_ended()).count();
-        in_doubt.map(|(stripe, _)| stripe).or_else(|| ended.first().copied().filter(|_| all_ended > 1))
+        let missing = all_ended + usize::from(is_given_up);
+        in_doubt.map(|(stripe, _)| stripe).or_else(|| ended.first().copied().filter(|_| missing > 1))
     }
 
     /// Whether, in the columns of these pieces, the parity is the only copy of what a lost member of the row

@@ -333,3 +333,22 @@ fn a_hole_that_is_given_up_halfway_shows_no_contents_that_were_lost() {
         assert_eq!(bare.read(&file, 0, bytes as usize).unwrap(), vec![0; bytes as usize]);
     }
 }
+
+#[test]
+fn a_write_to_a_lost_member_whose_parity_is_in_doubt_needs_a_place_for_one_of_them() {
+    let mut rig = Rig::new(2, 1);
+    let bare = Bare::new(&rig);
+    let bytes = EXTENT_BYTES as usize;
+    let file = bare.filled(Redundancy::Mirror, &pattern(bytes, 3));
+    let parity = file.rows().unwrap().parity_of(0);
+    file.extent_at(0).unwrap().region().node.give_up();
+    file.map.read().extent(parity).unwrap().doubt();
+    bare.lose_all_regions(&rig); // no extent is taken there any more
+    let write = || bare.run(async |core| file.write(core, 0, &pattern(bytes, 5)).await);
+    let no_place = |error| matches!(error, FileError::NoSpace | FileError::TooFewNodes { .. });
+    assert!(no_place(write().unwrap_err()));
+    assert!(bare.read(&file, 0, bytes).unwrap() == pattern(bytes, 3), "the mirror has it");
+    rig.start_node(2);
+    wait_until(|| write().map_err(|error| assert!(no_place(error), "{error}")).is_ok());
+    assert!(bare.read(&file, 0, bytes).unwrap() == pattern(bytes, 5));
+}
