@@ -17,7 +17,7 @@ use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use farpool_fabric::TransportChoice;
 use serde::Serialize;
 use serde_json::Value;
@@ -49,9 +49,6 @@ const READING: Duration = Duration::from_secs(2);
 /// How long memory may take to come back: longer than a lease lasts if its owner does not answer.
 const DEADLINE: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(1);
-/// How often a run is tried in which the node gives memory back before any is demanded: it does that also if
-/// processes elsewhere on the machine wait for memory.
-const ATTEMPTS: u32 = 5;
 
 /// What to measure.
 #[derive(Clone, Copy, Debug)]
@@ -159,36 +156,15 @@ pub fn run_reclaim(options: &ReclaimOptions, farpool: &Path, stop: &AtomicBool) 
     let mut runs = Vec::new();
     for number in 0..options.runs {
         step.advance(u64::from(number), u64::from(options.runs));
-        runs.push(run_undisturbed(options, farpool, number, stop)?);
+        runs.push(run_once(options, farpool, number, stop)?);
     }
     let report = ReclaimReport::of(options, &runs);
     step.done(&format!("{:.0} ms (p99)", report.p99_ms));
     Ok(report)
 }
 
-fn run_undisturbed(
-    options: &ReclaimOptions,
-    farpool: &Path,
-    number: u32,
-    stop: &AtomicBool,
-) -> Result<Reclaimed> {
-    for _ in 0..ATTEMPTS {
-        check_stop(stop)?;
-        if let Some(run) = run_once(options, farpool, number, stop)? {
-            return Ok(run);
-        }
-        warn("the node gave memory back before any was demanded: other processes may need memory; once more");
-    }
-    bail!("the node gave memory back in {ATTEMPTS} runs before any was demanded: stop what else needs memory")
-}
-
-/// Measures once. `None`: the node gave memory back before any was demanded.
-fn run_once(
-    options: &ReclaimOptions,
-    farpool: &Path,
-    number: u32,
-    stop: &AtomicBool,
-) -> Result<Option<Reclaimed>> {
+fn run_once(options: &ReclaimOptions, farpool: &Path, number: u32, stop: &AtomicBool) -> Result<Reclaimed> {
+    check_stop(stop)?;
     let (lent, region, reserve) = (options.lent_bytes(), options.region_bytes(), options.reserve_bytes());
     let start_bytes = lent + region + PROGRAMS_BYTES + 2 * reserve;
     let mut group =
@@ -216,9 +192,7 @@ fn run_once(
     std::thread::sleep(BEFORE_DEMAND);
     let available = demand.available(stop)?;
     let given_back = available.saturating_sub(reserve);
-    if given_back >= options.demand_bytes / 4 {
-        return Ok(None);
-    }
+    ensure!(given_back < options.demand_bytes / 4, "the node has given memory back before any was demanded");
     let mut run = Reclaimed { returned: demand.until_returned(stop)?, operations: 0, errors: 0 };
     if run.client_goes_on(&mut volume, &at_work, stop)? {
         let (op, pattern, seconds) = (FileOp::Read, Pattern::Sequential, READING.as_secs_f64());
@@ -226,7 +200,7 @@ fn run_once(
         volume.begin(&reading)?;
         run.client_goes_on(&mut volume, &reading, stop)?;
     }
-    Ok(Some(run))
+    Ok(run)
 }
 
 /// How many regions of the pool are free, by its broker.
