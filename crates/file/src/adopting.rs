@@ -8,7 +8,7 @@
 //!     the contents that lie there now: each unit of eight bytes is old or new. Later reads find the same. A
 //!     block that was never written stays empty.
 //! D3. A parity whose word was locked is right in two cases: it is the sum of its column as it is now; or a
-//!     member is missing, nothing else in the column was being written, and the parity is what its word says.
+//!     member is missing, nothing else in the column has changed, and the parity is what its word says.
 //!     Otherwise it is lost, and is rebuilt.
 //! D4. A file that was being truncated is truncated.
 //! D5. Damage to kept memory costs contents, and never yields wrong bytes: words are believed only if their
@@ -214,7 +214,7 @@ impl<R: Rules> FileCore<R> {
         self.store.volume.ask_for_repair();
     }
 
-    async fn settle_left_column(&self, core: &SessionCore, row: &Row, block: u64) {
+    pub(crate) async fn settle_left_column(&self, core: &SessionCore, row: &Row, block: u64) {
         let words = &self.store.words;
         let mut is_torn = false;
         for (_, extent) in &row.data {
@@ -227,8 +227,10 @@ impl<R: Rules> FileCore<R> {
                 words.store(place, left.unlocked()); // its contents are what the rest of the row gives
                 continue;
             }
-            is_torn = true;
             let contents = self.block_contents(core, extent, block).await;
+            let is_as_before =
+                contents.as_ref().is_some_and(|data| left.unlocked().matches(R::checksum(data)));
+            is_torn |= !is_as_before && !left.was_empty();
             words.store(place, settled_word::<R>(left, contents.as_deref()));
         }
         let parity = &row.parity.1;

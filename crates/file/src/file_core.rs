@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use farpool_pool::{EXTENT_BYTES, Extent, SessionCore, Where};
-use farpool_wire::BLOCK_BYTES;
+use farpool_wire::{BLOCK_BYTES, BlockWord};
 
 use crate::error::FileError;
 use crate::keeping::KeptFile;
@@ -102,14 +102,25 @@ impl<R: Rules> FileCore<R> {
     /// data may have been written, but the file is not longer than before.
     pub async fn write(&self, core: &SessionCore, offset: u64, data: &[u8]) -> Result<(), FileError> {
         let end = end_of(offset, data.len() as u64)?;
-        self.map.read().check_end()?;
+        let tail = {
+            let map = self.map.read();
+            map.check_end()?;
+            let from = map.size().max(offset);
+            (end > from).then_some(from)
+        };
+        let tail = tail.map(|from| (from, self.word_at(from)));
         if let Err(error) = self.write_blocks(core, offset, data).await {
             // Bytes stored beyond the end must not appear when the file grows. If they cannot be cleared,
             // they are marked as lost. Other operations may write beyond the end as well, so only the range
             // of this write is cleared. If a direct client does not finish its operation, nothing is cleared:
             // its bytes there may have just become part of the file.
             if let Ok(_alone) = self.without_guests(core).await {
-                let from = R::failed_write_cleared_from(self.size(), offset);
+                let mut from = R::failed_write_cleared_from(self.size(), offset);
+                if tail == Some((from, self.word_at(from))) {
+                    // Nothing was stored in the block of the end, and it has bytes before the end. It must
+                    // not become lost if it cannot be written now.
+                    from = from.next_multiple_of(BLOCK_BYTES as u64);
+                }
                 if end > from {
                     let _ = self.punch_alone(core, from, end - from).await;
                 }
@@ -120,6 +131,12 @@ impl<R: Rules> FileCore<R> {
         let size = R::size_after_write(map.size(), end);
         map.grow(size);
         Ok(())
+    }
+
+    /// The word of the block in which a byte lies; `None`: it lies in a hole.
+    fn word_at(&self, offset: u64) -> Option<BlockWord> {
+        let (extent, words) = (self.extent_at(offset)?, &self.store.words);
+        Some(words.load(words.place(&extent, offset % EXTENT_BYTES / BLOCK_BYTES as u64)))
     }
 
     /// Truncates the file to `size` and frees the extents beyond, or makes the file longer by a hole.
@@ -195,7 +212,7 @@ impl<R: Rules> FileCore<R> {
 
     /// As [`punch`](Self::punch), while no direct client is at work.
     ///
-    /// The loss of a block is forgotten only once the block is empty: this may be dropped halfway.
+    /// Forgets the loss of a block only once the block is empty, because this future may be dropped halfway.
     pub(crate) async fn punch_alone(
         &self,
         core: &SessionCore,
@@ -205,7 +222,10 @@ impl<R: Rules> FileCore<R> {
         let stripes = {
             let mut map = self.map.write();
             map.unlose_holes(offset, length);
-            map.stripes(offset / EXTENT_BYTES, (offset + length).div_ceil(EXTENT_BYTES))
+            let mut stripes = map.stripes(offset / EXTENT_BYTES, (offset + length).div_ceil(EXTENT_BYTES));
+            // Lost members first: then no parity is their only copy any more (`row_write.rs`, W6).
+            stripes.sort_by_key(|stripe| map.extent(*stripe).is_some_and(|it| !it.region().has_ended()));
+            stripes
         };
         let rows = self.rows();
         let of_range = |stripe: u64| {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use farpool_pool::{EXTENT_BYTES, Extent};
 use farpool_wire::BLOCK_BYTES;
 
+use crate::blocks::BLOCKS_PER_EXTENT;
 use crate::error::FileError;
 use crate::file_core::MAX_FILE_BYTES;
 use crate::guest::Shared;
@@ -330,20 +331,20 @@ impl Map {
 
     /// As [`unlose`](Self::unlose), but only where the file has no extent: there it reads as zeros.
     pub(crate) fn unlose_holes(&mut self, offset: u64, bytes: u64) {
-        let stripe_of = |block: u64| block * BLOCK_BYTES as u64 / EXTENT_BYTES;
-        self.unlose_if(offset, bytes, |extents, block| !extents.contains_key(&stripe_of(block)));
+        self.unlose_if(offset, bytes, |extents, block| !extents.contains_key(&(block / BLOCKS_PER_EXTENT)));
     }
 
+    /// As [`unlose`](Self::unlose), but only for blocks that satisfy `forgets`.
     fn unlose_if(
         &mut self,
         offset: u64,
         bytes: u64,
-        is_found: impl Fn(&BTreeMap<u64, Arc<Extent>>, u64) -> bool,
+        forgets: impl Fn(&BTreeMap<u64, Arc<Extent>>, u64) -> bool,
     ) {
         let block = BLOCK_BYTES as u64;
         let (first, end) = (offset.div_ceil(block), offset.saturating_add(bytes) / block);
         let (lost, extents) = (&mut self.lost, &self.extents);
-        let found = lost.extract_if(first..end.max(first), |block, _| is_found(extents, *block));
+        let found = lost.extract_if(first..end.max(first), |block, _| forgets(extents, *block));
         let found: Vec<u64> = found.map(|(block, _)| block).collect();
         if let Some(kept) = self.kept.as_ref().filter(|_| !found.is_empty()) {
             kept.unlost(&found);

@@ -1,9 +1,9 @@
 //! The lock around a file's map.
 //!
-//! A thread that reads the map must not read it again meanwhile: if another thread waits to write it, the
-//! second read waits for that thread, which waits for the first read. It takes an unlucky moment, and tests
-//! rarely hit one. So with debug assertions each thread notes which maps it holds, and a second hold of one
-//! panics.
+//! A thread that holds the map must not lock it again. If another thread waits to write meanwhile, the
+//! second read waits for that writer, and the writer waits for the first read. This needs a writer between
+//! the two reads, so tests rarely show it. With debug assertions, each thread therefore notes which maps it
+//! holds, and panics when it locks one of them again.
 
 use std::ops::{Deref, DerefMut};
 
@@ -20,24 +20,24 @@ impl MapLock {
         MapLock(RwLock::new(map))
     }
 
-    pub(crate) fn read(&self) -> Held<RwLockReadGuard<'_, Map>> {
-        let noted = Noted::new(self);
-        Held { guard: self.0.read(), _noted: noted }
+    pub(crate) fn read(&self) -> MapGuard<RwLockReadGuard<'_, Map>> {
+        let note = HoldNote::new(self);
+        MapGuard { guard: self.0.read(), _note: note }
     }
 
-    pub(crate) fn write(&self) -> Held<RwLockWriteGuard<'_, Map>> {
-        let noted = Noted::new(self);
-        Held { guard: self.0.write(), _noted: noted }
+    pub(crate) fn write(&self) -> MapGuard<RwLockWriteGuard<'_, Map>> {
+        let note = HoldNote::new(self);
+        MapGuard { guard: self.0.write(), _note: note }
     }
 }
 
 /// The map, until this is dropped.
-pub(crate) struct Held<G> {
+pub(crate) struct MapGuard<G> {
     guard: G,
-    _noted: Noted,
+    _note: HoldNote,
 }
 
-impl<G: Deref<Target = Map>> Deref for Held<G> {
+impl<G: Deref<Target = Map>> Deref for MapGuard<G> {
     type Target = Map;
 
     fn deref(&self) -> &Map {
@@ -45,25 +45,25 @@ impl<G: Deref<Target = Map>> Deref for Held<G> {
     }
 }
 
-impl<G: DerefMut<Target = Map>> DerefMut for Held<G> {
+impl<G: DerefMut<Target = Map>> DerefMut for MapGuard<G> {
     fn deref_mut(&mut self) -> &mut Map {
         &mut self.guard
     }
 }
 
 #[cfg(not(debug_assertions))]
-struct Noted;
+struct HoldNote;
 
 #[cfg(not(debug_assertions))]
-impl Noted {
+impl HoldNote {
     fn new(_map: &MapLock) -> Self {
-        Noted
+        HoldNote
     }
 }
 
 /// A note that this thread holds the map at an address.
 #[cfg(debug_assertions)]
-struct Noted(usize);
+struct HoldNote(usize);
 
 #[cfg(debug_assertions)]
 thread_local! {
@@ -71,19 +71,19 @@ thread_local! {
 }
 
 #[cfg(debug_assertions)]
-impl Noted {
+impl HoldNote {
     fn new(map: &MapLock) -> Self {
         let address = std::ptr::from_ref(map).addr();
         HELD.with_borrow_mut(|held| {
             assert!(!held.contains(&address), "this thread holds the map already: it could wait for itself");
             held.push(address);
         });
-        Noted(address)
+        HoldNote(address)
     }
 }
 
 #[cfg(debug_assertions)]
-impl Drop for Noted {
+impl Drop for HoldNote {
     fn drop(&mut self) {
         HELD.with_borrow_mut(|held| held.retain(|address| *address != self.0));
     }
@@ -93,6 +93,7 @@ impl Drop for Noted {
 mod tests {
     use super::*;
 
+    #[cfg(debug_assertions)]
     #[test]
     #[should_panic(expected = "could wait for itself")]
     fn a_thread_that_holds_the_map_must_not_read_it_again() {

@@ -6,7 +6,7 @@
 //!     meanwhile, so no write is missed. A writer that has waited for such a lock checks that the extent is
 //!     still the file's before it writes.
 //! U2. Each block is read or reconstructed, and checked against its word. A block for which neither succeeds
-//!     becomes lost, and so does its parity.
+//!     becomes lost, and so does its parity. A place that cannot be read for now is tried again later.
 //! U3. An extent for which there is no place now stays as it is, and is tried again.
 //! U4. A block that is repaired in place keeps its word: even if the store fails, the rest of the row still
 //!     gives its contents.
@@ -14,7 +14,7 @@
 use std::sync::{Arc, Weak};
 
 use farpool_fabric::ArenaBuf;
-use farpool_pool::{EXTENT_BYTES, Extent, SessionCore};
+use farpool_pool::{AccessError, EXTENT_BYTES, Extent, SessionCore};
 use farpool_wire::{BLOCK_BYTES, BlockWord};
 
 use crate::blocks::BLOCKS_PER_EXTENT;
@@ -243,35 +243,36 @@ impl<R: Rules> FileCore<R> {
     ) -> Result<(ArenaBuf, [BlockWord; BLOCKS_PER_EXTENT as usize]), FileError> {
         let old = row.member(stripe).expect("its locks were taken");
         let mut buffer = staging(core, EXTENT_BYTES as usize)?;
-        let mut is_read = false;
+        let mut read = Err(None);
         if !old.region().has_ended() {
-            let (returned, read) = core.read(old, 0, buffer).await;
+            let (returned, result) = core.read(old, 0, buffer).await;
             buffer = returned;
-            is_read = read.is_ok();
+            read = result.map_err(|error| unread_for_now(error, old, stripe * EXTENT_BYTES));
         }
         let mut kept = [BlockWord::EMPTY; BLOCKS_PER_EXTENT as usize];
         for (block, (word, data)) in (0..).zip(kept.iter_mut().zip(buffer.chunks_exact_mut(BLOCK_BYTES))) {
-            *word = self.renewed(core, row, held, (stripe, block), data, is_read).await?;
+            *word = self.renewed(core, row, held, (stripe, block), data, read).await?;
         }
         Ok((buffer, kept))
     }
 
-    /// One block of a member that is rebuilt: puts its contents into `data` and returns its word. `is_read`:
-    /// `data` holds the bytes of its old place.
-    async fn renewed(
+    /// One block of a member that is rebuilt: puts its contents into `data` and returns its word. `read`:
+    /// whether `data` holds the bytes of its old place. The error says why that place cannot be read for now;
+    /// `None`: it is lost.
+    pub(crate) async fn renewed(
         &self,
         core: &SessionCore,
         row: &Row,
         held: &mut Held<'_, R>,
         (stripe, block): (u64, u64),
         data: &mut [u8],
-        is_read: bool,
+        read: Result<(), Option<FileError>>,
     ) -> Result<BlockWord, FileError> {
         let (word, parity, _) = self.words_held(row, held, stripe, block);
         if word.is_empty() || word.is_lost() && !is_parity(stripe) {
             return Ok(word);
         }
-        if is_read && !word.is_lost() && word.matches(R::checksum(data)) {
+        if read.is_ok() && !word.is_lost() && word.matches(R::checksum(data)) {
             return Ok(word);
         }
         match self.remake(core, row, (stripe, block), word, parity).await {
@@ -282,6 +283,9 @@ impl<R: Rules> FileCore<R> {
             }
             Err(Unfit::Later(error)) => Err(error),
             Err(Unfit::Gone) => {
+                if let Err(Some(for_now)) = read {
+                    return Err(for_now); // its old place may be its only copy (U2)
+                }
                 // The parity is lost, too: from now on the lost block counts as zeros.
                 held.set(row.parity.0, block, parity.lost());
                 Ok(word.lost())
@@ -366,4 +370,13 @@ impl<R: Rules> FileCore<R> {
         self.store.volume.repaired();
         Ok(true)
     }
+}
+
+/// Why a place cannot be read for now; `None`: it is lost.
+fn unread_for_now(error: AccessError, extent: &Extent, offset: u64) -> Option<FileError> {
+    let for_now = |error| match FileError::from_access(error, offset) {
+        FileError::Lost { .. } => FileError::Unavailable { offset },
+        other => other,
+    };
+    (!extent.region().has_ended()).then(|| for_now(error))
 }

@@ -62,7 +62,11 @@ impl<R: Rules> FileCore<R> {
         }
         let buffer = staging(core, BLOCK_BYTES).map_err(Unfit::Later)?;
         let (buffer, read) = core.read(extent, block * BLOCK, buffer).await;
-        read.map_err(Unfit::from_access)?;
+        read.map_err(|error| match Unfit::from_access(error) {
+            // A node that is busy, or a lease that a renewal may still extend.
+            Unfit::Gone if !extent.region().has_ended() => Unfit::Later(FileError::Unavailable { offset: 0 }),
+            unfit => unfit,
+        })?;
         if word.matches(R::checksum(&buffer)) { Ok(buffer.to_vec()) } else { Err(Unfit::Gone) }
     }
 

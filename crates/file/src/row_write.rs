@@ -11,8 +11,10 @@
 //! W4. Otherwise its parity is lost until it is computed from data again, and data whose outcome is
 //!     indeterminate are lost, too.
 //! W5. A write that is dropped halfway ends as W4 with all outcomes indeterminate.
-//! W6. A parity that is the only copy of a lost member's contents is not given up. If a late write may land on
-//!     it, it moves first.
+//! W6. No write, truncation or hole begins by giving up a parity that is the only copy of a lost member's
+//!     contents. If a late write may still land on such a parity, the parity moves first. If there is no room
+//!     for it, a write fails, and a range to be zeroed becomes lost. If the store of the new parity fails, W2
+//!     and W4 apply.
 
 use std::sync::Arc;
 
@@ -150,7 +152,7 @@ impl<R: Rules> FileCore<R> {
                 RowStored::Yes => return Ok(()),
                 RowStored::Elsewhere => {}
                 RowStored::MoveFirst(stripe) => match self.rebuild_extent(core, rows, stripe).await {
-                    // It is rebuilt once there is room.
+                    // No room for the parity: write without it. It is rebuilt once there is room.
                     Err(_) if is_parity(stripe) && !without_parity => without_parity = true,
                     moved => moved?,
                 },
@@ -186,9 +188,11 @@ impl<R: Rules> FileCore<R> {
         if let Some(stripe) = self.to_be_moved(&row, &pieces, without_parity) {
             return Ok(RowStored::MoveFirst(stripe));
         }
+        // Decided here, as `to_be_moved` has found it (W6). If another write puts the parity in doubt from now
+        // on, its late store can land only in columns of its own.
+        let skip = parity_extent.region().has_ended() || R::may_still_change(parity_extent);
         let buffers = self.new_blocks(core, &row, &held, parts).await?;
         let columns = columns(&pieces);
-        let skip = parity_extent.region().has_ended() || R::may_still_change(parity_extent);
         let plans = if skip || !R::updates_parity() {
             columns.iter().map(|_| Plan::None).collect()
         } else {
@@ -253,26 +257,33 @@ impl<R: Rules> FileCore<R> {
             }
             R::may_still_change(extent)
         });
-        // A row survives one lost member; of two, at least one has to be rebuilt first. A parity that cannot
-        // be stored is as good as lost.
-        let (_, parity) = &row.parity;
-        let is_given_up = without_parity && !parity.region().has_ended() && R::may_still_change(parity);
+        // A row survives one missing member. If two are missing, a lost one is rebuilt first. A parity that
+        // this write gives up counts as missing.
+        let (_, parity_extent) = &row.parity;
+        let is_given_up =
+            without_parity && !parity_extent.region().has_ended() && R::may_still_change(parity_extent);
         let all_ended = row.members().filter(|(_, extent)| extent.region().has_ended()).count();
         let missing = all_ended + usize::from(is_given_up);
         in_doubt.map(|(stripe, _)| stripe).or_else(|| ended.first().copied().filter(|_| missing > 1))
     }
 
-    /// Whether, in the columns of these pieces, the parity is the only copy of what a lost member of the row
-    /// holds (W6). The members of the pieces themselves do not count: their contents are to change.
+    /// Whether a lost member has contents in the columns of these pieces that only the parity can give back
+    /// (W6). Members that the pieces themselves belong to do not count; `to_be_moved` rebuilds those.
     pub(crate) fn parity_is_only_copy(&self, row: &Row, pieces: &[Piece]) -> bool {
-        let (words, columns) = (&self.store.words, columns(pieces));
-        let has_contents = |extent: &Extent| {
-            let in_column = columns.iter().map(|block| words.load(words.place(extent, *block)).unlocked());
-            in_column.into_iter().any(|word| !word.is_empty() && !word.is_lost())
+        let (words, parity) = (&self.store.words, &row.parity.1);
+        let is_beside = |stripe: u64| pieces.iter().all(|piece| piece.stripe != stripe);
+        let beside: Vec<_> = row.data.iter().filter(|(stripe, _)| is_beside(*stripe)).collect();
+        let is_needed = |block: &u64| {
+            !words.load(words.place(parity, *block)).unlocked().is_lost()
+                && beside.iter().any(|(_, extent)| self.is_lost_with_contents(extent, *block))
         };
-        let beside = row.data.iter().filter(|(stripe, _)| pieces.iter().all(|piece| piece.stripe != *stripe));
-        !row.parity.1.region().has_ended()
-            && beside.into_iter().any(|(_, extent)| extent.region().has_ended() && has_contents(extent))
+        !parity.region().has_ended() && columns(pieces).iter().any(is_needed)
+    }
+
+    /// Whether this member was lost while the block had contents.
+    fn is_lost_with_contents(&self, extent: &Extent, block: u64) -> bool {
+        let word = || self.store.words.load(self.store.words.place(extent, block)).unlocked();
+        extent.region().has_ended() && !word().is_empty() && !word().is_lost()
     }
 
     /// The new contents of the blocks that the parts touch: stripe, first block, and whole blocks.
@@ -475,11 +486,8 @@ impl<R: Rules> FileCore<R> {
     /// those to which this write stores nothing.
     fn others_gone(&self, row: &Row, column: &Column<'_>, block: u64) -> usize {
         let gone = row.data.iter().filter(|(stripe, extent)| {
-            let word = || self.store.words.load(self.store.words.place(extent, block)).unlocked();
-            extent.region().has_ended()
-                && !column.data.iter().any(|store| store.stripe == *stripe)
-                && !word().is_empty()
-                && !word().is_lost()
+            let is_stored = column.data.iter().any(|store| store.stripe == *stripe);
+            !is_stored && self.is_lost_with_contents(extent, block)
         });
         gone.count()
     }

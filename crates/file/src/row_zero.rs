@@ -8,7 +8,7 @@ use crate::error::FileError;
 use crate::file_core::FileCore;
 use crate::held::Held;
 use crate::map::Loss;
-use crate::redundancy::Rows;
+use crate::redundancy::{Rows, is_parity};
 use crate::row_columns::columns;
 use crate::row_write::{Fate, Part, Plan, RowStored, Store};
 use crate::rows::{Row, remove_member};
@@ -29,12 +29,20 @@ impl<R: Rules> FileCore<R> {
     }
 
     async fn zero_part(&self, core: &SessionCore, rows: Rows, piece: Piece) {
+        let mut without_parity = false;
         for _ in 0..MAX_MOVES {
             let Some(extent) = self.map.read().extent(piece.stripe) else { return };
-            let tried = match self.zero_in_member(core, rows, piece, &extent).await {
+            let tried = match self.zero_in_member(core, rows, piece, &extent, without_parity).await {
                 Ok(RowStored::Yes) => return,
                 Ok(RowStored::Elsewhere) => Ok(()),
-                Ok(RowStored::MoveFirst(stripe)) => self.rebuild_extent(core, rows, stripe).await,
+                Ok(RowStored::MoveFirst(stripe)) => match self.rebuild_extent(core, rows, stripe).await {
+                    // No room for the parity, as in `write_row`.
+                    Err(_) if is_parity(stripe) && !without_parity => {
+                        without_parity = true;
+                        Ok(())
+                    }
+                    moved => moved,
+                },
                 Err(error) => Err(error),
             };
             // `lose_in` returns false if the extent was moved or truncated meanwhile: then the blocks that
@@ -52,6 +60,7 @@ impl<R: Rules> FileCore<R> {
         rows: Rows,
         piece: Piece,
         extent: &Extent,
+        without_parity: bool,
     ) -> Result<RowStored, FileError> {
         if piece.start.is_multiple_of(BLOCK) && piece.end.is_multiple_of(BLOCK) {
             return self.empty_blocks(core, rows, piece).await;
@@ -62,11 +71,12 @@ impl<R: Rules> FileCore<R> {
             return Ok(RowStored::Yes); // an empty or lost block has no contents that could appear again
         }
         let data = &ZEROS[..(piece.end - piece.start) as usize];
-        self.store_row(core, rows, &[Part { piece, data }], false).await
+        self.store_row(core, rows, &[Part { piece, data }], without_parity).await
     }
 
-    /// Makes whole blocks empty, even if their parity cannot be changed: then the parity is lost until it is
-    /// rebuilt. But a parity that is a lost member's only copy moves first (`row_write.rs`, W6).
+    /// Makes whole blocks empty. If their parity cannot be changed, it is lost until it is rebuilt. Exception
+    /// (W6 of `row_write.rs`): a parity that is a lost member's only copy moves first; if it cannot move,
+    /// `zero_part` marks the blocks lost.
     async fn empty_blocks(
         &self,
         core: &SessionCore,

@@ -27,6 +27,7 @@ mod bare;
 mod keeper;
 mod keeping;
 mod moving;
+mod only_copy;
 mod row_write;
 mod rows;
 mod seek;

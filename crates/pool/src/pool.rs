@@ -252,7 +252,7 @@ mod tests {
 
     const REGION_BYTES: u64 = 4 * EXTENT_BYTES;
 
-    /// A broker at which no process listens.
+    /// A configuration whose broker does not exist.
     fn config(limit_bytes: Option<u64>) -> PoolConfig {
         let transport = TransportChoice::Tcp.into();
         PoolConfig { broker: "127.0.0.1:1".to_owned(), tls: None, transport, limit_bytes }
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn no_two_connections_have_the_same_owner() {
+    fn two_random_ids_differ() {
         assert_ne!(random_id(), random_id());
     }
 }

@@ -61,10 +61,10 @@ struct Tmpfs;
 /// Files by device and inode.
 type Files = HashMap<(u64, u64), Arc<StdFile>>;
 
-/// The files that the daemon would know: all that were ever registered.
+/// The files that the daemon would know: all that were registered since the last [`forget_files`].
 static FILES: Mutex<Option<Files>> = Mutex::new(None);
 
-/// Closes the descriptors of all files of which no description is left.
+/// Forgets all files. The descriptor of a file is closed once no open description uses it.
 pub fn forget_files() {
     *FILES.lock().unwrap() = None;
 }

@@ -195,7 +195,8 @@ impl World {
         for number in 0..NUMBERS {
             self.close(number, Seen::ByLibrary);
         }
-        // Otherwise the stand-in runs out of descriptors after 324 files, and nothing more is served.
+        // Without this, the stand-in has no free descriptor after `OPEN_FILES - OWN_DESCRIPTORS_FROM` files,
+        // and serves nothing more.
         double::forget_files();
         guards()
     }

@@ -29,7 +29,8 @@ use crate::space::{EXTENT_BYTES, Extent};
 const REGION_BYTES: u64 = 4 * EXTENT_BYTES;
 /// An hour, so that no lease comes due for renewal during a test.
 const TTL_MS: u64 = 3_600_000;
-/// How long the node takes to release a region: a pool that does not wait for it is closed before.
+/// How long the node takes to release a region. It is so long that a pool that does not wait for the answer
+/// has been dropped before the release is recorded.
 const RELEASE_TAKES: Duration = Duration::from_millis(100);
 /// Longest wait for one step: whatever takes longer hangs.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -43,9 +44,9 @@ enum Asked {
     AwaitRevocation(u64),
 }
 
-/// A broker and a node.
+/// A fake broker and a fake node; the tests set their answers.
 #[derive(Default)]
-struct Played {
+struct FakePool {
     /// How many regions the broker says it could lend; `None`: it refuses to say.
     free_regions: Mutex<Option<u64>>,
     /// Its next answers to requests for regions. Afterwards it has none to lend.
@@ -57,24 +58,24 @@ struct Played {
     taking_back: Notify,
 }
 
-impl Played {
-    fn is_asked(&self, asked: Asked) {
+impl FakePool {
+    fn record(&self, asked: Asked) {
         self.asked_of_node.lock().push(asked);
     }
 }
 
-fn not_played<T>() -> Result<Response<T>, Status> {
+fn unexpected<T>() -> Result<Response<T>, Status> {
     Err(Status::unimplemented("no client asks this"))
 }
 
 #[tonic::async_trait]
-impl Broker for Played {
+impl Broker for FakePool {
     async fn register(&self, _: Request<RegisterRequest>) -> Result<Response<RegisterResponse>, Status> {
-        not_played()
+        unexpected()
     }
 
     async fn heartbeat(&self, _: Request<HeartbeatRequest>) -> Result<Response<HeartbeatResponse>, Status> {
-        not_played()
+        unexpected()
     }
 
     async fn acquire(&self, _: Request<AcquireRequest>) -> Result<Response<AcquireResponse>, Status> {
@@ -83,7 +84,7 @@ impl Broker for Played {
     }
 
     async fn revoke(&self, _: Request<RevokeRequest>) -> Result<Response<RevokeResponse>, Status> {
-        not_played()
+        unexpected()
     }
 
     async fn status(&self, _: Request<StatusRequest>) -> Result<Response<StatusResponse>, Status> {
@@ -93,14 +94,14 @@ impl Broker for Played {
 }
 
 #[tonic::async_trait]
-impl Node for Played {
+impl Node for FakePool {
     async fn grant(&self, _: Request<GrantRequest>) -> Result<Response<GrantResponse>, Status> {
-        not_played()
+        unexpected()
     }
 
     async fn renew(&self, request: Request<RenewRequest>) -> Result<Response<RenewResponse>, Status> {
         let request = request.into_inner();
-        self.is_asked(Asked::Renew(request.clone()));
+        self.record(Asked::Renew(request.clone()));
         let mut failing = self.failing_renewals.lock();
         if *failing > 0 {
             *failing -= 1;
@@ -112,18 +113,18 @@ impl Node for Played {
     }
 
     async fn add_grant(&self, _: Request<AddGrantRequest>) -> Result<Response<AddGrantResponse>, Status> {
-        not_played()
+        unexpected()
     }
 
     async fn fence_grant(
         &self,
         _: Request<FenceGrantRequest>,
     ) -> Result<Response<FenceGrantResponse>, Status> {
-        not_played()
+        unexpected()
     }
 
     async fn revoke(&self, _: Request<RevokeRequest>) -> Result<Response<RevokeResponse>, Status> {
-        not_played()
+        unexpected()
     }
 
     async fn await_revocation(
@@ -131,28 +132,28 @@ impl Node for Played {
         request: Request<AwaitRevocationRequest>,
     ) -> Result<Response<AwaitRevocationResponse>, Status> {
         let AwaitRevocationRequest { seen, .. } = request.into_inner();
-        self.is_asked(Asked::AwaitRevocation(seen));
+        self.record(Asked::AwaitRevocation(seen));
         self.taking_back.notified().await;
         Ok(Response::new(AwaitRevocationResponse { seen: seen + 1, revoked: true }))
     }
 
     async fn release(&self, request: Request<ReleaseRequest>) -> Result<Response<ReleaseResponse>, Status> {
         tokio::time::sleep(RELEASE_TAKES).await;
-        self.is_asked(Asked::Release(request.into_inner()));
+        self.record(Asked::Release(request.into_inner()));
         Ok(Response::new(ReleaseResponse { released: 1 }))
     }
 
     async fn resize(&self, _: Request<ResizeRequest>) -> Result<Response<ResizeResponse>, Status> {
-        not_played()
+        unexpected()
     }
 
     async fn regions(&self, _: Request<RegionsRequest>) -> Result<Response<RegionsResponse>, Status> {
-        not_played()
+        unexpected()
     }
 }
 
 struct Rig {
-    played: Arc<Played>,
+    played: Arc<FakePool>,
     broker: SocketAddr,
     node: NodeAddress,
     runtime: Runtime,
@@ -164,7 +165,7 @@ struct Rig {
 impl Rig {
     fn new() -> Rig {
         let runtime = Runtime::new().unwrap();
-        let played = Arc::new(Played::default());
+        let played = Arc::new(FakePool::default());
         *played.free_regions.lock() = Some(10);
         let bind = || runtime.block_on(Listener::bind("127.0.0.1:0".parse().unwrap(), None)).unwrap();
         let (broker, node) = (bind(), bind());

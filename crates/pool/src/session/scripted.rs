@@ -32,10 +32,11 @@ use crate::stock::{LeaseKeeper, RetryPolicy};
 pub(crate) const RETRIES: RetryPolicy = RetryPolicy { try_within: Millis(400), while_moved: Millis(200) };
 
 const ARENA_BYTES: usize = 64 << 10;
-/// A session that asks more often never ends: no script here needs more than a few hundred requests.
+/// Upper limit on requests, so that a session that never stops asking fails the test. No script needs more
+/// than a few hundred.
 const MOST_REQUESTS: usize = 10_000;
-/// A session that looks at the clock more often while nothing happens waits for ever: time passes in
-/// [`World::run`] only, and not for a lender, which blocks.
+/// Upper limit on clock reads between two events, so that a wait that cannot end fails the test. Only
+/// [`World::run`] advances the clock; a lender blocks outside it.
 const MOST_LOOKS: usize = 100;
 
 /// What a session asks a node for.
@@ -319,7 +320,8 @@ impl ScriptedLink {
             // SAFETY: in bounds, since the slice has as many bytes as the buffer. The endpoint keeps the
             // buffer, and nothing else uses it, until the outcome is returned, by the contract of `Link`.
             Op::Read => unsafe { far.as_ptr().copy_to_nonoverlapping(posted.local.start, far.len()) },
-            // SAFETY: as above; only read.
+            // SAFETY: in bounds, since the slice has as many bytes as the buffer, which is only read. The endpoint
+            // keeps the buffer until the outcome is returned, by the contract of `Link`.
             Op::Write => unsafe { far.as_mut_ptr().copy_from_nonoverlapping(posted.local.start, far.len()) },
             _ => unreachable!("`post` looked"),
         }

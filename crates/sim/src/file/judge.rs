@@ -415,12 +415,12 @@ impl<'a> Judge<'a> {
         ))
     }
 
-    /// Whether a change of these cells may have been in flight when the owner died, and the pool had no room
-    /// to which the successor could have moved the blocks on which its stores may still land.
+    /// Whether the owner died during a change of these cells while the pool had no room. The successor then
+    /// could not move the blocks, and stores of that change may still land on them.
     fn could_not_be_moved(&self, failed: &Record, cells: &Range<u64>) -> bool {
         let blocks_of =
             |cells: &Range<u64>| cells.start / CELLS_PER_BLOCK..cells.end.div_ceil(CELLS_PER_BLOCK);
-        let is_left = |change: &&&Record| {
+        let may_still_land = |change: &&&Record| {
             let changed = blocks_of(&self.changed(change));
             let asked = blocks_of(cells);
             change.ended == Ended::Dropped
@@ -431,7 +431,7 @@ impl<'a> Judge<'a> {
         let is_full =
             |record: &Record| record.ended == Ended::Failed(FileError::NoSpace) && record.start < failed.end;
         self.world.owner_dies
-            && self.records.iter().any(|record| is_left(&record))
+            && self.records.iter().any(|record| may_still_land(&record))
             && self.all.iter().any(is_full)
     }
 
