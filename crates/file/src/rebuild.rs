@@ -247,7 +247,8 @@ impl<R: Rules> FileCore<R> {
         if !old.region().has_ended() {
             let (returned, result) = core.read(old, 0, buffer).await;
             buffer = returned;
-            read = result.map_err(|error| unread_for_now(error, old, stripe * EXTENT_BYTES));
+            let offset = row.data.first().map_or(0, |(first, _)| first * EXTENT_BYTES);
+            read = result.map_err(|error| unread_for_now(error, old, offset));
         }
         let mut kept = [BlockWord::EMPTY; BLOCKS_PER_EXTENT as usize];
         for (block, (word, data)) in (0..).zip(kept.iter_mut().zip(buffer.chunks_exact_mut(BLOCK_BYTES))) {

@@ -188,8 +188,8 @@ impl<R: Rules> FileCore<R> {
         if let Some(stripe) = self.to_be_moved(&row, &pieces, without_parity) {
             return Ok(RowStored::MoveFirst(stripe));
         }
-        // Decided here, as `to_be_moved` has found it (W6). If another write puts the parity in doubt from now
-        // on, its late store can land only in columns of its own.
+        // Decided here, as `to_be_moved` has found it (W6). If another write puts the parity in doubt from
+        // now on, its late store can land only in columns of its own.
         let skip = parity_extent.region().has_ended() || R::may_still_change(parity_extent);
         let buffers = self.new_blocks(core, &row, &held, parts).await?;
         let columns = columns(&pieces);

@@ -1,5 +1,5 @@
-//! Rows of which a member is lost: whatever fails then, the rest of the row, from which that member's contents
-//! follow, is not given up.
+//! Rows of which a member is lost: whatever fails then, the rest of the row, from which that member's
+//! contents follow, is not given up.
 
 use std::sync::Arc;
 

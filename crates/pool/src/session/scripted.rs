@@ -320,8 +320,8 @@ impl ScriptedLink {
             // SAFETY: in bounds, since the slice has as many bytes as the buffer. The endpoint keeps the
             // buffer, and nothing else uses it, until the outcome is returned, by the contract of `Link`.
             Op::Read => unsafe { far.as_ptr().copy_to_nonoverlapping(posted.local.start, far.len()) },
-            // SAFETY: in bounds, since the slice has as many bytes as the buffer, which is only read. The endpoint
-            // keeps the buffer until the outcome is returned, by the contract of `Link`.
+            // SAFETY: in bounds, since the slice has as many bytes as the buffer, which is only read. The
+            // endpoint keeps the buffer until the outcome is returned, by the contract of `Link`.
             Op::Write => unsafe { far.as_mut_ptr().copy_from_nonoverlapping(posted.local.start, far.len()) },
             _ => unreachable!("`post` looked"),
         }
