@@ -4,8 +4,8 @@
 //! W1. The new parity is computed before anything is stored, so a write that fails because it cannot read
 //!     changes nothing.
 //! W2. A column takes the new words if all its new data are stored, or if the row can reconstruct the one
-//!     block that was not stored. If another member is missing already, the parity is stored only after the
-//!     data: it is that member's only copy.
+//!     block that was not stored. If the parity is the only copy of another block of the column, it is stored
+//!     only after the data.
 //! W3. A column keeps the old words if at most one of its blocks may have changed: then the rest of the
 //!     column gives that block's old contents.
 //! W4. Otherwise its parity is lost until it is computed from data again, and data whose outcome is
@@ -200,9 +200,7 @@ impl<R: Rules> FileCore<R> {
         };
         let of_parity = self.parity_buffers(core, *parity, &columns, &plans)?;
         held.in_doubt = true;
-        let is_degraded = row.data.iter().any(|(stripe, extent)| {
-            extent.region().has_ended() && !pieces.iter().any(|piece| piece.stripe == *stripe)
-        });
+        let is_degraded = self.is_degraded(&row, &pieces);
         let stores = store_members(core, &row, buffers, of_parity, is_degraded).await;
         if stores.iter().any(|store| store.result.is_err()) {
             self.store.volume.ask_for_repair();
@@ -278,6 +276,21 @@ impl<R: Rules> FileCore<R> {
                 && beside.iter().any(|(_, extent)| self.is_lost_with_contents(extent, *block))
         };
         !parity.region().has_ended() && columns(pieces).iter().any(is_needed)
+    }
+
+    /// Whether the parity is the only copy of some block to which these pieces write nothing, in a column to
+    /// which they write (W2).
+    pub(crate) fn is_degraded(&self, row: &Row, pieces: &[Piece]) -> bool {
+        let writes = |stripe: u64, block: u64| {
+            pieces.iter().any(|piece| {
+                piece.stripe == stripe && (piece.first_block()..piece.end_block()).contains(&block)
+            })
+        };
+        columns(pieces).into_iter().any(|block| {
+            row.data
+                .iter()
+                .any(|(stripe, extent)| !writes(*stripe, block) && self.is_lost_with_contents(extent, block))
+        })
     }
 
     /// Whether this member was lost while the block had contents.
@@ -555,8 +568,9 @@ fn settle_failed<R: Rules>(row: &Row, held: &mut Held<'_, R>, column: &Column<'_
     held.set(parity, block, if keep { old_parity } else { old_parity.lost() });
 }
 
-/// Stores new data of a row and its parity at once. If another member is missing already, stores the parity
-/// only once the data are stored (W2).
+/// Stores new data of a row and its parity at once. If the parity is the only copy of another block, stores
+/// it only once the data are stored (W2), except those of members that were lost before: the parity is their
+/// only copy, too.
 async fn store_members(
     core: &SessionCore,
     row: &Row,
@@ -571,8 +585,10 @@ async fn store_members(
     if !is_degraded {
         return join_all(data.into_iter().chain(parity).map(to_store)).await;
     }
+    let lost_before: Vec<u64> =
+        row.members().filter(|(_, extent)| extent.region().has_ended()).map(|(stripe, _)| *stripe).collect();
     let mut stores = join_all(data.into_iter().map(to_store)).await;
-    if stores.iter().all(|store| store.result.is_ok()) {
+    if stores.iter().all(|store| store.result.is_ok() || lost_before.contains(&store.stripe)) {
         stores.extend(join_all(parity.into_iter().map(to_store)).await);
     }
     stores

@@ -10,6 +10,7 @@ use super::bare::Bare;
 use super::*;
 use crate::FileCore;
 use crate::held::Held;
+use crate::split::Piece;
 
 const PARITY: Redundancy = Redundancy::Parity { data: 2 };
 const HALF: usize = EXTENT_BYTES as usize;
@@ -160,4 +161,39 @@ fn a_successor_finds_a_lost_member_where_a_write_beside_it_had_stored_nothing_ye
             if is_empty { vec![0; BLOCK_BYTES] } else { row.contents[HALF + at..][..BLOCK_BYTES].to_vec() };
         assert!(beside == if is_stored { vec![9; BLOCK_BYTES] } else { right });
     }
+}
+
+#[test]
+fn a_write_of_blocks_of_two_members_is_readable_whichever_is_lost() {
+    for lost in [0, 1] {
+        let rig = Rig::new(3, 1);
+        let mut row = OneRow::new(&rig, 2 * HALF);
+        row.lose(lost);
+        let (at, data) = (HALF - 2 * BLOCK_BYTES, pattern(3 * BLOCK_BYTES, 55));
+        row.bare.run(async |core| row.file.write(core, at as u64, &data).await).unwrap();
+        row.contents[at..at + data.len()].copy_from_slice(&data);
+        assert!(row.is_readable(0, 2 * HALF), "{lost}");
+    }
+}
+
+#[test]
+fn a_parity_waits_for_the_data_in_columns_where_it_is_a_lost_member_s_only_copy() {
+    let rig = Rig::new(3, 1);
+    let row = OneRow::new(&rig, 2 * HALF);
+    row.bare.run(async |core| row.file.punch(core, EXTENT_BYTES, BLOCK).await).unwrap();
+    let is_degraded = |blocks: &[(u64, u64)]| {
+        let pieces: Vec<Piece> = blocks
+            .iter()
+            .map(|(stripe, block)| Piece { stripe: *stripe, start: block * BLOCK, end: (block + 1) * BLOCK })
+            .collect();
+        let members = row.file.row(row.file.rows().unwrap(), 0).unwrap();
+        row.file.is_degraded(&members, &pieces)
+    };
+    assert!(!is_degraded(&[(0, COLUMN)]));
+    row.lose(1);
+    assert!(is_degraded(&[(0, COLUMN)]));
+    assert!(!is_degraded(&[(1, COLUMN)]));
+    assert!(!is_degraded(&[(0, COLUMN), (1, COLUMN)]));
+    assert!(is_degraded(&[(0, COLUMN), (1, COLUMN + 1)]));
+    assert!(!is_degraded(&[(0, 0)]), "the lost member is empty there");
 }
