@@ -108,14 +108,22 @@ impl Stock {
     /// Stops waiting for answers: regions whose nodes have not answered are lost.
     pub fn adoption_ends(&self, adoption: &mut Adoption) {
         adoption.open.clear();
-        let held: BTreeSet<u64> = self.numbered_regions().iter().map(|held| held.number).collect();
+        let held = self.numbers_held();
         for (number, region) in adoption.regions.iter().filter(|(number, _)| !held.contains(number)) {
-            let address = region.lease.address.clone().unwrap_or_default();
-            let node = Arc::new(NodeState::new(self.reach(&address), address.control));
-            let leased = LeasedRegion::new(region.id, region.epoch, region.key, node, 0);
-            adoption.lost.insert(*number, Arc::new(leased));
+            adoption.lost.insert(*number, self.lost_region(region));
             self.space.lock().gone(*number);
         }
+    }
+
+    fn numbers_held(&self) -> BTreeSet<u64> {
+        self.numbered_regions().iter().map(|held| held.number).collect()
+    }
+
+    /// A lost region of the earlier process as the holders of extents there see it.
+    fn lost_region(&self, region: &KeptRegion) -> Arc<LeasedRegion> {
+        let address = region.lease.address.clone().unwrap_or_default();
+        let node = Arc::new(NodeState::new(self.reach(&address), address.control));
+        Arc::new(LeasedRegion::new(region.id, region.epoch, region.key, node, 0))
     }
 
     /// Gives the extent of this number to the caller, which had it before. `None`: there is no such extent,
@@ -125,10 +133,14 @@ impl Stock {
         if !adoption.taken.insert(number) {
             return None;
         }
-        if let Some(lost) = adoption.lost.get(&region) {
-            return Some(Extent::of_guest(lost.clone(), place as u32, number));
+        let taken = self.space.lock().take_at(region, place as u32, &self.space);
+        if taken.is_some() || self.numbers_held().contains(&region) {
+            return taken;
         }
-        self.space.lock().take_at(region, place as u32, &self.space)
+        // Its region is lost, perhaps only since the nodes answered.
+        let kept = adoption.regions.get(&region)?;
+        let lost = adoption.lost.entry(region).or_insert_with(|| self.lost_region(kept));
+        Some(Extent::of_guest(lost.clone(), place as u32, number))
     }
 
     /// Withholds an extent that has no holder, because a write of the earlier process may still land on it.
@@ -145,9 +157,11 @@ impl Stock {
     pub fn finish_adoption(&self, adoption: Adoption) {
         let per_region = adoption.extents_per_region;
         let in_use: BTreeSet<u64> = adoption.taken.iter().map(|number| number / per_region).collect();
+        let held = self.numbers_held();
         let mut space = self.space.lock();
         space.mark_adopted();
-        for number in adoption.lost.keys().filter(|number| !in_use.contains(number)) {
+        let without_region = adoption.regions.keys().filter(|number| !held.contains(number));
+        for number in without_region.filter(|number| !in_use.contains(number)) {
             space.free_number(*number);
         }
     }

@@ -406,6 +406,31 @@ fn a_number_of_a_lost_region_in_which_nothing_was_in_use_is_free_again() {
 }
 
 #[test]
+fn a_region_lost_while_files_are_taken_over_is_found_as_a_lost_one() {
+    let journal = earlier();
+    let rig = Rig::new(None, Some(Arc::new(journal.successor())));
+    let stock = &rig.stock;
+    let mut adoption = stock.begin_adoption(&journal.kept());
+    let answer = RenewResponse { outcomes: vec![renewed(false)] };
+    for (_, question) in stock.adoption_questions(&adoption, 1) {
+        stock.adoption_answered(&mut adoption, &question, &answer);
+    }
+    stock.adoption_ends(&mut adoption);
+    for held in stock.numbered_regions().into_iter().filter(|held| held.number < 2) {
+        stock.lease_lost(held.region.id, held.region.epoch);
+    }
+    let lost = stock.adopt_extent(&mut adoption, 3).unwrap();
+    assert!(lost.region().has_ended() && lost.number() == 3);
+    stock.finish_adoption(adoption);
+    let numbers: Vec<u64> = stock.numbered_regions().iter().map(|held| held.number).collect();
+    assert_eq!(numbers, [2]);
+    rig.lends(&[lease(3, 0, 4), lease(3, 1, 5)]);
+    let mut numbers: Vec<u64> = stock.numbered_regions().iter().map(|held| held.number).collect();
+    numbers.sort_unstable();
+    assert_eq!(numbers, [1, 2, 3], "nothing refers to number 1, but a file to number 0");
+}
+
+#[test]
 fn of_two_leases_of_a_region_the_later_is_taken_over() {
     let journal = Arc::new(MemoryJournal::default());
     let keeping = Keeping::new(journal.clone());
