@@ -8,7 +8,7 @@ use farpool_control::Located;
 use farpool_fabric::{TransportChoice, Transports, raise_limit};
 use farpool_file::{FileStore, Redundancy};
 use farpool_mount::{Acceleration, MAX_THREADS, MountConfig, start_watcher};
-use farpool_pool::{Pool, PoolConfig};
+use farpool_pool::{OverflowConfig, Pool, PoolConfig};
 
 use crate::notify;
 use crate::output::{complain, say};
@@ -33,6 +33,7 @@ Examples:
   farpool mount /mnt/far --wait 60                       waits up to 60 s for the pool
   farpool mount /mnt/far --redundancy parity:4           files survive the loss of a node; needs five nodes
   farpool mount /mnt/far --keep /run/user/1000/far       files survive a restart of the daemon
+  farpool mount /mnt/far --overflow /var/tmp             a full pool costs speed, and no errors
   sudo farpool mount /mnt/far --allow-other --limit 8GiB  for a database of another user")]
 pub struct MountArgs {
     /// An empty directory
@@ -87,6 +88,16 @@ pub struct MountArgs {
     #[arg(long, value_name = "DIR", conflicts_with_all = ["accelerate", "accelerate_for"])]
     keep: Option<PathBuf>,
 
+    /// Put what the pool has no room for into this directory on a local disk, and back into the pool once
+    /// there is room: a full pool then costs speed, and no errors. A tenth of the disk always stays free.
+    /// What lies there is not encrypted; it is gone once the mount has ended, however it ends
+    #[arg(long, value_name = "DIR", conflicts_with = "keep")]
+    overflow: Option<PathBuf>,
+
+    /// Most to put into the directory of --overflow [default: all but a tenth of its disk]
+    #[arg(long, value_name = "SIZE", requires = "overflow")]
+    overflow_limit: Option<ByteSize>,
+
     /// Most memory to take from the pool [default: all of it]. Names and attributes of files take memory of
     /// this process in addition: at most an eighth of the limit, and at most 2 GiB. Each user that
     /// --allow-other lets in can use a quarter of that memory for names and attributes
@@ -128,12 +139,17 @@ pub fn run(args: MountArgs) -> Result<()> {
         transport: Transports { choice: args.transport, card: Some(card_transport) },
         limit_bytes: args.limit.map(|limit| limit.0),
     };
+    let overflow = args
+        .overflow
+        .map(|dir| OverflowConfig { dir, limit_bytes: args.overflow_limit.map(|limit| limit.0) });
     let (store, kept) = match &mut keeping {
         Some(keeping) => {
             let (store, kept) = keeping.store(pool)?;
             (store, Some(kept))
         }
-        None => (FileStore::new(Pool::connect(pool)?).context("cannot start the file store")?, None),
+        None => {
+            (FileStore::new(connect(pool, overflow.as_ref())?).context("cannot start the file store")?, None)
+        }
     };
     if let Err(error) = warn_of_missing_nodes(&broker, args.redundancy) {
         complain(format!("farpool: cannot find out how many nodes the pool has: {error:#}"));
@@ -154,6 +170,16 @@ pub fn run(args: MountArgs) -> Result<()> {
         keeping.say_goodbye(dir);
     }
     Ok(())
+}
+
+fn connect(pool: PoolConfig, overflow: Option<&OverflowConfig>) -> Result<Pool> {
+    let Some(overflow) = overflow else { return Ok(Pool::connect(pool)?) };
+    let connected = Pool::connect_with_overflow(pool, overflow)?;
+    complain(format!(
+        "farpool: what the pool has no room for will lie in {}, not encrypted",
+        overflow.dir.display()
+    ));
+    Ok(connected)
 }
 
 /// Only a warning: nodes may still join.

@@ -91,6 +91,8 @@ struct Volume {
     /// What direct clients have read and written, without the kernel.
     direct_read_bytes: u64,
     direct_written_bytes: u64,
+    /// In the directory of --overflow; `None`: the mount has none.
+    overflow_bytes: Option<u64>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -166,7 +168,7 @@ impl Volume {
             0 => self.scrub.work.state(),
             unread => format!("{}; {unread} blocks could not be read", self.scrub.work.state()),
         };
-        vec![
+        let mut lines = vec![
             format!("redundancy  {}, unless chosen for a file or directory", self.redundancy),
             format!(
                 "files       {}, of which {} survive the loss of a node",
@@ -186,7 +188,11 @@ impl Volume {
                 ByteSize(self.direct_read_bytes),
                 ByteSize(self.direct_written_bytes)
             ),
-        ]
+        ];
+        if let Some(bytes) = self.overflow_bytes {
+            lines.push(format!("overflow    {} in the directory", ByteSize(bytes)));
+        }
+        lines
     }
 }
 

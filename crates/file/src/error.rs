@@ -73,7 +73,9 @@ impl FileError {
     /// What a failed access to a block means for the file.
     pub(crate) fn from_access(error: AccessError, offset: u64) -> Self {
         match error {
-            AccessError::LeaseLost { .. } | AccessError::NodeLost { .. } => FileError::Lost { offset },
+            AccessError::LeaseLost { .. } | AccessError::NodeLost { .. } | AccessError::Storage => {
+                FileError::Lost { offset }
+            }
             AccessError::ArenaFull => FileError::NoStaging,
             AccessError::Short { .. } => FileError::Short,
             AccessError::Refused(error) => {

@@ -283,7 +283,8 @@ impl<R: Rules> FileCore<R> {
     /// A fresh extent for a stripe.
     pub(crate) async fn take_extent(&self, stripe: u64) -> Result<Extent, FileError> {
         if self.redundancy() == Redundancy::None {
-            let node = self.map.read().next_extent(0).map(|(_, extent)| extent.region().id.node);
+            let first = self.map.read().next_extent(0).map(|(_, extent)| extent.region().clone());
+            let node = first.filter(|region| !region.is_overflow()).map(|region| region.id.node);
             let within = node.map_or(Where::Anywhere, Where::On);
             match self.store.take_extent(self.start, &within).await {
                 Err(FileError::NoSpace) => {} // the node is full or gone: another has to do

@@ -1,5 +1,6 @@
 //! Moving out: extents in regions that are being taken back are moved elsewhere before the regions end, and
-//! so are extents on which a late write may still land.
+//! so are extents on which a late write may still land. Moving back: extents in the overflow directory are
+//! moved to far memory.
 //!
 //! M1. An extent moves under the locks of all its blocks, and its words move with it: no writer changes it
 //!     meanwhile. A writer that has waited for such a lock checks that the extent is still the file's before
@@ -11,7 +12,9 @@
 //!     written again; in a file with rows, before anything is written there again.
 //! M5. Of the extents in regions that are being taken back, those whose loss would lose data move first: all
 //!     of a file without redundancy, and of each row all but one, or all if another member is already lost.
-//! M6. Moving does not wait for other work of the thread: rebuilding and scrubbing may take hours, but a
+//! M6. What lies in the overflow directory moves to far memory once there is room, in the same way (M1, M2),
+//!     after everything that has to leave.
+//! M7. Moving does not wait for other work of the thread: rebuilding and scrubbing may take hours, but a
 //!     region that is being taken back lasts only tens of seconds.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
@@ -68,7 +71,8 @@ fn maintain(store: &StoreCore, pool: &Pool, stopped: &Receiver<()>) {
     while stopped.recv_timeout(LOOK_EVERY) == Err(RecvTimeoutError::Timeout) {
         store.maintain_guests();
         complained &= store.stock.is_to_leave() || store.is_to_rebuild();
-        if !(store.stock.is_to_leave() || store.is_rebuild_due() || store.volume.is_scrub_wanted()) {
+        let is_to_move = store.stock.is_to_leave() || store.stock.is_to_move_back();
+        if !(is_to_move || store.is_rebuild_due() || store.volume.is_scrub_wanted()) {
             session = None;
             continue;
         }
@@ -90,13 +94,14 @@ impl<R: Rules> StoreCore<R> {
     /// as possible now. Returns the first failure.
     pub async fn maintain(&self, core: &SessionCore, stopped: impl Fn() -> bool) -> Result<(), FileError> {
         let moved = if self.stock.is_to_leave() { self.move_out(core, &stopped).await } else { Ok(()) };
+        self.move_back(core, &stopped).await;
         let rebuilt = if self.is_rebuild_due() { self.rebuild(core, &stopped).await } else { Ok(()) };
         let scrubbed =
             if self.volume.take_scrub_wanted() { self.scrub(core, &stopped).await } else { Ok(()) };
         moved.and(rebuilt).and(scrubbed)
     }
 
-    /// Does what cannot wait for the end of long work (M6): publishes until when regions may be used, for
+    /// Does what cannot wait for the end of long work (M7): publishes until when regions may be used, for
     /// direct clients (called *guests* in the code), and moves extents that have to leave. Long work calls
     /// this between its steps; it acts at most once per [`LOOK_EVERY`].
     pub(crate) async fn in_between(
@@ -138,7 +143,34 @@ impl<R: Rules> StoreCore<R> {
     }
 }
 
+impl<R: Rules> StoreCore<R> {
+    /// Moves extents from the overflow directory to far memory, as long as there is room. What fails stays
+    /// where it is, and is tried again.
+    async fn move_back(&self, core: &SessionCore, stopped: impl Fn() -> bool) {
+        if !self.stock.is_to_move_back() {
+            return;
+        }
+        for file in self.files().iter().filter_map(Weak::upgrade) {
+            for stripe in file.stripes_in_overflow() {
+                if stopped() || self.stock.is_to_leave() || !self.stock.is_to_move_back() {
+                    return;
+                }
+                if file.move_extent(core, stripe).await == Err(FileError::NoSpace) {
+                    return;
+                }
+            }
+        }
+    }
+}
+
 impl<R: Rules> FileCore<R> {
+    fn stripes_in_overflow(&self) -> Vec<u64> {
+        let map = self.map.read();
+        let lies_there =
+            |stripe: &u64| map.extent(*stripe).is_some_and(|extent| extent.region().is_overflow());
+        map.stripes(0, u64::MAX).into_iter().filter(lies_there).collect()
+    }
+
     fn stripes_to_move(&self) -> Vec<u64> {
         let map = self.map.read();
         let to_move = |stripe: &u64| map.extent(*stripe).is_some_and(|extent| is_to_move(&extent));
@@ -160,15 +192,20 @@ impl<R: Rules> FileCore<R> {
         }
     }
 
+    fn is_to_move_back(&self, extent: &Extent) -> bool {
+        extent.region().is_overflow() && self.store.stock.is_to_move_back()
+    }
+
     /// Moves one extent, if it has to be moved.
     pub(crate) async fn move_extent(&self, core: &SessionCore, stripe: u64) -> Result<(), FileError> {
+        let is_to_move = |extent: &Arc<Extent>| is_to_move(extent) || self.is_to_move_back(extent);
         let Some(old) = self.map.read().extent(stripe).filter(is_to_move) else {
             return Ok(());
         };
         if let Some(rows) = self.rows() {
             return self.rebuild_extent(core, rows, stripe).await;
         }
-        let fresh = self.take_extent(stripe).await?;
+        let fresh = elsewhere(self.take_extent(stripe).await?, &old)?;
         let whole = Piece { stripe, start: 0, end: EXTENT_BYTES };
         let words = &self.store.words;
         let locks = Locks::<R>::take(words, core, &old, whole, 0..BLOCKS_PER_EXTENT).await?;
@@ -216,6 +253,13 @@ impl<R: Rules> FileCore<R> {
         self.store.words.clear(fresh);
         Ok(())
     }
+}
+
+/// A fresh extent for the contents of an old one. From one place in the overflow directory to another there
+/// is nothing to gain, unless a late write may still land on the old one.
+pub(crate) fn elsewhere(fresh: Extent, old: &Extent) -> Result<Extent, FileError> {
+    let is_futile = old.region().is_overflow() && fresh.region().is_overflow() && !old.is_in_doubt();
+    if is_futile { Err(FileError::NoSpace) } else { Ok(fresh) }
 }
 
 fn is_to_move(extent: &Arc<Extent>) -> bool {

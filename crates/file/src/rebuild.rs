@@ -21,7 +21,7 @@ use crate::blocks::BLOCKS_PER_EXTENT;
 use crate::error::FileError;
 use crate::file_core::FileCore;
 use crate::held::Held;
-use crate::moving::LOOK_EVERY;
+use crate::moving::{LOOK_EVERY, elsewhere};
 use crate::reconstruct::Unfit;
 use crate::redundancy::{Rows, is_parity};
 use crate::rows::{Row, replace_member};
@@ -174,7 +174,7 @@ impl<R: Rules> FileCore<R> {
         let offset = rows.data_of(rows.row_of(stripe)).start * EXTENT_BYTES;
         for _ in 0..MAX_PLACES {
             let Some(old) = self.map.read().extent(stripe) else { return Ok(()) };
-            let fresh = self.take_member(rows, stripe).await?;
+            let fresh = elsewhere(self.take_member(rows, stripe).await?, &old)?;
             match self.put_member(core, rows, (stripe, &old), fresh, offset).await? {
                 Put::Done => return Ok(()),
                 Put::PlaceLost => {}

@@ -48,9 +48,11 @@ fn node_of(extent: &Extent) -> NodeId {
     extent.region().id.node
 }
 
-/// Whether an extent may become this member: no other member lies on its node.
+/// Whether an extent may become this member: no other member lies on its node. The overflow directory is not
+/// lost as a node is, so it may hold several members.
 fn fits(map: &Map, rows: Rows, stripe: u64, extent: &Extent) -> bool {
-    others_of(map, rows, stripe).iter().all(|other| node_of(other) != node_of(extent))
+    extent.region().is_overflow()
+        || others_of(map, rows, stripe).iter().all(|other| node_of(other) != node_of(extent))
 }
 
 /// Replaces an extent by another, unless the old one is no longer in place or the new one does not fit.

@@ -237,6 +237,7 @@ impl<R: Rules> StoreCore<R> {
         let mut status = VolumeStatus {
             to_rebuild: self.is_to_rebuild(),
             direct: self.guests.moved(),
+            overflow_bytes: self.stock.overflow_used_bytes(),
             ..VolumeStatus::default()
         };
         self.volume.tell(&mut status);

@@ -28,6 +28,7 @@ mod keeper;
 mod keeping;
 mod moving;
 mod only_copy;
+mod overflow;
 mod row_write;
 mod rows;
 mod seek;

@@ -67,6 +67,8 @@ pub struct VolumeStatus {
     pub hedged_reads: u64,
     /// What direct clients (called *guests* in the code) have read and written, since the store began.
     pub direct: DirectBytes,
+    /// Bytes of extents in the overflow directory; `None`: there is none.
+    pub overflow_bytes: Option<u64>,
 }
 
 #[derive(Debug, Default)]

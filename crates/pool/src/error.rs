@@ -1,6 +1,7 @@
 //! What can go wrong, one variant per decision of the caller.
 
 use std::io;
+use std::path::PathBuf;
 
 use farpool_control::ControlError;
 use farpool_fabric::OpError;
@@ -34,6 +35,9 @@ pub enum PoolError {
         /// What the nodes lend.
         region_bytes: u64,
     },
+    /// Name another directory for overflow.
+    #[error(transparent)]
+    Overflow(#[from] OverflowError),
     /// Start empty, or start the nodes as they were.
     #[error(
         "the mount that is to be found again used regions of {kept} bytes and the pool now has regions of {found}: delete the \
@@ -54,6 +58,38 @@ pub enum PoolError {
         region_bytes: u64,
         /// What this side carves them into.
         extent_bytes: u64,
+    },
+}
+
+/// Why a directory cannot take what the pool has no room for.
+#[derive(Debug, thiserror::Error)]
+pub enum OverflowError {
+    /// Name a directory on a disk.
+    #[error(
+        "{} lies in this machine's memory (tmpfs), of which overflow would take more: name a directory on a disk",
+        dir.display()
+    )]
+    InMemory {
+        /// The directory.
+        dir: PathBuf,
+    },
+    /// Name a directory of a file system that has files without names.
+    #[error(
+        "the file system of {} cannot make unnamed files (O_TMPFILE): name a directory on ext4, xfs or btrfs",
+        dir.display()
+    )]
+    NoUnnamedFiles {
+        /// The directory.
+        dir: PathBuf,
+    },
+    /// Correct what the reason names.
+    #[error("{} cannot be used for overflow: {reason}", dir.display())]
+    Unusable {
+        /// The directory.
+        dir: PathBuf,
+        /// What the system said.
+        #[source]
+        reason: io::Error,
     },
 }
 
@@ -90,6 +126,10 @@ pub enum AccessError {
     /// The node refused for a reason that no lease explains: a bug on one of the two sides.
     #[error("unexpected refusal: {0}")]
     Refused(OpError),
+    /// The overflow directory did not carry the transfer out, or not in time. What lies there is
+    /// indeterminate after a write.
+    #[error("a transfer to or from the overflow directory has failed")]
+    Storage,
     /// The session's staging arena has no room for the transfer.
     #[error("the session's staging arena is full")]
     ArenaFull,

@@ -8,10 +8,10 @@ use crate::holder::GrowthOutcome;
 /// enough for a broker to restart.
 pub(crate) const GROW_PATIENCE: Millis = Millis(3_000);
 /// How long the answer *full* counts: a full pool is not asked again for each page that does not fit.
-const FULL_FOR: Millis = Millis(500);
+pub(crate) const FULL_FOR: Millis = Millis(500);
 /// After [`GROW_PATIENCE`] has passed, callers fail at once for this long instead of waiting for an
 /// unreachable broker. It is longer than an attempt on a broker that hangs.
-const UNREACHABLE_FOR: Millis = Millis(10_000);
+pub(crate) const UNREACHABLE_FOR: Millis = Millis(10_000);
 /// Pause after a failed attempt, so that a full pool is not asked for every page.
 const RETRY_PAUSE: Millis = Millis(100);
 

@@ -376,7 +376,7 @@ async fn grow_when_wanted(shared: Arc<Shared>, mut broker: BrokerClient<Channel>
     loop {
         shared.stock.growth_wanted().await;
         let outcome = match shared.stock.is_low() {
-            true => grow(&shared, &mut broker, &failures).await,
+            true => shared.stock.or_overflow(grow(&shared, &mut broker, &failures).await).await,
             false => GrowthOutcome::Grown,
         };
         let pause = shared.stock.growth_ended(outcome);

@@ -9,7 +9,8 @@
 //!     connections is not given up while it answers renewals: operations use existing connections, or wait.
 //! P4. Regions that are empty go back to the pool after a short while.
 //! P5. No extents are taken in a region that is being taken back, and it goes back as soon as it is empty.
-//! P6. A process can record in a journal what it holds. If the process is killed, a later one can take all of
+//! P6. What the pool has no room for can lie in a local directory (`overflow`), until there is room.
+//! P7. A process can record in a journal what it holds. If the process is killed, a later one can take all of
 //!     that over.
 //!
 //! The rules are pure ([`Holder`], [`Growth`], `space`, crate `lease`). [`Stock`] applies them to what a
@@ -29,6 +30,7 @@ mod holder;
 mod joint;
 mod keeper;
 mod keeping;
+mod overflow;
 mod pool;
 mod region;
 mod session;
@@ -38,12 +40,13 @@ mod stock;
 mod watch;
 
 pub use adoption::Adoption;
-pub use error::{AccessError, GrantError, JointError, NoSpace, PoolError};
+pub use error::{AccessError, GrantError, JointError, NoSpace, OverflowError, PoolError};
 pub use giving_up::{Heard, Sign, is_given_up};
 pub use growth::Growth;
 pub use holder::{Acquired, Change, ClientGrant, GrowthOutcome, HeldLease, Holder, Renewal};
 pub use joint::{JointKeys, JointLeases};
-pub use pool::{Pool, PoolConfig};
+pub use overflow::{Overflow, OverflowRegion};
+pub use pool::{OverflowConfig, Pool, PoolConfig};
 pub use region::{LeasedRegion, NodeState};
 pub use session::{Session, SessionCore, SessionGuard};
 pub use sharing::FENCE_DEADLINE;

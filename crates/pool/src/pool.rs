@@ -18,6 +18,7 @@ use crate::error::{GrantError, NoSpace, PoolError};
 use crate::holder::ClientGrant;
 use crate::keeper::{self, Keeper, View};
 use crate::keeping::KeptPool;
+use crate::overflow::directory::Directory;
 use crate::region::LeasedRegion;
 use crate::session::{Confined, Session};
 use crate::sharing;
@@ -35,6 +36,15 @@ pub struct PoolConfig {
     /// Which transports may be used.
     pub transport: Transports,
     /// Most bytes to lease; `None`: as many as the pool gives.
+    pub limit_bytes: Option<u64>,
+}
+
+/// A local directory for what the pool has no room for.
+#[derive(Clone, Debug)]
+pub struct OverflowConfig {
+    /// The directory.
+    pub dir: PathBuf,
+    /// Most bytes to allocate there; `None`: as many as the file system has, but for a tenth of its size.
     pub limit_bytes: Option<u64>,
 }
 
@@ -66,7 +76,15 @@ impl Pool {
     pub fn connect(config: PoolConfig) -> Result<Pool, PoolError> {
         let view = keeper::first_view(&config)?;
         let stock = Self::stock_of(&config, &view, OwnerId(random_id()), None)?;
-        Self::start(config, stock)
+        Self::start(config, Arc::new(stock))
+    }
+
+    /// Like [`connect`](Self::connect), with a directory for what the pool has no room for.
+    pub fn connect_with_overflow(config: PoolConfig, overflow: &OverflowConfig) -> Result<Pool, PoolError> {
+        let directory = Directory::open(&overflow.dir, overflow.limit_bytes)?;
+        let view = keeper::first_view(&config)?;
+        let stock = Self::stock_of(&config, &view, OwnerId(random_id()), None)?;
+        Self::start(config, Arc::new(stock.with_overflow(Arc::new(directory))))
     }
 
     /// Like [`connect`](Self::connect), but records all that it holds in a journal. It takes over the leases
@@ -107,7 +125,7 @@ impl Pool {
             }
         };
         stock.adoption_ends(&mut adoption);
-        Ok((Self::start(config, stock)?, adoption))
+        Ok((Self::start(config, Arc::new(stock))?, adoption))
     }
 
     fn stock_of(
@@ -115,7 +133,7 @@ impl Pool {
         view: &View,
         owner: OwnerId,
         journal: Option<Arc<dyn Journal>>,
-    ) -> Result<Arc<Stock>, PoolError> {
+    ) -> Result<Stock, PoolError> {
         // The size is unknown until the first node has registered; until then no extent can be taken anyway.
         let region_bytes =
             if view.region_bytes == 0 { keeper::DEFAULT_REGION_BYTES } else { view.region_bytes };
@@ -128,14 +146,14 @@ impl Pool {
             return Err(PoolError::LimitTooSmall { limit_bytes, region_bytes });
         }
         let choice = config.transport.choice;
-        let stock = Arc::new(Stock::new(StockConfig {
+        let stock = Stock::new(StockConfig {
             owner,
             region_bytes,
             limit_regions: config.limit_bytes.map(|limit| limit / region_bytes),
             clock: Arc::new(MonotonicClock),
             reach: Box::new(move |address| peer_of(address, choice)),
             journal,
-        }));
+        });
         stock.pool_has_free(view.free_regions);
         Ok(stock)
     }
@@ -258,7 +276,7 @@ mod tests {
         PoolConfig { broker: "127.0.0.1:1".to_owned(), tls: None, transport, limit_bytes }
     }
 
-    fn stock(limit_bytes: Option<u64>) -> Result<Arc<Stock>, PoolError> {
+    fn stock(limit_bytes: Option<u64>) -> Result<Stock, PoolError> {
         let view = View { region_bytes: REGION_BYTES, free_regions: 10 };
         Pool::stock_of(&config(limit_bytes), &view, OwnerId(1), None)
     }
@@ -287,7 +305,7 @@ mod tests {
 
     #[test]
     fn the_sessions_of_a_pool_are_those_that_have_not_ended() {
-        let pool = Pool::start(config(None), stock(None).unwrap()).unwrap();
+        let pool = Pool::start(config(None), Arc::new(stock(None).unwrap())).unwrap();
         let shared = &pool.inner.shared;
         let (first, second) = (pool.session(), pool.session());
         assert_eq!(shared.sessions().len(), 2);

@@ -8,6 +8,7 @@ use farpool_wire::{AccessKey, Epoch, RegionId};
 
 use crate::error::AccessError;
 use crate::giving_up::Hearing;
+use crate::overflow::OverflowRegion;
 
 // All orderings below are `Relaxed`: the flags and times guard no other memory. The flags change only once,
 // towards *stop*, and an operation that misses such a change by a moment is refused by the node.
@@ -81,6 +82,8 @@ pub struct LeasedRegion {
     retired: AtomicBool,
     /// The region is being taken back.
     leaving: AtomicBool,
+    /// The storage of a region of the overflow directory.
+    storage: Option<Arc<dyn OverflowRegion>>,
 }
 
 impl LeasedRegion {
@@ -100,7 +103,29 @@ impl LeasedRegion {
             usable_until_ms: AtomicU64::new(usable_until_ms),
             retired: AtomicBool::new(false),
             leaving: AtomicBool::new(false),
+            storage: None,
         }
+    }
+
+    /// A region of the overflow directory. It never ends.
+    pub(crate) fn overflow(
+        id: RegionId,
+        epoch: Epoch,
+        key: AccessKey,
+        node: Arc<NodeState>,
+        storage: Arc<dyn OverflowRegion>,
+    ) -> Self {
+        LeasedRegion { storage: Some(storage), ..LeasedRegion::new(id, epoch, key, node, u64::MAX) }
+    }
+
+    /// The storage of a region of the overflow directory; `None` for far memory.
+    pub(crate) fn storage(&self) -> Option<&dyn OverflowRegion> {
+        self.storage.as_deref()
+    }
+
+    /// Whether the region lies in the overflow directory and not in far memory.
+    pub fn is_overflow(&self) -> bool {
+        self.storage.is_some()
     }
 
     /// Attaches the region on a queue to its node, for callers that work on whole regions and without

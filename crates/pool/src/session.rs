@@ -265,6 +265,9 @@ impl SessionCore {
         mut buffer: ArenaBuf,
         way: Way,
     ) -> (ArenaBuf, Result<(), Failure>) {
+        if let Some(storage) = extent.region().storage() {
+            return self.transfer_overflow(direction, extent, storage, offset, buffer).await;
+        }
         let may_borrow = way == Way::OwnOrSiblings && self.siblings.is_some();
         let tries = Tries { made: 0, until: self.leases.now().plus(self.retries.try_within) };
         let mut transfer =
@@ -578,6 +581,7 @@ impl Tries {
     }
 }
 
+mod overflow;
 #[cfg(test)]
 pub(crate) mod scripted;
 #[cfg(test)]

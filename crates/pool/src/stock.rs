@@ -18,9 +18,10 @@ use parking_lot::Mutex;
 
 use crate::error::NoSpace;
 use crate::giving_up::{Sign, is_given_up};
-use crate::growth::{GROW_PATIENCE, Growth};
+use crate::growth::{FULL_FOR, GROW_PATIENCE, Growth, UNREACHABLE_FOR};
 use crate::holder::{Acquired, Change, GrowthOutcome, HeldLease, Holder, Renewal};
 use crate::keeping::Keeping;
+use crate::overflow::{Overflow, Overflowing};
 use crate::region::{LeasedRegion, NodeState};
 use crate::space::{EXTENT_BYTES, Extent, Space, Where};
 
@@ -73,6 +74,10 @@ pub struct Stock {
     pool_free_regions: AtomicU64,
     /// How often regions were lost.
     losses: AtomicU64,
+    /// What gives regions if the pool gives none.
+    overflowing: Option<Overflowing>,
+    /// Until when the broker is not asked again, because it gave no regions; only if there is overflow.
+    no_far_until_ms: AtomicU64,
 }
 
 /// Leases by region, and the nodes they lie on.
@@ -178,7 +183,17 @@ impl Stock {
             growth_wanted: tokio::sync::Notify::new(),
             pool_free_regions: AtomicU64::new(0),
             losses: AtomicU64::new(0),
+            overflowing: None,
+            no_far_until_ms: AtomicU64::new(0),
         }
+    }
+
+    /// The stock with a giver of regions for what the pool has no room for. They are not kept for a later
+    /// process.
+    #[must_use]
+    pub fn with_overflow(self, giver: Arc<dyn Overflow>) -> Self {
+        debug_assert!(self.journal.is_none(), "extents of the overflow directory cannot be kept");
+        Stock { overflowing: Some(Overflowing::new(giver)), ..self }
     }
 
     /// The owner of all leases.
@@ -305,11 +320,15 @@ impl Stock {
     }
 
     fn may_grow(&self) -> bool {
-        self.regions_wanted() > 0
+        self.overflowing.is_some() || self.regions_wanted() > 0
     }
 
     /// How many regions to ask for next.
     pub fn regions_wanted(&self) -> u32 {
+        // Relaxed: a time that guards no other memory.
+        if self.now().0 < self.no_far_until_ms.load(Ordering::Relaxed) {
+            return 0;
+        }
         let held = self.ledger.lock().regions.len() as u64;
         Growth::wanted(held, self.limit_regions)
     }
@@ -317,6 +336,35 @@ impl Stock {
     /// Whether more regions should be asked for: too few extents are free, or none where one is wanted.
     pub fn is_low(&self) -> bool {
         self.space.lock().free() < LOW_WATER_EXTENTS || self.with_holder(|holder| holder.wants_elsewhere())
+    }
+
+    /// Ends an attempt to get far memory: if it brought none, the overflow directory has to give a region,
+    /// unless enough extents are free there. Returns the outcome of both.
+    pub async fn or_overflow(&self, outcome: GrowthOutcome) -> GrowthOutcome {
+        let Some(overflowing) = &self.overflowing else { return outcome };
+        let pause = match outcome {
+            GrowthOutcome::Grown => return outcome,
+            GrowthOutcome::Full => FULL_FOR,
+            GrowthOutcome::Unreachable => UNREACHABLE_FOR,
+        };
+        if self.regions_wanted() > 0 {
+            self.no_far_until_ms.store(self.now().plus(pause).0, Ordering::Relaxed);
+        }
+        if self.space.lock().free_in_overflow() >= LOW_WATER_EXTENTS.min(self.region_bytes / EXTENT_BYTES) {
+            return GrowthOutcome::Grown;
+        }
+        let Some(region) = overflowing.allocate(self.region_bytes).await else { return outcome };
+        self.space.lock().add_overflow(region, self.region_bytes, self.now().0);
+        GrowthOutcome::Grown
+    }
+
+    /// Whether extents in the overflow directory can move to far memory: two regions or more are free there.
+    pub fn is_to_move_back(&self) -> bool {
+        let (used, free) = {
+            let space = self.space.lock();
+            (space.used_in_overflow(), space.free())
+        };
+        used > 0 && free * EXTENT_BYTES + self.lendable_regions() * self.region_bytes >= 2 * self.region_bytes
     }
 
     /// How often a lease or a node was lost. A caller that keeps redundant data checks that data when this
@@ -520,12 +568,16 @@ impl Stock {
 
     /// Removes regions that are no longer needed; the caller gives them back to their nodes.
     pub fn shrink(&self, linger: Duration) -> Vec<Arc<LeasedRegion>> {
+        let unused_overflow;
         let idle = {
             let mut space = self.space.lock();
             // A stock in use will need more extents; an unused one needs none.
             let keep_free = if space.is_unused() { 0 } else { 2 * LOW_WATER_EXTENTS };
-            space.shrink(self.now().0, linger.as_millis() as u64, keep_free)
+            let (now, linger_ms) = (self.now().0, linger.as_millis() as u64);
+            unused_overflow = space.shrink_overflow(now, linger_ms);
+            space.shrink(now, linger_ms, keep_free)
         };
+        drop(unused_overflow);
         self.retire(&idle);
         idle
     }
@@ -579,16 +631,30 @@ impl Stock {
 
     /// How large the pool is for this owner. The number of free regions is the broker's last answer.
     pub fn capacity(&self) -> Capacity {
-        let (held, free_extents) = {
+        let (held, free_extents, overflow_extents, overflow_used) = {
             let space = self.space.lock();
-            (space.regions().count() as u64, space.free())
+            let in_overflow = space.free_in_overflow() + space.used_in_overflow();
+            (space.regions().count() as u64, space.free(), in_overflow, space.used_in_overflow())
         };
-        let limit = self.limit_regions.unwrap_or(u64::MAX);
-        let more = self.pool_free_regions.load(Ordering::Relaxed).min(limit.saturating_sub(held));
+        let more = self.lendable_regions() * self.region_bytes;
+        let room = self.overflowing.as_ref().map_or(0, |overflowing| overflowing.giver.room_bytes());
+        let room = room / self.region_bytes * self.region_bytes + overflow_extents * EXTENT_BYTES;
         Capacity {
-            total_bytes: (held + more) * self.region_bytes,
-            free_bytes: free_extents * EXTENT_BYTES + more * self.region_bytes,
+            total_bytes: held * self.region_bytes + more + room,
+            free_bytes: free_extents * EXTENT_BYTES + more + room - overflow_used * EXTENT_BYTES,
         }
+    }
+
+    /// Regions that the pool could still lend to this owner, by the broker's last answer.
+    fn lendable_regions(&self) -> u64 {
+        let held = self.space.lock().regions().count() as u64;
+        let limit = self.limit_regions.unwrap_or(u64::MAX);
+        self.pool_free_regions.load(Ordering::Relaxed).min(limit.saturating_sub(held))
+    }
+
+    /// Bytes in use in the overflow directory; `None`: there is none.
+    pub fn overflow_used_bytes(&self) -> Option<u64> {
+        self.overflowing.as_ref().map(|_| self.space.lock().used_in_overflow() * EXTENT_BYTES)
     }
 }
 

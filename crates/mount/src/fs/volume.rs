@@ -108,11 +108,13 @@ fn json(status: &VolumeStatus, redundancy: Redundancy) -> String {
          \"lost_extents\":{lost_extents},\"to_rebuild\":{to_rebuild},\
          \"wrong_blocks\":{wrong_blocks},\"mended_blocks\":{repaired_blocks},\"lost_blocks\":{lost_blocks},\
          \"hedged_reads\":{hedged_reads},\
-         \"rebuild\":{},\"scrub\":{},\"direct_read_bytes\":{},\"direct_written_bytes\":{}}}",
+         \"rebuild\":{},\"scrub\":{},\"direct_read_bytes\":{},\"direct_written_bytes\":{},\
+         \"overflow_bytes\":{}}}",
         progress(&status.rebuild, &format!("\"waits_for\":{waits_for}")),
         progress(&status.scrub, &format!("\"blocks_unread\":{}", status.unread_blocks)),
         status.direct.read,
-        status.direct.written
+        status.direct.written,
+        status.overflow_bytes.map_or("null".to_owned(), |bytes| bytes.to_string())
     )
 }
 

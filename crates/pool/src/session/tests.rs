@@ -5,6 +5,9 @@ use rustix::io::Errno;
 
 use super::scripted::{Answer, Kind, Leases, RETRIES, World, extent, node};
 use super::*;
+use crate::overflow::Overflowing;
+use crate::overflow::scripted::{Mood, Scripted as Storage};
+use crate::space::EXTENT_BYTES;
 
 const SHORT: AccessError = AccessError::Short { node: NodeId(1) };
 const LOST: AccessError = AccessError::NodeLost { node: NodeId(1) };
@@ -353,4 +356,23 @@ fn an_idle_session_detaches_regions_that_have_ended_and_leaves_lost_nodes() {
     assert_eq!((world.connections(NodeId(1)), world.connections(NodeId(2))), (1, 0));
     assert_eq!(world.read(&idle.0, &second, 1).unwrap(), [1]);
     assert_eq!(world.asked(NodeId(1), Kind::Attach), 2, "the other region was still attached");
+}
+
+#[test]
+fn a_transfer_of_the_directory_that_fails_or_hangs_ends_and_a_hanging_write_leaves_a_doubt() {
+    for mood in [Mood::Works, Mood::Fails, Mood::Hangs] {
+        let bench = Bench::new();
+        let giver = Storage::new(1, EXTENT_BYTES);
+        let region = block_on(bench.core.endpoint(), Overflowing::new(giver.clone()).allocate(EXTENT_BYTES));
+        let extent = Extent::of_guest(region.unwrap(), 0, 0);
+        *giver.mood.lock() = mood;
+        let result = (mood == Mood::Works).then_some(()).ok_or(AccessError::Storage);
+        let read = bench.world.read(&bench.core, &extent, 3).map(drop);
+        assert_eq!((read, extent.is_in_doubt()), (result, false), "{mood:?}");
+        assert_eq!(bench.world.write(&bench.core, &extent, b"far"), result, "{mood:?}");
+        assert_eq!(extent.is_in_doubt(), mood == Mood::Hangs, "{mood:?}");
+        if mood == Mood::Works {
+            assert_eq!(bench.world.read(&bench.core, &extent, 3).unwrap(), b"far");
+        }
+    }
 }

@@ -5,9 +5,11 @@ use std::task::Context;
 use farpool_keep::MemoryJournal;
 use farpool_lease::LeaseClass;
 use farpool_wire::control::RenewOutcome;
+use futures_util::FutureExt;
 
 use super::*;
 use crate::giving_up::SILENCE;
+use crate::overflow::scripted::Scripted;
 
 const REGION_BYTES: u64 = 4 * EXTENT_BYTES;
 const TTL: u64 = 10_000;
@@ -22,6 +24,27 @@ impl Clock for HandClock {
     }
 }
 
+fn config(
+    clock: &Arc<HandClock>,
+    limit_regions: Option<u64>,
+    journal: Option<Arc<dyn Journal>>,
+) -> StockConfig {
+    let reach = |address: &NodeAddress| Peer {
+        node: NodeId(address.node),
+        tcp: address.tcp.parse().ok(),
+        verbs: None,
+        shm_socket: None,
+    };
+    StockConfig {
+        owner: OwnerId(7),
+        region_bytes: REGION_BYTES,
+        limit_regions,
+        clock: clock.clone(),
+        reach: Box::new(reach),
+        journal,
+    }
+}
+
 /// A stock, and the clock that it goes by.
 struct Rig {
     clock: Arc<HandClock>,
@@ -31,21 +54,24 @@ struct Rig {
 impl Rig {
     fn new(limit_regions: Option<u64>, journal: Option<Arc<dyn Journal>>) -> Rig {
         let clock = Arc::new(HandClock(AtomicU64::new(0)));
-        let reach = |address: &NodeAddress| Peer {
-            node: NodeId(address.node),
-            tcp: address.tcp.parse().ok(),
-            verbs: None,
-            shm_socket: None,
-        };
-        let stock = Stock::new(StockConfig {
-            owner: OwnerId(7),
-            region_bytes: REGION_BYTES,
-            limit_regions,
-            clock: clock.clone(),
-            reach: Box::new(reach),
-            journal,
-        });
+        let stock = Stock::new(config(&clock, limit_regions, journal));
         Rig { clock, stock }
+    }
+
+    /// A stock with overflow.
+    fn overflowing(limit_regions: Option<u64>, giver: Arc<Scripted>) -> Rig {
+        let clock = Arc::new(HandClock(AtomicU64::new(0)));
+        let stock = Stock::new(config(&clock, limit_regions, None)).with_overflow(giver);
+        Rig { clock, stock }
+    }
+
+    /// An attempt to grow, with this outcome of the request to the broker.
+    fn attempts(&self, of_broker: GrowthOutcome) -> GrowthOutcome {
+        self.stock.or_overflow(of_broker).now_or_never().expect("the giver answers at once")
+    }
+
+    fn take(&self, within: &Where) -> Option<Extent> {
+        self.stock.take_now(0, within).0
     }
 
     fn at(&self, ms: u64) -> &Stock {
@@ -446,4 +472,121 @@ fn of_two_leases_of_a_region_the_later_is_taken_over() {
     let [(_, asked)] = &questions[..] else { panic!("one node") };
     let epochs: Vec<_> = asked.request(rig.stock.owner()).leases.iter().map(|lease| lease.epoch).collect();
     assert_eq!(epochs, [Epoch::new(1, 9).0]);
+}
+
+const EXTENTS: u64 = REGION_BYTES / EXTENT_BYTES;
+
+#[test]
+fn a_full_pool_overflows_and_far_memory_comes_first() {
+    let rig = Rig::overflowing(None, Scripted::new(2, REGION_BYTES));
+    rig.lends(&[lease(1, 0, 1)]);
+    assert_eq!(rig.attempts(GrowthOutcome::Full), GrowthOutcome::Grown);
+    let mut extents: Vec<Extent> =
+        (0..2 * EXTENTS).map(|_| rig.take(&Where::NotOn(vec![NodeId(2)])).unwrap()).collect();
+    let in_overflow: Vec<bool> = extents.iter().map(|extent| extent.region().is_overflow()).collect();
+    assert_eq!(in_overflow, [false, false, false, false, true, true, true, true]);
+    let numbers: BTreeSet<u64> = extents.iter().map(Extent::number).collect();
+    assert_eq!(numbers.len() as u64, 2 * EXTENTS);
+    assert_eq!(rig.stock.overflow_used_bytes(), Some(REGION_BYTES));
+    drop(extents.split_off(3));
+    assert_eq!(rig.stock.overflow_used_bytes(), Some(0));
+    assert!(!rig.take(&Where::Anywhere).unwrap().region().is_overflow());
+    let on_another = rig.take(&Where::On(NodeId(2)));
+    assert!(on_another.is_none(), "who wants one node has no use for the directory");
+    assert!(rig.take(&Where::NotOn(vec![NodeId(1)])).unwrap().region().is_overflow());
+}
+
+#[test]
+fn the_directory_gives_a_region_only_if_the_broker_gives_none_and_none_is_free_there() {
+    let giver = Scripted::new(2, REGION_BYTES);
+    let rig = Rig::overflowing(None, giver.clone());
+    let left = || giver.left.load(Ordering::Relaxed);
+    assert_eq!((rig.attempts(GrowthOutcome::Grown), left()), (GrowthOutcome::Grown, 2));
+    assert_eq!((rig.attempts(GrowthOutcome::Unreachable), left()), (GrowthOutcome::Grown, 1));
+    assert_eq!((rig.attempts(GrowthOutcome::Full), left()), (GrowthOutcome::Grown, 1));
+    let taken = rig.take(&Where::Anywhere).unwrap();
+    assert_eq!((rig.attempts(GrowthOutcome::Full), left()), (GrowthOutcome::Grown, 0));
+    let rest: Vec<Extent> = std::iter::from_fn(|| rig.take(&Where::Anywhere)).collect();
+    assert_eq!(rest.len() as u64, 2 * EXTENTS - 1);
+    assert_eq!(rig.attempts(GrowthOutcome::Full), GrowthOutcome::Full, "both are full");
+    assert_eq!(rig.attempts(GrowthOutcome::Unreachable), GrowthOutcome::Unreachable);
+    drop((taken, rest));
+}
+
+#[test]
+fn a_broker_that_had_no_regions_is_not_asked_again_for_a_while() {
+    let rig = Rig::overflowing(None, Scripted::new(1, REGION_BYTES));
+    assert!(rig.stock.regions_wanted() > 0);
+    rig.attempts(GrowthOutcome::Full);
+    assert_eq!(rig.at(FULL_FOR.0 - 1).regions_wanted(), 0);
+    rig.attempts(GrowthOutcome::Full); // not asked: the time does not begin anew
+    assert!(rig.at(FULL_FOR.0).regions_wanted() > 0);
+    rig.attempts(GrowthOutcome::Unreachable);
+    assert_eq!(rig.at(FULL_FOR.0 + UNREACHABLE_FOR.0 - 1).regions_wanted(), 0);
+    assert!(rig.at(FULL_FOR.0 + UNREACHABLE_FOR.0).regions_wanted() > 0);
+}
+
+#[test]
+fn extents_move_back_once_two_regions_of_far_memory_are_free() {
+    let rig = Rig::overflowing(Some(3), Scripted::new(1, REGION_BYTES));
+    rig.attempts(GrowthOutcome::Full);
+    rig.stock.pool_has_free(1);
+    let extent = rig.take(&Where::Anywhere).unwrap();
+    assert!(!rig.stock.is_to_move_back());
+    rig.stock.pool_has_free(2);
+    assert!(rig.stock.is_to_move_back());
+    rig.stock.pool_has_free(0);
+    rig.lends(&[lease(1, 0, 1), lease(1, 1, 2)]);
+    assert!(rig.stock.is_to_move_back());
+    let far = rig.take(&Where::Anywhere).unwrap();
+    assert!(!rig.stock.is_to_move_back());
+    rig.stock.pool_has_free(9);
+    assert!(rig.stock.is_to_move_back(), "the limit allows one more region");
+    drop(extent);
+    assert!(!rig.stock.is_to_move_back(), "nothing lies in the directory");
+    drop(far);
+}
+
+#[test]
+fn an_empty_region_of_the_directory_is_freed_after_a_while_even_if_a_late_write_may_land_there() {
+    let giver = Scripted::new(1, REGION_BYTES);
+    let rig = Rig::overflowing(None, giver.clone());
+    let left = || giver.left.load(Ordering::Relaxed);
+    let linger = Duration::from_secs(5);
+    for doubts in [false, true] {
+        rig.attempts(GrowthOutcome::Full);
+        let (one, other) = (rig.take(&Where::Anywhere).unwrap(), rig.take(&Where::Anywhere).unwrap());
+        if doubts {
+            one.doubt();
+        }
+        drop(one);
+        rig.stock.shrink(Duration::ZERO);
+        assert_eq!(left(), 0, "an extent is in use");
+        drop(other);
+        let free = std::iter::from_fn(|| rig.take(&Where::Anywhere)).collect::<Vec<_>>().len() as u64;
+        assert_eq!(free, EXTENTS - u64::from(doubts), "no other holder gets an extent in doubt");
+        assert_eq!(rig.stock.overflow_used_bytes(), Some(0));
+        let now = rig.stock.now().0;
+        rig.at(now).shrink(linger);
+        rig.at(now + 4_999).shrink(linger);
+        assert_eq!(left(), 0);
+        rig.at(now + 5_000).shrink(linger);
+        assert_eq!(left(), 1);
+    }
+}
+
+#[test]
+fn the_capacity_counts_the_directory_too() {
+    let rig = Rig::overflowing(Some(2), Scripted::new(3, REGION_BYTES + 1));
+    rig.stock.pool_has_free(5);
+    let regions = |bytes: u64| bytes as f64 / REGION_BYTES as f64;
+    let capacity = || {
+        let Capacity { total_bytes, free_bytes } = rig.stock.capacity();
+        (regions(total_bytes), regions(free_bytes))
+    };
+    assert_eq!(capacity(), (5.0, 5.0));
+    rig.attempts(GrowthOutcome::Full);
+    assert_eq!(capacity(), (5.0, 5.0));
+    let _extent = rig.take(&Where::Anywhere).unwrap();
+    assert_eq!(capacity(), (5.0, 4.75));
 }

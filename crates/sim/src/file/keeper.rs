@@ -139,7 +139,10 @@ impl Keeper {
         let run = &self.run;
         while run.phase.get() != Phase::Leaving {
             run.stock().growth_wanted().await;
-            let outcome = if run.stock().is_low() { self.grow().await } else { GrowthOutcome::Grown };
+            let outcome = match run.stock().is_low() {
+                true => run.stock().or_overflow(self.grow().await).await,
+                false => GrowthOutcome::Grown,
+            };
             let pause = run.stock().growth_ended(outcome);
             run.world.sleep_by(run.host, pause).await;
         }

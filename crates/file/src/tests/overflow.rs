@@ -1,0 +1,159 @@
+//! Files of which a part lies in a directory, because the pool has no room for it.
+
+use std::os::unix::fs::FileExt;
+
+use farpool_pool::OverflowConfig;
+
+use super::*;
+
+/// A directory on a disk: that of this program.
+fn disk() -> tempfile::TempDir {
+    let program = std::env::current_exe().unwrap();
+    tempfile::tempdir_in(program.parent().unwrap()).unwrap()
+}
+
+/// A store with overflow into a directory.
+fn overflowing(rig: &Rig, dir: &tempfile::TempDir, limit_bytes: Option<u64>) -> (FileStore, Session) {
+    let broker = rig.broker.to_string();
+    let config = PoolConfig { broker, tls: None, transport: TransportChoice::Shm.into(), limit_bytes: None };
+    let overflow = OverflowConfig { dir: dir.path().to_owned(), limit_bytes };
+    let store = FileStore::new(Pool::connect_with_overflow(config, &overflow).unwrap()).unwrap();
+    let session = store.session();
+    (store, session)
+}
+
+/// Writes bytes in pieces that one call may have.
+fn write(file: &FarFile, session: &Session, offset: u64, bytes: &[u8]) -> Result<(), FileError> {
+    let pieces = (offset..).step_by(MAX_TRANSFER_BYTES).zip(bytes.chunks(MAX_TRANSFER_BYTES));
+    pieces.map(|(at, piece)| file.write(session, at, piece)).collect()
+}
+
+/// Reads in pieces that one call may have.
+fn read(file: &FarFile, session: &Session, offset: u64, length: usize) -> Result<Vec<u8>, FileError> {
+    let starts = (0..length).step_by(MAX_TRANSFER_BYTES);
+    let pieces: Result<Vec<_>, _> = starts
+        .map(|start| {
+            let length = (length - start).min(MAX_TRANSFER_BYTES);
+            super::read(file, session, offset + start as u64, length)
+        })
+        .collect();
+    Ok(pieces?.concat())
+}
+
+fn overflow_bytes(store: &FileStore) -> u64 {
+    store.volume_status().overflow_bytes.unwrap()
+}
+
+#[test]
+fn what_the_pool_has_no_room_for_lies_in_the_directory_and_moves_back_once_there_is_room() {
+    let (mut rig, dir) = (Rig::new(1, 2), disk());
+    let (store, session) = overflowing(&rig, &dir, None);
+    let bytes = 3 * REGION_BYTES as usize + 5;
+    let file = store.create();
+    write(&file, &session, 0, &pattern(bytes, 3)).unwrap();
+    assert_eq!(overflow_bytes(&store), REGION_BYTES + EXTENT_BYTES);
+    assert!(read(&file, &session, 0, bytes).unwrap() == pattern(bytes, 3));
+    write(&file, &session, 2 * REGION_BYTES + 7, b"newer").unwrap();
+    let mut right = pattern(bytes, 3);
+    right[2 * REGION_BYTES as usize + 7..][..5].copy_from_slice(b"newer");
+    assert!(read(&file, &session, 0, bytes).unwrap() == right);
+    rig.start_node(8);
+    wait_until(|| overflow_bytes(&store) == 0);
+    assert!(read(&file, &session, 0, bytes).unwrap() == right);
+}
+
+#[test]
+fn writes_fail_only_when_pool_and_directory_are_full_and_what_was_written_stays_readable() {
+    let (rig, dir) = (Rig::new(1, 2), disk());
+    let (store, session) = overflowing(&rig, &dir, Some(REGION_BYTES));
+    let file = store.create();
+    let fits = 3 * REGION_BYTES as usize;
+    wait_until(|| store.capacity().total_bytes == fits as u64);
+    write(&file, &session, 0, &pattern(fits, 3)).unwrap();
+    let capacity = store.capacity();
+    assert_eq!((capacity.total_bytes, capacity.free_bytes), (fits as u64, 0));
+    assert_eq!(write(&file, &session, fits as u64, &[1]), Err(FileError::NoSpace));
+    assert!(read(&file, &session, 0, fits).unwrap() == pattern(fits, 3));
+    drop(file);
+    write(&store.create(), &session, 0, &pattern(fits, 5)).unwrap();
+}
+
+#[test]
+fn regions_that_are_taken_back_from_a_full_pool_move_into_the_directory() {
+    let (rig, dir) = (Rig::new(2, 4), disk());
+    let (store, session) = overflowing(&rig, &dir, None);
+    let bytes = 8 * REGION_BYTES as usize;
+    let file = store.create();
+    write(&file, &session, 0, &pattern(bytes, 3)).unwrap();
+    rig.take_back(&store, 4, Duration::from_secs(20));
+    wait_until(|| !store.pool.stock().is_to_leave() && overflow_bytes(&store) >= 4 * REGION_BYTES);
+    assert!(read(&file, &session, 0, bytes).unwrap() == pattern(bytes, 3));
+}
+
+#[test]
+fn rows_of_a_lost_node_are_rebuilt_in_the_directory_if_no_node_has_room() {
+    let data = 4 * EXTENT_BYTES as usize;
+    for redundancy in [Redundancy::Mirror, Redundancy::Parity { data: 2 }] {
+        let (mut rig, dir) = (Rig::new(3, 8), disk());
+        let (store, session) = overflowing(&rig, &dir, None);
+        let file = store.create_as(redundancy);
+        write(&file, &session, 0, &pattern(data, 3)).unwrap();
+        let filling = store.create();
+        let free = store.capacity().free_bytes - overflow_room(&store);
+        write(&filling, &session, 0, &pattern(free as usize, 5)).unwrap();
+        rig.kill_node(0);
+        wait_until(|| {
+            let status = store.volume_status();
+            let found = read(&file, &session, 0, data);
+            assert!(found.is_ok_and(|found| found == pattern(data, 3)));
+            status.rebuild.finished > 0 && status.missing_extents == 0 && !status.to_rebuild
+        });
+        rig.kill_node(0);
+        let found = || read(&file, &session, 0, data);
+        wait_until(|| found().is_ok_and(|found| found == pattern(data, 3)));
+    }
+}
+
+/// Bytes that the directory could give.
+fn overflow_room(store: &FileStore) -> u64 {
+    let capacity = store.capacity();
+    capacity.total_bytes - 24 * REGION_BYTES
+}
+
+#[test]
+fn one_file_lies_on_one_node_and_then_in_the_directory_and_all_of_it_is_written() {
+    let (mut rig, dir) = (Rig::new(1, 1), disk());
+    let (store, session) = overflowing(&rig, &dir, None);
+    let file = store.create_as(Redundancy::None);
+    let bytes = 2 * REGION_BYTES as usize;
+    write(&file, &session, 0, &pattern(bytes, 3)).unwrap();
+    assert_eq!(overflow_bytes(&store), REGION_BYTES);
+    file.punch(&session, 0, REGION_BYTES).unwrap(); // now its first extent lies in the directory
+    rig.start_node(4);
+    wait_until(|| overflow_bytes(&store) == 0);
+    let half = bytes / 2;
+    assert!(read(&file, &session, half as u64, half).unwrap() == pattern(bytes, 3)[half..]);
+}
+
+#[test]
+fn a_damaged_block_of_the_directory_is_not_returned_as_data() {
+    let (rig, dir) = (Rig::new(1, 1), disk());
+    let (store, session) = overflowing(&rig, &dir, None);
+    let file = store.create();
+    let bytes = 2 * REGION_BYTES as usize;
+    write(&file, &session, 0, &pattern(bytes, 3)).unwrap();
+    // The files of the directory have no names, but this process has descriptors of them.
+    let of_directory = |path: &std::path::Path| path.starts_with(dir.path());
+    let open = std::fs::read_dir("/proc/self/fd").unwrap().filter_map(|entry| {
+        let path = entry.ok()?.path();
+        std::fs::read_link(&path).ok().filter(|target| of_directory(target)).map(|_| path)
+    });
+    for path in open {
+        let file = std::fs::OpenOptions::new().write(true).open(path).unwrap();
+        file.write_all_at(&[0xee; 4096], 0).unwrap();
+    }
+    let found: Vec<bool> = (0..bytes as u64 / BLOCK)
+        .map(|block| read(&file, &session, block * BLOCK, BLOCK_BYTES).is_err())
+        .collect();
+    assert_eq!(found.iter().filter(|is_error| **is_error).count(), 1);
+}

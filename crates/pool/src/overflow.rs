@@ -1,0 +1,73 @@
+//! Overflow: a local directory as one more giver of regions, for what the pool has no room for.
+//!
+//! O1. A region's storage is allocated before one of its extents is handed out: a full file system shows when
+//!     an extent is taken, and never when it is written.
+//! O2. Regions of the directory are never lost. A failed transfer concerns only the blocks that it names.
+//! O3. A write that is given up may still be carried out. Its extent is then in doubt, as after any write
+//!     whose outcome is unknown.
+//! O4. Far memory comes first: an extent is taken from the directory only if the pool gives none, and moves
+//!     to far memory once there is room.
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use farpool_fabric::Peer;
+use farpool_wire::{AccessKey, Epoch, NodeId, RegionId};
+use futures_util::future::{BoxFuture, LocalBoxFuture};
+
+use crate::region::{LeasedRegion, NodeState};
+
+pub(crate) mod directory;
+#[cfg(test)]
+pub(crate) mod scripted;
+
+/// The id under which a directory appears among the nodes. No node has it: nodes draw theirs at random, below
+/// it.
+pub(crate) const OVERFLOW_NODE: NodeId = NodeId(u64::MAX);
+
+/// Gives regions of local storage.
+pub trait Overflow: Send + Sync {
+    /// Allocates the storage of one more region. `None`: there is no room, or the storage did not answer in
+    /// time.
+    fn allocate(&self, bytes: u64) -> BoxFuture<'_, Option<Arc<dyn OverflowRegion>>>;
+
+    /// How many bytes could still be allocated, as of some moments ago.
+    fn room_bytes(&self) -> u64;
+}
+
+/// The storage of one region. Dropping the last reference frees it.
+pub trait OverflowRegion: Send + Sync + fmt::Debug {
+    /// Reads all of `to` at `offset`.
+    fn read<'a>(&'a self, offset: u64, to: &'a mut [u8]) -> LocalBoxFuture<'a, io::Result<()>>;
+
+    /// Writes all of `data` at `offset`. If this is dropped before it has ended, the write may still be
+    /// carried out. After an error nothing of it is in flight, and the contents there are indeterminate.
+    fn write<'a>(&'a self, offset: u64, data: &'a [u8]) -> LocalBoxFuture<'a, io::Result<()>>;
+}
+
+/// A giver of regions, and what makes leased regions of them.
+pub(crate) struct Overflowing {
+    pub(crate) giver: Arc<dyn Overflow>,
+    node: Arc<NodeState>,
+    next_index: AtomicU32,
+}
+
+impl Overflowing {
+    pub(crate) fn new(giver: Arc<dyn Overflow>) -> Self {
+        let peer = Peer { node: OVERFLOW_NODE, tcp: None, verbs: None, shm_socket: None };
+        let node = Arc::new(NodeState::new(peer, String::new()));
+        Overflowing { giver, node, next_index: AtomicU32::new(0) }
+    }
+
+    /// A region with its storage.
+    pub(crate) async fn allocate(&self, bytes: u64) -> Option<Arc<LeasedRegion>> {
+        let storage = self.giver.allocate(bytes).await?;
+        // Relaxed: only distinct numbers matter.
+        let index = self.next_index.fetch_add(1, Ordering::Relaxed);
+        let id = RegionId { node: OVERFLOW_NODE, index };
+        let (epoch, key) = (Epoch::new(0, 1), AccessKey::from_bytes([0; 16]));
+        Some(Arc::new(LeasedRegion::overflow(id, epoch, key, self.node.clone(), storage)))
+    }
+}

@@ -1,0 +1,359 @@
+//! Regions as files of a local directory, read and written by a few threads.
+
+use std::collections::VecDeque;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use farpool_throttle::Throttle;
+use futures_util::FutureExt;
+use futures_util::future::{BoxFuture, LocalBoxFuture};
+use parking_lot::{Condvar, Mutex};
+use rustix::fs::{FallocateFlags, Mode, OFlags, StatVfs};
+use rustix::io::Errno;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+
+use super::{Overflow, OverflowRegion};
+use crate::error::OverflowError;
+use crate::space::EXTENT_BYTES;
+
+/// Threads that read and write: a local disk needs several requests at a time for its full speed.
+const THREADS: usize = 4;
+/// Transfers that wait or are in progress; each has a buffer of an extent's size.
+const TRANSFERS: usize = 16;
+/// Alignment of buffers for direct I/O: no file system asks for more than a page.
+const ALIGNMENT: usize = 4096;
+/// How long a file system may take to allocate a region.
+const ALLOCATE_WITHIN: Duration = Duration::from_secs(5);
+/// How long the room that was found last counts as current.
+const ROOM_COUNTS_FOR: Duration = Duration::from_secs(1);
+/// The share of the file system that stays free: databases may keep their data and logs there.
+const KEPT_FREE: u64 = 10;
+/// File systems in memory, by their `f_type` (statfs(2)): tmpfs and ramfs.
+const IN_MEMORY: [u64; 2] = [0x0102_1994, 0x8584_58f6];
+
+/// A directory that gives regions.
+pub(crate) struct Directory {
+    workers: Arc<Workers>,
+    path: PathBuf,
+    limit_bytes: Option<u64>,
+    /// Bytes of all regions.
+    allocated: Arc<AtomicU64>,
+    is_direct: bool,
+    /// An allocation has not ended, perhaps because the file system hangs.
+    allocating: Arc<AtomicBool>,
+    room: Arc<Room>,
+    complaints: Throttle,
+}
+
+/// The room that was found last.
+struct Room {
+    bytes: AtomicU64,
+    looked_at: Mutex<Option<Instant>>,
+    /// A thread is looking, and has perhaps been for a long time.
+    looking: AtomicBool,
+}
+
+impl Room {
+    /// Some of the room was taken. The next call looks how much is left.
+    fn shrinks(&self, bytes: u64) {
+        // Relaxed: a statistic, which pairs with nothing.
+        let less = |room: u64| Some(room.saturating_sub(bytes));
+        let _always = self.bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+        *self.looked_at.lock() = None;
+    }
+}
+
+impl Directory {
+    /// Checks that a directory can hold regions, and starts the threads.
+    pub(crate) fn open(path: &Path, limit_bytes: Option<u64>) -> Result<Directory, OverflowError> {
+        let failed = |error: io::Error| OverflowError::Unusable { dir: path.to_owned(), reason: error };
+        let kind = rustix::fs::statfs(path).map_err(|errno| failed(errno.into()))?.f_type;
+        if IN_MEMORY.contains(&(kind as u64)) {
+            return Err(OverflowError::InMemory { dir: path.to_owned() });
+        }
+        let is_direct = match unnamed_file(path, true) {
+            Ok(_) => true,
+            Err(error) if error.raw_os_error() == Some(Errno::INVAL.raw_os_error()) => {
+                match unnamed_file(path, false) {
+                    Ok(_) => false,
+                    Err(error) => return Err(without_names(path, error)),
+                }
+            }
+            Err(error) => return Err(without_names(path, error)),
+        };
+        let workers = Workers::start().map_err(failed)?;
+        let free = rustix::fs::statvfs(path).map_err(|errno| failed(errno.into()))?;
+        let allocated = Arc::new(AtomicU64::new(0));
+        let bytes = AtomicU64::new(room(&free, limit_bytes, 0));
+        let looked_at = Mutex::new(Some(Instant::now()));
+        let room = Arc::new(Room { bytes, looked_at, looking: AtomicBool::new(false) });
+        let (path, complaints) = (path.to_owned(), Throttle::new());
+        let allocating = Arc::default();
+        Ok(Directory { workers, path, limit_bytes, allocated, is_direct, allocating, room, complaints })
+    }
+}
+
+/// The error of a file system on which no unnamed file can be made.
+fn without_names(path: &Path, error: io::Error) -> OverflowError {
+    match error.raw_os_error().map(Errno::from_raw_os_error) {
+        Some(Errno::OPNOTSUPP | Errno::ISDIR) => OverflowError::NoUnnamedFiles { dir: path.to_owned() },
+        _ => OverflowError::Unusable { dir: path.to_owned(), reason: error },
+    }
+}
+
+/// A file that has no name: nothing of it is left when this process ends, however it ends.
+fn unnamed_file(dir: &Path, is_direct: bool) -> io::Result<File> {
+    let mut flags = OFlags::TMPFILE;
+    flags.set(OFlags::DIRECT, is_direct);
+    let mode = (Mode::RUSR | Mode::WUSR).bits();
+    OpenOptions::new().read(true).write(true).mode(mode).custom_flags(flags.bits() as i32).open(dir)
+}
+
+/// Bytes that may still be allocated.
+fn room(file_system: &StatVfs, limit_bytes: Option<u64>, allocated: u64) -> u64 {
+    let of_blocks = |blocks: u64| blocks.saturating_mul(file_system.f_frsize);
+    let spare = of_blocks(file_system.f_blocks) / KEPT_FREE;
+    let in_file_system = of_blocks(file_system.f_bavail).saturating_sub(spare);
+    limit_bytes.map_or(in_file_system, |limit| in_file_system.min(limit.saturating_sub(allocated)))
+}
+
+/// What a file system answers to an allocation.
+fn allocate(dir: &Path, is_direct: bool, bytes: u64, limit: Option<u64>, held: u64) -> io::Result<File> {
+    if room(&rustix::fs::statvfs(dir)?, limit, held) < bytes {
+        return Err(Errno::NOSPC.into());
+    }
+    let file = unnamed_file(dir, is_direct)?;
+    rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, bytes)?;
+    Ok(file)
+}
+
+impl Overflow for Directory {
+    fn allocate(&self, bytes: u64) -> BoxFuture<'_, Option<Arc<dyn OverflowRegion>>> {
+        // Relaxed, here and below: the flag guards no other memory.
+        if self.allocating.swap(true, Ordering::Relaxed) {
+            return std::future::ready(None).boxed();
+        }
+        let (path, is_direct, limit) = (self.path.clone(), self.is_direct, self.limit_bytes);
+        let (held, allocating) = (self.allocated.load(Ordering::Relaxed), self.allocating.clone());
+        let allocated = self.workers.run(move || {
+            let file = allocate(&path, is_direct, bytes, limit, held);
+            allocating.store(false, Ordering::Relaxed);
+            file
+        });
+        async move {
+            let file = match tokio::time::timeout(ALLOCATE_WITHIN, allocated).await {
+                Ok(Ok(file)) => file,
+                Ok(Err(error)) => {
+                    if let Some(left_out) = self.complaints.occurs(Instant::now()) {
+                        tracing::info!(dir = %self.path.display(), %error, left_out, "the overflow directory has no room");
+                    }
+                    return None;
+                }
+                Err(_) => {
+                    tracing::warn!(dir = %self.path.display(), "the overflow directory does not answer");
+                    return None;
+                }
+            };
+            self.allocated.fetch_add(bytes, Ordering::Relaxed);
+            self.room.shrinks(bytes);
+            let (workers, allocated) = (self.workers.clone(), self.allocated.clone());
+            Some(Arc::new(RegionFile { file: Some(Arc::new(file)), bytes, workers, allocated }) as _)
+        }
+        .boxed()
+    }
+
+    fn room_bytes(&self) -> u64 {
+        let mut looked_at = self.room.looked_at.lock();
+        let is_old = looked_at.is_none_or(|at| at.elapsed() >= ROOM_COUNTS_FOR);
+        // Relaxed: the flag guards no other memory.
+        if is_old && !self.room.looking.swap(true, Ordering::Relaxed) {
+            *looked_at = Some(Instant::now());
+            let (path, limit, found) = (self.path.clone(), self.limit_bytes, self.room.clone());
+            let allocated = self.allocated.clone();
+            self.workers.post(move || {
+                if let Ok(free) = rustix::fs::statvfs(&path) {
+                    let bytes = room(&free, limit, allocated.load(Ordering::Relaxed));
+                    found.bytes.store(bytes, Ordering::Relaxed); // a statistic: pairs with nothing
+                }
+                found.looking.store(false, Ordering::Relaxed);
+            });
+        }
+        self.room.bytes.load(Ordering::Relaxed)
+    }
+}
+
+/// A region as an unnamed file.
+struct RegionFile {
+    /// `None` only while this is dropped.
+    file: Option<Arc<File>>,
+    bytes: u64,
+    workers: Arc<Workers>,
+    allocated: Arc<AtomicU64>,
+}
+
+impl std::fmt::Debug for RegionFile {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RegionFile").field("bytes", &self.bytes).finish_non_exhaustive()
+    }
+}
+
+impl RegionFile {
+    fn file(&self) -> Arc<File> {
+        self.file.clone().expect("only dropping takes it")
+    }
+}
+
+impl Drop for RegionFile {
+    fn drop(&mut self) {
+        // To free the storage takes time, which the thread that drops this may not have.
+        let (file, bytes, allocated) = (self.file.take(), self.bytes, self.allocated.clone());
+        self.workers.post(move || {
+            drop(file);
+            allocated.fetch_sub(bytes, Ordering::Relaxed);
+        });
+    }
+}
+
+impl OverflowRegion for RegionFile {
+    fn read<'a>(&'a self, offset: u64, to: &'a mut [u8]) -> LocalBoxFuture<'a, io::Result<()>> {
+        async move {
+            let (mut buffer, file) = (self.workers.buffer(to.len()).await?, self.file());
+            let read = self.workers.run(move || {
+                let read = file.read_exact_at(buffer.bytes(), offset);
+                read.map(|()| buffer)
+            });
+            to.copy_from_slice(read.await?.bytes());
+            Ok(())
+        }
+        .boxed_local()
+    }
+
+    fn write<'a>(&'a self, offset: u64, data: &'a [u8]) -> LocalBoxFuture<'a, io::Result<()>> {
+        async move {
+            let (mut buffer, file) = (self.workers.buffer(data.len()).await?, self.file());
+            buffer.bytes().copy_from_slice(data);
+            self.workers.run(move || file.write_all_at(buffer.bytes(), offset)).await
+        }
+        .boxed_local()
+    }
+}
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// Threads that do what may block, and the buffers of transfers.
+struct Workers {
+    queue: Arc<Queue>,
+    places: Arc<Semaphore>,
+    spare: Arc<Mutex<Vec<Vec<u8>>>>,
+}
+
+#[derive(Default)]
+struct Queue {
+    jobs: Mutex<Jobs>,
+    arrived: Condvar,
+}
+
+#[derive(Default)]
+struct Jobs {
+    waiting: VecDeque<Job>,
+    ended: bool,
+}
+
+impl Workers {
+    fn start() -> io::Result<Arc<Workers>> {
+        let queue = Arc::new(Queue::default());
+        for _ in 0..THREADS {
+            let queue = queue.clone();
+            std::thread::Builder::new().name("overflow".into()).spawn(move || queue.work())?;
+        }
+        let places = Arc::new(Semaphore::new(TRANSFERS));
+        Ok(Arc::new(Workers { queue, places, spare: Arc::default() }))
+    }
+
+    fn post(&self, job: impl FnOnce() + Send + 'static) {
+        self.queue.jobs.lock().waiting.push_back(Box::new(job));
+        self.queue.arrived.notify_one();
+    }
+
+    /// Has a thread do something, even if the future is dropped.
+    fn run<T, J>(&self, job: J) -> impl Future<Output = io::Result<T>> + Send + use<T, J>
+    where
+        T: Send + 'static,
+        J: FnOnce() -> io::Result<T> + Send + 'static,
+    {
+        let (done, outcome) = oneshot::channel();
+        self.post(move || {
+            let _ = done.send(job()); // no receiver: it was given up
+        });
+        async { outcome.await.unwrap_or_else(|_| Err(io::ErrorKind::BrokenPipe.into())) }
+    }
+
+    /// A buffer of `bytes`, once one is free.
+    async fn buffer(&self, bytes: usize) -> io::Result<Buffer> {
+        debug_assert!(bytes as u64 <= EXTENT_BYTES);
+        let place = self.places.clone().acquire_owned().await;
+        let place = place.map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe))?;
+        let spare = self.spare.lock().pop();
+        let memory = spare.unwrap_or_else(|| vec![0; EXTENT_BYTES as usize + ALIGNMENT]);
+        let start = memory.as_ptr().align_offset(ALIGNMENT);
+        let spare = Arc::downgrade(&self.spare);
+        Ok(Buffer { memory, range: start..start + bytes, spare, _place: place })
+    }
+}
+
+impl Drop for Workers {
+    fn drop(&mut self) {
+        // The threads are not awaited: a disk that hangs must not keep this process from ending.
+        self.queue.jobs.lock().ended = true;
+        self.queue.arrived.notify_all();
+    }
+}
+
+impl Queue {
+    fn work(&self) {
+        loop {
+            let mut jobs = self.jobs.lock();
+            let job = loop {
+                if let Some(job) = jobs.waiting.pop_front() {
+                    break job;
+                }
+                if jobs.ended {
+                    return;
+                }
+                self.arrived.wait(&mut jobs);
+            };
+            drop(jobs);
+            job();
+        }
+    }
+}
+
+/// Aligned memory for one transfer.
+struct Buffer {
+    memory: Vec<u8>,
+    range: std::ops::Range<usize>,
+    spare: Weak<Mutex<Vec<Vec<u8>>>>,
+    _place: OwnedSemaphorePermit,
+}
+
+impl Buffer {
+    fn bytes(&mut self) -> &mut [u8] {
+        &mut self.memory[self.range.clone()]
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        if let Some(spare) = self.spare.upgrade() {
+            spare.lock().push(std::mem::take(&mut self.memory));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
