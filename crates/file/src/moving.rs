@@ -213,6 +213,7 @@ impl<R: Rules> FileCore<R> {
         for (block, word) in (0..).zip(&mut kept) {
             *word = locks.word(block);
         }
+        let locks = R::move_keeps_locks().then_some(locks);
         if kept.iter().any(|word| !word.is_empty()) {
             self.copy(core, whole, &old, &fresh, &mut kept).await?;
         }

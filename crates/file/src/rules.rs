@@ -56,6 +56,11 @@ pub trait Rules: Send + Sync + 'static {
         true
     }
 
+    /// Whether an extent that moves stays locked until the new one is in place (M1).
+    fn move_keeps_locks() -> bool {
+        true
+    }
+
     /// Whether the removal of an extent from a file is recorded before the extent can be used again.
     fn journals_frees() -> bool {
         true

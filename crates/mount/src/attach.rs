@@ -63,7 +63,7 @@ impl Attached {
         if !std::mem::take(&mut self.attached) || device_at(&self.mountpoint) != self.device {
             return Ok(());
         }
-        // `DETACH` removes the mount although files are open. `FORCE` ends the connection first, so that
+        // `DETACH` removes the mount even if files are open. `FORCE` ends the connection first, so that
         // processes with open files, here or in a mount namespace that was copied from ours, get errors at
         // once instead of waiting for a daemon that is about to exit. Data that are not written back yet
         // would be lost with the daemon anyway.

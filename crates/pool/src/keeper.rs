@@ -376,9 +376,10 @@ async fn grow_when_wanted(shared: Arc<Shared>, mut broker: BrokerClient<Channel>
     loop {
         shared.stock.growth_wanted().await;
         let outcome = match shared.stock.is_low() {
-            true => shared.stock.or_overflow(grow(&shared, &mut broker, &failures).await).await,
+            true => grow(&shared, &mut broker, &failures).await,
             false => GrowthOutcome::Grown,
         };
+        shared.stock.overflow_after(outcome).await;
         let pause = shared.stock.growth_ended(outcome);
         tokio::time::sleep(pause).await;
     }

@@ -11,7 +11,7 @@
 use std::fmt;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use farpool_fabric::Peer;
 use farpool_wire::{AccessKey, Epoch, NodeId, RegionId};
@@ -52,13 +52,15 @@ pub(crate) struct Overflowing {
     pub(crate) giver: Arc<dyn Overflow>,
     node: Arc<NodeState>,
     next_index: AtomicU32,
+    /// The last allocation has failed.
+    pub(crate) is_full: AtomicBool,
 }
 
 impl Overflowing {
     pub(crate) fn new(giver: Arc<dyn Overflow>) -> Self {
         let peer = Peer { node: OVERFLOW_NODE, tcp: None, verbs: None, shm_socket: None };
         let node = Arc::new(NodeState::new(peer, String::new()));
-        Overflowing { giver, node, next_index: AtomicU32::new(0) }
+        Overflowing { giver, node, next_index: AtomicU32::new(0), is_full: AtomicBool::new(false) }
     }
 
     /// A region with its storage.

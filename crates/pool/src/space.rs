@@ -118,7 +118,7 @@ impl Where {
 
     /// Whether the extent may lie in the overflow directory. Several members of a row may: no node takes them
     /// along when it is lost.
-    fn allows_overflow(&self) -> bool {
+    pub(crate) fn allows_overflow(&self) -> bool {
         !matches!(self, Where::On(_))
     }
 }

@@ -29,6 +29,10 @@ use crate::space::{EXTENT_BYTES, Extent, Space, Where};
 /// milliseconds of writing fill; a request takes about as long.
 const LOW_WATER_EXTENTS: u64 = 128;
 
+/// How much longer than for the broker a task waits for the overflow directory, from which other tasks take
+/// extents at the same time.
+const OVERFLOW_PATIENCE: Millis = Millis(30_000);
+
 /// Sizes of the pool, for `statfs`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Capacity {
@@ -245,9 +249,10 @@ impl Stock {
             if let Some(extent) = extent {
                 return Ok(extent);
             }
+            let is_hopeless = self.growing.lock().growth.is_hopeless(self.now());
             let outcome = if !may_grow {
                 GrowthOutcome::Full
-            } else if self.growing.lock().growth.is_hopeless(self.now()) && !self.is_full_elsewhere(within) {
+            } else if is_hopeless && !self.is_full_elsewhere(within) && !self.may_overflow(within) {
                 return self.take_now(place, within).0.ok_or(NoSpace);
             } else {
                 self.want_elsewhere(within);
@@ -257,6 +262,8 @@ impl Stock {
                 GrowthOutcome::Grown | GrowthOutcome::Unreachable if self.now() < give_up_at => {}
                 GrowthOutcome::Full
                     if may_grow && self.now() < give_up_at && self.is_full_elsewhere(within) => {}
+                // The directory has given a region. If other tasks have taken all of it, it may give another.
+                _ if self.may_overflow(within) && self.now() < give_up_at.plus(OVERFLOW_PATIENCE) => {}
                 // Regions may have arrived since the `take_now` above, and may be why the limit is reached.
                 // So look once more.
                 _ => {
@@ -338,12 +345,18 @@ impl Stock {
         self.space.lock().free() < LOW_WATER_EXTENTS || self.with_holder(|holder| holder.wants_elsewhere())
     }
 
-    /// Ends an attempt to get far memory: if it brought none, the overflow directory has to give a region,
-    /// unless enough extents are free there. Returns the outcome of both.
-    pub async fn or_overflow(&self, outcome: GrowthOutcome) -> GrowthOutcome {
-        let Some(overflowing) = &self.overflowing else { return outcome };
+    /// Whether the overflow directory may have extents for this caller, now or after the next attempt.
+    fn may_overflow(&self, within: &Where) -> bool {
+        let gives = |overflowing: &Overflowing| !overflowing.is_full.load(Ordering::Relaxed);
+        within.allows_overflow() && self.overflowing.as_ref().is_some_and(gives)
+    }
+
+    /// Call it after each attempt to get far memory, with its outcome. If it brought none, the overflow
+    /// directory has to give a region, unless enough extents are free there.
+    pub async fn overflow_after(&self, outcome: GrowthOutcome) {
+        let Some(overflowing) = &self.overflowing else { return };
         let pause = match outcome {
-            GrowthOutcome::Grown => return outcome,
+            GrowthOutcome::Grown => return,
             GrowthOutcome::Full => FULL_FOR,
             GrowthOutcome::Unreachable => UNREACHABLE_FOR,
         };
@@ -351,11 +364,14 @@ impl Stock {
             self.no_far_until_ms.store(self.now().plus(pause).0, Ordering::Relaxed);
         }
         if self.space.lock().free_in_overflow() >= LOW_WATER_EXTENTS.min(self.region_bytes / EXTENT_BYTES) {
-            return GrowthOutcome::Grown;
+            return;
         }
-        let Some(region) = overflowing.allocate(self.region_bytes).await else { return outcome };
-        self.space.lock().add_overflow(region, self.region_bytes, self.now().0);
-        GrowthOutcome::Grown
+        let region = overflowing.allocate(self.region_bytes).await;
+        // Relaxed: the flag guards no other memory; the tasks that wait are woken later, through a mutex.
+        overflowing.is_full.store(region.is_none(), Ordering::Relaxed);
+        if let Some(region) = region {
+            self.space.lock().add_overflow(region, self.region_bytes, self.now().0);
+        }
     }
 
     /// Whether extents in the overflow directory can move to far memory: two regions or more are free there.

@@ -13,6 +13,7 @@ mod keeper;
 mod kernel;
 mod link;
 mod nemesis;
+mod overflow;
 mod successor;
 mod worlds;
 
@@ -45,6 +46,7 @@ use guest::Guest;
 use history::History;
 use judge::Excuses;
 use link::{Lie, Shaking, Shaky};
+use overflow::{Disk, Giver};
 use successor::Legacy;
 
 /// The scenario of files.
@@ -125,6 +127,8 @@ struct Run {
     /// Rings when the owner begins to move an extent.
     moving: Rc<Bell>,
     flipped: RefCell<inspector::Flipped>,
+    /// The overflow directory's disk, if there is one.
+    disk: Option<Arc<Disk>>,
     /// Every region ever held.
     regions: RefCell<Vec<Arc<LeasedRegion>>>,
     has_left: Cell<bool>,
@@ -308,7 +312,7 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
     let moves = worlds::is_about_moves(seed, mutation) && !refuses;
     let is_redundant = (is_redundant || moves) && !refuses;
     let Ills { faults, delivery, shaking, harmless } = match () {
-        () if refuses => Ills::none(),
+        () if refuses || worlds::is_about_disks(mutation) => Ills::none(),
         () if moves => worlds::moving(mutation),
         () if is_redundant => worlds::survivable(mutation, &mut random),
         () => ills(mutation, &mut random),
@@ -339,13 +343,22 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
     let owner = OwnerId(plane.next_name());
     let legacy =
         (!has_guests && random.chance(700) || is_about_owners).then(|| Legacy::new(owner, limit_regions));
+    let legacy = legacy.filter(|_| !worlds::is_about_disks(mutation));
     let has_guests = has_guests && legacy.is_none();
     let stock = successor::stock_of(&plane, host, owner, limit_regions, legacy.as_ref());
+    let is_calm = harmless || is_redundant;
+    let disk_kind = worlds::disk(seed, mutation, is_calm).filter(|_| legacy.is_none());
+    let disk = disk_kind.map(|kind| Disk::new((&world, host), kind, mutation, Random::new(seed, 38)));
+    let stock = Arc::new(match &disk {
+        Some(disk) => stock.with_overflow(Arc::new(Giver(disk.clone()))),
+        None => stock,
+    });
     let store = match &legacy {
         Some(legacy) => StoreCore::keeping(stock.clone(), legacy.words()),
         None => StoreCore::new(stock.clone()),
     };
     let mut mishaps = match () {
+        () if worlds::is_about_disks(mutation) => Vec::new(),
         () if refuses => nemesis::draw_refusals(&plane, &mut refusals),
         () if moves => nemesis::draw_moves(&plane, &mut random),
         () if is_redundant => nemesis::draw_survivable(&plane, &mut random),
@@ -386,11 +399,13 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
             flips,
             owner_dies,
             stores_succeed: moves && !owner_dies,
+            never_full: disk_kind.is_some_and(|kind| kind.regions.is_none()),
         },
         refuses,
         moves,
         moving: Rc::default(),
         flipped: RefCell::default(),
+        disk,
         regions: RefCell::default(),
         has_left: Cell::new(false),
     });

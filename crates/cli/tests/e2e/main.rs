@@ -19,6 +19,7 @@ mod leases;
 mod mounts;
 mod nodes;
 mod order;
+mod overflow;
 mod paper;
 mod postgres;
 mod preload;

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::support::{Process, Up, farpool, run, tied};
+use crate::support::{Output, Process, Up, farpool, run, tied};
 
 /// Longest time for the build: minutes on a busy machine where nothing has been compiled before.
 const BUILD_SECONDS: &str = "1200";
@@ -97,16 +97,30 @@ fn certificates_made_as_printed_let_processes_into_a_pool() {
     assert!(refused.stderr.contains("not of this pool's authority"), "{refused:?}");
 }
 
-#[test]
-fn a_node_gives_memory_back_and_lends_it_again_as_printed() {
-    let commands = block(&repository().join("docs/src/how-to/give-memory-back.md"), "sh");
-    let up = Up::with(&["--nodes", "1", "--memory", "512MiB", "--no-lock"]);
+/// Runs the first commands of a how-to page with a pool, in a folder on a disk.
+fn commands_of(page: &str, up: &Up) -> Output {
+    let commands = block(&repository().join("docs/src/how-to").join(page), "sh");
     let folder = Path::new(env!("CARGO_BIN_EXE_farpool")).parent().unwrap();
     let path = format!("{}:{}", folder.display(), std::env::var("PATH").unwrap());
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let mut shell = tied("bash", ["-ec", &commands]);
-    shell.env("XDG_RUNTIME_DIR", up.runtime_dir()).env("PATH", path);
+    shell.env("XDG_RUNTIME_DIR", up.runtime_dir()).env("PATH", path).current_dir(dir.path());
     let output = Process::start("the commands", shell).wait();
     assert!(output.status.success(), "{output:?}");
+    output
+}
+
+#[test]
+fn a_full_pool_overflows_to_disk_as_printed() {
+    let up = Up::with(&["--nodes", "1", "--memory", "512MiB", "--no-lock"]);
+    let output = commands_of("overflow-to-disk.md", &up);
+    assert!(output.stdout.contains("overflow    128 MiB in the directory"), "{output:?}");
+}
+
+#[test]
+fn a_node_gives_memory_back_and_lends_it_again_as_printed() {
+    let up = Up::with(&["--nodes", "1", "--memory", "512MiB", "--no-lock"]);
+    let output = commands_of("give-memory-back.md", &up);
     assert!(output.stdout.contains("lends 256 MiB of the 512 MiB"), "{output:?}");
     assert!(output.stdout.contains("pool   256 MiB of 256 MiB free"), "{output:?}");
     assert!(output.stdout.contains("lends 512 MiB of the 512 MiB"), "{output:?}");

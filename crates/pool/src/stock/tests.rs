@@ -65,9 +65,11 @@ impl Rig {
         Rig { clock, stock }
     }
 
-    /// An attempt to grow, with this outcome of the request to the broker.
-    fn attempts(&self, of_broker: GrowthOutcome) -> GrowthOutcome {
-        self.stock.or_overflow(of_broker).now_or_never().expect("the giver answers at once")
+    /// An attempt to grow, with this outcome of the request to the broker. Returns whether the directory has
+    /// extents for whoever takes any.
+    fn attempts(&self, of_broker: GrowthOutcome) -> bool {
+        self.stock.overflow_after(of_broker).now_or_never().expect("the giver answers at once");
+        self.stock.may_overflow(&Where::Anywhere)
     }
 
     fn take(&self, within: &Where) -> Option<Extent> {
@@ -480,7 +482,7 @@ const EXTENTS: u64 = REGION_BYTES / EXTENT_BYTES;
 fn a_full_pool_overflows_and_far_memory_comes_first() {
     let rig = Rig::overflowing(None, Scripted::new(2, REGION_BYTES));
     rig.lends(&[lease(1, 0, 1)]);
-    assert_eq!(rig.attempts(GrowthOutcome::Full), GrowthOutcome::Grown);
+    assert!(rig.attempts(GrowthOutcome::Full));
     let mut extents: Vec<Extent> =
         (0..2 * EXTENTS).map(|_| rig.take(&Where::NotOn(vec![NodeId(2)])).unwrap()).collect();
     let in_overflow: Vec<bool> = extents.iter().map(|extent| extent.region().is_overflow()).collect();
@@ -501,15 +503,16 @@ fn the_directory_gives_a_region_only_if_the_broker_gives_none_and_none_is_free_t
     let giver = Scripted::new(2, REGION_BYTES);
     let rig = Rig::overflowing(None, giver.clone());
     let left = || giver.left.load(Ordering::Relaxed);
-    assert_eq!((rig.attempts(GrowthOutcome::Grown), left()), (GrowthOutcome::Grown, 2));
-    assert_eq!((rig.attempts(GrowthOutcome::Unreachable), left()), (GrowthOutcome::Grown, 1));
-    assert_eq!((rig.attempts(GrowthOutcome::Full), left()), (GrowthOutcome::Grown, 1));
+    assert_eq!((rig.attempts(GrowthOutcome::Grown), left()), (true, 2));
+    assert_eq!((rig.attempts(GrowthOutcome::Unreachable), left()), (true, 1));
+    assert_eq!((rig.attempts(GrowthOutcome::Full), left()), (true, 1));
     let taken = rig.take(&Where::Anywhere).unwrap();
-    assert_eq!((rig.attempts(GrowthOutcome::Full), left()), (GrowthOutcome::Grown, 0));
+    assert_eq!((rig.attempts(GrowthOutcome::Full), left()), (true, 0));
     let rest: Vec<Extent> = std::iter::from_fn(|| rig.take(&Where::Anywhere)).collect();
     assert_eq!(rest.len() as u64, 2 * EXTENTS - 1);
-    assert_eq!(rig.attempts(GrowthOutcome::Full), GrowthOutcome::Full, "both are full");
-    assert_eq!(rig.attempts(GrowthOutcome::Unreachable), GrowthOutcome::Unreachable);
+    assert!(!rig.attempts(GrowthOutcome::Full), "both are full");
+    assert!(!rig.attempts(GrowthOutcome::Unreachable));
+    assert!(!rig.stock.may_overflow(&Where::On(NodeId(1))));
     drop((taken, rest));
 }
 
@@ -589,4 +592,24 @@ fn the_capacity_counts_the_directory_too() {
     assert_eq!(capacity(), (5.0, 5.0));
     let _extent = rig.take(&Where::Anywhere).unwrap();
     assert_eq!(capacity(), (5.0, 4.75));
+}
+
+#[test]
+fn a_task_that_finds_all_extents_of_a_new_region_taken_waits_for_the_next_one() {
+    let giver = Scripted::new(2, REGION_BYTES);
+    let rig = Rig::overflowing(None, giver.clone());
+    let mut taking = pin!(rig.stock.take_extent(0));
+    let mut context = Context::from_waker(Waker::noop());
+    let mut rest = Vec::new();
+    for _ in 0..2 {
+        assert!(taking.as_mut().poll(&mut context).is_pending());
+        rig.attempts(GrowthOutcome::Full);
+        rest.extend(std::iter::from_fn(|| rig.take(&Where::Anywhere)));
+        rig.stock.growth_ended(GrowthOutcome::Full);
+    }
+    assert!(taking.as_mut().poll(&mut context).is_pending());
+    rig.attempts(GrowthOutcome::Full);
+    rig.stock.growth_ended(GrowthOutcome::Full);
+    assert!(matches!(taking.as_mut().poll(&mut context), Poll::Ready(Err(NoSpace))), "both are full");
+    assert_eq!(rest.len() as u64, 2 * EXTENTS);
 }

@@ -46,6 +46,13 @@ pub(super) const REFUSED_IS_DEAD: &str = "refused-connection-taken-for-death";
 /// A successor does not settle the locks that a dead owner has left.
 pub(super) const LOCKS_LEFT: &str = "locks-of-a-dead-owner-not-settled";
 
+/// The overflow directory gives a region for which it has no storage.
+pub(super) const OVERFLOW_UNRESERVED: &str = "overflow-handed-out-unreserved";
+/// The overflow directory acknowledges a write before it can be read.
+pub(super) const OVERFLOW_UNWRITTEN: &str = "overflow-read-before-written";
+/// Other clients write to an extent while it moves.
+pub(super) const MOVED_OVER_NEWER: &str = "moved-back-over-newer";
+
 pub(super) const MUTATIONS: &[&str] = &[
     UNCHECKED,
     UNLOCKED_EARLY,
@@ -64,6 +71,9 @@ pub(super) const MUTATIONS: &[&str] = &[
     LOCKS_LEFT,
     LATE_FORGOTTEN,
     REFUSED_IS_DEAD,
+    OVERFLOW_UNRESERVED,
+    OVERFLOW_UNWRITTEN,
+    MOVED_OVER_NEWER,
 ];
 
 /// A stock that gives up a node at the first sign of a failure.
@@ -146,6 +156,10 @@ impl Rules for Chosen {
 
     fn rebuild_keeps_locks() -> bool {
         !is(LATE_WRITE_MISSED) && Shipped::rebuild_keeps_locks()
+    }
+
+    fn move_keeps_locks() -> bool {
+        !is(MOVED_OVER_NEWER) && Shipped::move_keeps_locks()
     }
 
     fn journals_frees() -> bool {

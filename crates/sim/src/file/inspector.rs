@@ -97,6 +97,10 @@ fn place_of(claim: &Claim) -> String {
 /// What lies in a block's place; `None`: its node is dead, or the lease has ended.
 fn contents_of(run: &Run, claim: &Claim) -> Option<Vec<u8>> {
     let region = claim.extent.region();
+    if region.is_overflow() {
+        let offset = claim.extent.address(claim.block * BLOCK_BYTES as u64).offset;
+        return run.disk.as_ref()?.contents(region.id.index, offset);
+    }
     let shell = run.node(region.id.node).shell().filter(|_| !region.has_ended())?;
     let mut contents = vec![0; BLOCK_BYTES];
     let offset = claim.extent.address(claim.block * BLOCK_BYTES as u64).offset;

@@ -102,6 +102,8 @@ pub(super) struct Excuses {
     pub(super) owner_dies: bool,
     /// No store fails, and no write arrives late.
     pub(super) stores_succeed: bool,
+    /// There is an overflow directory with room for everything.
+    pub(super) never_full: bool,
 }
 
 struct Judge<'a> {
@@ -391,6 +393,7 @@ impl<'a> Judge<'a> {
             }
             FileError::Damaged { .. } if is_redundant => self.world.flips && self.is_in_doubt(failed, &cells),
             FileError::Damaged { .. } => self.world.flips || self.could_not_be_moved(failed, &cells),
+            FileError::TooFewNodes { .. } | FileError::NoSpace if self.world.never_full => false,
             FileError::TooFewNodes { .. } => !matches!(failed.asked, Asked::Read(_)),
             // Data that cannot be read cannot be truncated either. They are then lost, because they must not
             // show again. Also, rows do not distinguish damage from loss.
@@ -491,6 +494,7 @@ mod tests {
         flips: false,
         owner_dies: false,
         stores_succeed: false,
+        never_full: false,
     };
 
     /// Sequential operations on one file.

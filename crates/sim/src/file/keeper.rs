@@ -139,10 +139,8 @@ impl Keeper {
         let run = &self.run;
         while run.phase.get() != Phase::Leaving {
             run.stock().growth_wanted().await;
-            let outcome = match run.stock().is_low() {
-                true => run.stock().or_overflow(self.grow().await).await,
-                false => GrowthOutcome::Grown,
-            };
+            let outcome = if run.stock().is_low() { self.grow().await } else { GrowthOutcome::Grown };
+            run.stock().overflow_after(outcome).await;
             let pause = run.stock().growth_ended(outcome);
             run.world.sleep_by(run.host, pause).await;
         }

@@ -54,10 +54,10 @@ pub(super) fn stock_of(
     owner: OwnerId,
     limit_regions: Option<u64>,
     legacy: Option<&Legacy>,
-) -> Arc<Stock> {
+) -> Stock {
     let here = plane.nodes.iter().find(|node| node.host == host).map(|node| node.id);
     let journal = legacy.map(|legacy| legacy.journal.borrow().clone());
-    Arc::new(Stock::new(StockConfig {
+    Stock::new(StockConfig {
         owner,
         region_bytes: REGION_EXTENTS * EXTENT_BYTES,
         limit_regions,
@@ -69,7 +69,7 @@ pub(super) fn stock_of(
             shm_socket: (here == Some(NodeId(address.node))).then(|| "near".into()),
         }),
         journal: journal.map(|journal| journal as _),
-    }))
+    })
 }
 
 /// Kills all processes that work on files. Another owner starts after a while. Returns when that owner has
@@ -97,7 +97,7 @@ pub(super) async fn owner_dies(run: &Rc<Run>, lasting: Duration) {
     let next = Arc::new(legacy.journal.borrow().successor());
     *legacy.journal.borrow_mut() = next;
     *run.stock.borrow_mut() =
-        stock_of(&run.plane, run.host, legacy.owner, legacy.limit_regions, Some(legacy));
+        Arc::new(stock_of(&run.plane, run.host, legacy.owner, legacy.limit_regions, Some(legacy)));
     let taking_over = run.clone();
     run.tasks.spawn(home, async move { take_over(&taking_over).await });
     while run.home() == home && run.successors_wanted.get() > 0 {

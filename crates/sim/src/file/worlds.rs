@@ -5,6 +5,7 @@
 use farpool_fabric::sim::{Faults, Random};
 use farpool_file::Redundancy;
 
+use super::broken::{MOVED_OVER_NEWER, OVERFLOW_UNRESERVED, OVERFLOW_UNWRITTEN};
 use super::link::{Lie, Shaking};
 use super::{Ills, LATE_FORGOTTEN, LOST_WRITE, LOST_WRITE_PERMILLE, UNLOCKED_EARLY};
 use crate::plane::post::Delivery;
@@ -13,6 +14,8 @@ use crate::plane::post::Delivery;
 pub(super) const REDUNDANT_PERMILLE: u32 = 300;
 /// The share of worlds in which extents move most of the time, in thousandths.
 const MOVING_PERMILLE: u32 = 120;
+/// The share of worlds with an overflow directory, of those in which the owner does not die, in thousandths.
+const OVERFLOW_PERMILLE: u32 = 400;
 /// The share of files that want more nodes than there are, in thousandths.
 const TOO_MANY_PERMILLE: u32 = 20;
 
@@ -26,6 +29,31 @@ pub(super) fn survivable(mutation: Option<&'static str>, random: &mut Random) ->
         shaking: Shaking { lie: lie(mutation), ..Shaking::default() },
         harmless: true,
     }
+}
+
+/// The disk of an overflow directory.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct DiskKind {
+    /// Regions for which it has storage; `None`: more than any run needs.
+    pub(super) regions: Option<u64>,
+    /// The share of writes that hang, in thousandths.
+    pub(super) hang_permille: u32,
+}
+
+/// Draws the disk of a world that has an overflow directory. In calm worlds its writes do not hang.
+pub(super) fn disk(seed: u64, mutation: Option<&'static str>, is_calm: bool) -> Option<DiskKind> {
+    // A separate stream of randomness, so that the worlds of other seeds stay the same.
+    let mut random = Random::new(seed, 37);
+    let is_about_disks = is_about_disks(mutation);
+    let has_disk = random.chance(OVERFLOW_PERMILLE) || is_about_disks || mutation == Some(MOVED_OVER_NEWER);
+    let is_small = mutation.map_or(random.chance(300), |broken| broken == OVERFLOW_UNRESERVED);
+    let hang_permille = if random.chance(300) && !is_calm { 20 } else { 0 };
+    has_disk.then(|| DiskKind { regions: is_small.then(|| random.below(4)), hang_permille })
+}
+
+/// Whether a mutation matters only in worlds with an overflow directory.
+pub(super) fn is_about_disks(mutation: Option<&'static str>) -> bool {
+    matches!(mutation, Some(OVERFLOW_UNRESERVED | OVERFLOW_UNWRITTEN))
 }
 
 /// Whether extents move most of the time in the world of this seed, while no node is lost.

@@ -1,0 +1,182 @@
+//! The overflow directory of a run: a disk whose transfers take time, and whose writes may hang and land
+//! late.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use farpool_fabric::sim::{HostId, Random, World};
+use farpool_pool::{Overflow, OverflowRegion};
+use farpool_wire::BLOCK_BYTES;
+use futures_util::FutureExt;
+use futures_util::future::{BoxFuture, LocalBoxFuture, pending, ready};
+
+use super::broken::{OVERFLOW_UNRESERVED, OVERFLOW_UNWRITTEN};
+use super::worlds::DiskKind;
+
+/// How long a transfer takes, in microseconds.
+const TRANSFER_US: std::ops::Range<u64> = 100..30_000;
+/// The share of transfers before which a late write lands, in thousandths.
+const LANDING_PERMILLE: u32 = 300;
+
+thread_local! {
+    /// The world of this thread's run, in which transfers take their time, and the owner's machine.
+    static HERE: RefCell<Option<(World, HostId)>> = const { RefCell::new(None) };
+}
+
+/// The disk.
+#[derive(Debug)]
+pub(super) struct Disk(Mutex<State>);
+
+#[derive(Debug)]
+struct State {
+    kind: DiskKind,
+    mutation: Option<&'static str>,
+    random: Random,
+    /// Regions with storage that could still be given.
+    left: u64,
+    regions: BTreeMap<u32, Weak<Region>>,
+}
+
+/// A region's memory, and the writes that were given up and have not landed.
+#[derive(Debug)]
+struct Region {
+    disk: Arc<Disk>,
+    is_reserved: bool,
+    contents: Mutex<(Vec<u8>, Vec<Landing>)>,
+}
+
+/// A write's offset and data.
+type Landing = (usize, Vec<u8>);
+
+fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Disk {
+    pub(super) fn new(
+        (world, host): (&World, HostId),
+        kind: DiskKind,
+        mutation: Option<&'static str>,
+        random: Random,
+    ) -> Arc<Disk> {
+        HERE.set(Some((world.clone(), host)));
+        let left = kind.regions.unwrap_or(u64::MAX);
+        Arc::new(Disk(Mutex::new(State { kind, mutation, random, left, regions: BTreeMap::new() })))
+    }
+
+    /// What lies in a block of a region now.
+    pub(super) fn contents(&self, region: u32, offset: u64) -> Option<Vec<u8>> {
+        let region = locked(&self.0).regions.get(&region)?.upgrade()?;
+        let contents = locked(&region.contents);
+        Some(contents.0[offset as usize..][..BLOCK_BYTES].to_vec())
+    }
+
+    fn is(&self, mutation: &str) -> bool {
+        locked(&self.0).mutation == Some(mutation)
+    }
+
+    /// Lets the time of one transfer pass.
+    async fn take_time(&self) {
+        let time_us = TRANSFER_US.start + locked(&self.0).random.below(TRANSFER_US.end - TRANSFER_US.start);
+        let here = HERE.with_borrow(|here| here.clone());
+        if let Some((world, host)) = here {
+            world.sleep_by(host, Duration::from_micros(time_us)).await;
+        }
+    }
+}
+
+/// The disk as the pool has it.
+#[derive(Debug)]
+pub(super) struct Giver(pub(super) Arc<Disk>);
+
+impl Overflow for Giver {
+    fn allocate(&self, bytes: u64) -> BoxFuture<'_, Option<Arc<dyn OverflowRegion>>> {
+        let unreserved = self.0.is(OVERFLOW_UNRESERVED);
+        let mut state = locked(&self.0.0);
+        let is_reserved = state.left > 0;
+        if !is_reserved && !unreserved {
+            return ready(None).boxed();
+        }
+        state.left = state.left.saturating_sub(1);
+        let contents = Mutex::new((vec![0; bytes as usize], Vec::new()));
+        let region = Arc::new(Region { disk: self.0.clone(), is_reserved, contents });
+        let index = state.regions.last_key_value().map_or(0, |(last, _)| last + 1);
+        state.regions.insert(index, Arc::downgrade(&region));
+        ready(Some(region as _)).boxed()
+    }
+
+    fn room_bytes(&self) -> u64 {
+        0 // nobody asks for the size of the pool here
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        let mut state = locked(&self.disk.0);
+        state.left = state.left.saturating_add(u64::from(self.is_reserved));
+    }
+}
+
+impl Region {
+    /// Lets the oldest late write land, perhaps.
+    fn land(&self) {
+        if locked(&self.disk.0).random.chance(LANDING_PERMILLE) {
+            let mut contents = locked(&self.contents);
+            if !contents.1.is_empty() {
+                let (at, data) = contents.1.remove(0);
+                contents.0[at..at + data.len()].copy_from_slice(&data);
+            }
+        }
+    }
+}
+
+/// A write that hangs. Once it is given up, it may land.
+struct Hanging<'a>(&'a Region, usize, &'a [u8]);
+
+impl Drop for Hanging<'_> {
+    fn drop(&mut self) {
+        locked(&self.0.contents).1.push((self.1, self.2.to_vec()));
+    }
+}
+
+impl OverflowRegion for Region {
+    fn read<'a>(&'a self, offset: u64, to: &'a mut [u8]) -> LocalBoxFuture<'a, io::Result<()>> {
+        async move {
+            self.disk.take_time().await;
+            self.land();
+            to.copy_from_slice(&locked(&self.contents).0[offset as usize..][..to.len()]);
+            Ok(())
+        }
+        .boxed_local()
+    }
+
+    fn write<'a>(&'a self, offset: u64, data: &'a [u8]) -> LocalBoxFuture<'a, io::Result<()>> {
+        async move {
+            let at = offset as usize;
+            if self.disk.is(OVERFLOW_UNWRITTEN) {
+                locked(&self.contents).1.push((at, data.to_vec()));
+                return Ok(());
+            }
+            if !self.is_reserved {
+                return Err(io::ErrorKind::StorageFull.into());
+            }
+            let hangs = {
+                let mut state = locked(&self.disk.0);
+                let permille = state.kind.hang_permille;
+                state.random.chance(permille)
+            };
+            if hangs {
+                let _hanging = Hanging(self, at, data);
+                pending::<()>().await;
+            }
+            self.disk.take_time().await;
+            self.land();
+            locked(&self.contents).0[at..at + data.len()].copy_from_slice(data);
+            Ok(())
+        }
+        .boxed_local()
+    }
+}
