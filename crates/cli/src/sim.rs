@@ -84,7 +84,10 @@ Mutations:
   freed-extent-not-written-down        the next owner assigns an extent to a file that had already freed it
   locks-of-a-dead-owner-not-settled    the next owner leaves blocks locked that the dead owner was writing
   late-write-of-a-dead-owner-forgotten an extent to which the dead owner was writing is reused at once
-  refused-connection-taken-for-death   a node that answers renewals is given up for refusing connections")]
+  refused-connection-taken-for-death   a node that answers renewals is given up for refusing connections
+  overflow-handed-out-unreserved       the overflow directory gives a region for which it has no storage
+  overflow-read-before-written         the overflow directory acknowledges a write before it can be read
+  moved-back-over-newer                other clients write to an extent while it moves")]
     File(SeedArgs),
     /// Transactions: snapshots, commits and conflicts on records of several nodes, slow, torn and out of step
     #[command(after_help = "\
@@ -133,7 +136,7 @@ Mutations:
   number-in-doubt-used-again      a number that an entry may already have named is used for another key")]
     Hash(SeedArgs),
     /// Compute servers of a database: seats, recovery of dead members, roles, transactions and changes of the
-    /// catalog, while all of them fail
+    /// catalog, while servers and connections fail
     #[command(after_help = "\
 Mutations:
   list-after-other-grants              a member uses other regions before it has listed its grants

@@ -36,8 +36,8 @@ pub fn leaves_room(descriptor: BorrowedFd<'_>) -> bool {
     u64::try_from(descriptor.as_raw_fd()).is_ok_and(|number| number < most)
 }
 
-/// A descriptor that stays open for long in a process which may close it behind our back. Dropping it closes
-/// the number only if that still refers to what was opened. For sockets this is certain, since each has its
+/// A descriptor that stays open for long in a process whose other code may close it without our
+/// knowledge. Dropping it closes the number only if the number still refers to what was opened. For sockets this is certain, since each has its
 /// own inode; for an `eventfd` it is only certain that the number refers to a file of such a kind.
 #[derive(Debug)]
 pub struct Descriptor {

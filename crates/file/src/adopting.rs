@@ -90,8 +90,7 @@ impl<R: Rules> StoreCore<R> {
                     }
                     map.found_extent(stripe, extent);
                 }
-                // The lease has ended, or the state is inconsistent: the memory belongs, or will belong, to
-                // another owner.
+                // The state is inconsistent: there is no such extent, or another file has it already.
                 None => {
                     if !is_parity(stripe) {
                         map.lose(stripe * EXTENT_BYTES, EXTENT_BYTES, Loss::Gone);

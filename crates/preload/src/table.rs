@@ -438,8 +438,8 @@ impl Table {
         }
     }
 
-    /// Called when the program has just closed a descriptor of this file, which dropped its record locks on
-    /// it: guards that were kept for them are closed.
+    /// Called when the program has just closed a descriptor of this file, which dropped the
+    /// program's record locks on the file: guards that were kept for these locks are closed.
     pub fn let_go(&self, id: FileId) {
         for description in self.all() {
             let kept = description.has(flag::KEPT) && description.references.load(Ordering::Acquire) == 0;

@@ -1,5 +1,5 @@
-//! RangeScan of paper 1 (section 5.2.1), read-only, with the whole database (tables, index and log) in one
-//! place after another.
+//! RangeScan of paper 1 (section 5.2.1), read-only, measured for each place in turn, with the whole database
+//! (tables, index and log) in that place.
 //!
 //! Each scan is planned anew, as in most programs. While planning, PostgreSQL asks for the length of each
 //! file. So the figure shows the cost of `lseek(SEEK_END)`, beside the cost of pages that are not in the

@@ -7,7 +7,8 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::support::{
-    Mount, Pool, PoolOptions, assert_complaint, eventually, pattern, read_from_far, run, write_new,
+    Mount, Pool, PoolOptions, assert_complaint, built, eventually, farpool, pattern, read_from_far, run,
+    run_command, write_new,
 };
 
 const MIB: usize = 1 << 20;
@@ -59,7 +60,9 @@ fn programs_that_work_on_a_mount_s_files_directly_find_what_lies_in_the_director
     let (big, copy) = (mount.file("big"), mount.file("copy"));
     let data = pattern(24 * MIB, 1);
     write_new(&big, &data).unwrap();
-    let output = run(["run", "--", "cp", big.to_str().unwrap(), copy.to_str().unwrap()]);
+    let mut copying = farpool(["run", "--", "cp", big.to_str().unwrap(), copy.to_str().unwrap()]);
+    copying.env("FARPOOL_PRELOAD", built("libfarpool_preload.so"));
+    let output = run_command(copying);
     assert!(output.status.success(), "{output:?}");
     assert!(read_from_far(&copy).unwrap() == data);
 }

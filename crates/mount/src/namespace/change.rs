@@ -43,8 +43,8 @@ impl<F> Namespace<F> {
         Ok(())
     }
 
-    /// Clears the set-user-id bit of a file, and the set-group-id bit if that gives privileges: the file has
-    /// another owner, or other contents.
+    /// Clears the set-user-id bit of a file, and the set-group-id bit if that gives privileges. Called
+    /// when the file has got another owner or other contents.
     pub fn drop_privileges(&mut self, ino: Ino) -> Outcome<()> {
         self.touch(|| Touched::Inode(ino));
         let inode = self.inode_mut(ino)?;

@@ -293,8 +293,9 @@ fn looking_on(run: &Run, still: &Member, before: Option<(Epoch, u64)>) -> Option
     }
 }
 
-/// Waits until a member recovers another member's seat. `choose` picks one of the two by their claims, first
-/// the recoverer's. Returns this member if it lives.
+/// Waits until a member recovers another member's seat. `choose` picks one of the two by their claims; the
+/// first argument is the recoverer's. Returns the first member picked that lives, or `None` if there is none
+/// after [`LOOKS`] looks.
 async fn wait_for_recovery(run: &Run, choose: impl Fn(Epoch, Epoch) -> Epoch) -> Option<Rc<Member>> {
     for _ in 0..LOOKS {
         let seats = run.observer.lock().look().seats(&run.layout);

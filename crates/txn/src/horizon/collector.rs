@@ -6,7 +6,7 @@ use std::marker::PhantomData;
 use crate::cut::Cut;
 use crate::rules::{Rules, Shipped};
 
-/// Most cuts that a collector remembers. With more, the horizon could advance a little earlier while there is
+/// The largest number of cuts that a collector remembers. With more, the horizon could advance a little earlier while there is
 /// an old snapshot.
 const MOST_KNOWN: usize = 64;
 

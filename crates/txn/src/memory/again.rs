@@ -150,8 +150,8 @@ impl Memory {
         }
     }
 
-    /// Opens the next incarnation of a queue. Whether there is a connection is known once something is
-    /// answered.
+    /// Opens the next incarnation of a queue. Whether the connection works is known only once the node
+    /// has answered on it.
     fn connect_again(&self, queue: &Queue, connecting: &mut Connecting) {
         // The incarnations that sent these writes are superseded.
         connecting.superseded = self.in_flight.last_of(queue.node());
