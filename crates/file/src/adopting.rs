@@ -191,7 +191,7 @@ impl<R: Rules> FileCore<R> {
         data: ArenaBuf,
         settled: &[BlockWord],
     ) -> Result<(), FileError> {
-        let fresh = self.take_extent(stripe).await?;
+        let fresh = self.take_extent(stripe, None).await?;
         let words = &self.store.words;
         words.doubt(&fresh); // until it is filled, a successor does not reuse it
         let (_, written) = core.write(&fresh, 0, data).await;

@@ -309,8 +309,9 @@ mod tests {
     use std::cell::Cell;
     use std::rc::Rc;
 
-    use farpool_fabric::{Clock, EndpointConfig, Negotiated, TransportChoice, block_on};
-    use farpool_wire::SessionId;
+    use farpool_fabric::{Clock, EndpointConfig, Negotiated, Peer, TransportChoice, block_on};
+    use farpool_pool::{LeasedRegion, NodeState};
+    use farpool_wire::{AccessKey, Epoch, NodeId, RegionId, SessionId};
 
     use super::*;
 
@@ -357,5 +358,96 @@ mod tests {
             looks
         });
         assert!((1..=LOCK_PATIENCE.as_secs() + 1).contains(&looks), "{looks}");
+    }
+
+    /// An extent with a number, of a region that nobody uses.
+    pub(super) fn extent(number: u64) -> Extent {
+        let peer = Peer { node: NodeId(1), tcp: None, verbs: None, shm_socket: None };
+        let id = RegionId { node: NodeId(1), index: 0 };
+        let node = Arc::new(NodeState::new(peer, String::new()));
+        let key = AccessKey::from_bytes([0; 16]);
+        let region = Arc::new(LeasedRegion::new(id, Epoch(1), key, node, u64::MAX));
+        Extent::of_guest(region, 0, number)
+    }
+
+    /// Words that outlive their process, and their memory.
+    pub(super) fn kept() -> (BlockWords, Arc<SharedMemory>) {
+        let memory = Arc::new(SharedMemory::create("kept", KEPT_WORDS_BYTES).unwrap());
+        (BlockWords::kept(&memory), memory)
+    }
+
+    #[test]
+    fn the_table_has_words_for_extents_up_to_its_end() {
+        let (words, _memory) = BlockWords::create().unwrap();
+        assert!(words.covers(&extent(MAX_EXTENTS - 1)) && !words.covers(&extent(MAX_EXTENTS)));
+        words.clear(&extent(MAX_EXTENTS - 1));
+    }
+
+    #[test]
+    fn an_extent_is_in_doubt_until_it_is_taken_anew() {
+        let (words, _memory) = BlockWords::create().unwrap();
+        let (one, other) = (extent(4), extent(5));
+        words.doubt(&one);
+        assert_eq!((words.is_doubted(&one), words.is_doubted(&other)), (true, false));
+        words.clear(&one);
+        assert!(!words.is_doubted(&one));
+    }
+
+    #[test]
+    fn an_extent_has_locks_while_one_of_its_blocks_is_locked() {
+        let (words, _memory) = BlockWords::create().unwrap();
+        let (one, other) = (extent(4), extent(5));
+        assert!(!words.has_locks(&one));
+        let place = words.place(&one, BLOCKS_PER_EXTENT - 1);
+        words.store(place, BlockWord::EMPTY.written(3).locked());
+        assert_eq!((words.has_locks(&one), words.has_locks(&other)), (true, false));
+        words.store(place, BlockWord::EMPTY.written(3));
+        assert!(!words.has_locks(&one));
+    }
+
+    #[test]
+    fn a_lock_a_mark_or_a_witness_tells_a_successor_that_a_write_may_still_land() {
+        let forget = |memory: &Mapping, at: u64, bytes: u64| {
+            (at..at + bytes).step_by(WORD_BYTES as usize).for_each(|at| memory.store(at, 0).unwrap());
+        };
+        for left in ["a lock", "a mark", "a witness"] {
+            let (words, memory) = kept();
+            for number in 0..24 {
+                words.clear(&extent(number));
+                assert!(!words.may_be_written(number));
+            }
+            let (number, extent) = (17, extent(17));
+            match left {
+                "a lock" => {
+                    words.store(words.place(&extent, 9), BlockWord::EMPTY.written(3).locked());
+                }
+                "a mark" => {
+                    words.doubt(&extent);
+                    forget(memory.mapping(), WITNESSES + number * WITNESS_BYTES, WITNESS_BYTES);
+                }
+                _ => {
+                    words.doubt(&extent);
+                    forget(memory.mapping(), EXTENT_WORDS + number * WORD_BYTES, WORD_BYTES);
+                }
+            }
+            let found: Vec<u64> = (0..24).filter(|number| words.may_be_written(*number)).collect();
+            assert_eq!(found, [number], "{left}");
+            assert!(!words.may_be_written(MAX_EXTENTS), "there is no such extent");
+        }
+    }
+
+    #[test]
+    fn touching_words_for_which_memory_is_reserved_takes_no_more_memory() {
+        let (words, memory) = kept();
+        let taken = || rustix::fs::fstat(memory.fd()).unwrap().st_blocks;
+        words.reserve(1_000..1_016).unwrap();
+        let before = taken();
+        for number in 1_000..1_016 {
+            let extent = extent(number);
+            words.clear(&extent);
+            words.doubt(&extent);
+            words.store(words.place(&extent, 3), BlockWord::EMPTY.written(5));
+        }
+        assert_eq!(taken(), before);
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use farpool_pool::{EXTENT_BYTES, Extent, SessionCore, Where};
+use farpool_pool::{EXTENT_BYTES, Extent, OVERFLOW_NODE, SessionCore, Where};
 use farpool_wire::{BLOCK_BYTES, BlockWord};
 
 use crate::error::FileError;
@@ -271,7 +271,7 @@ impl<R: Rules> FileCore<R> {
         if let Some(extent) = self.map.read().extent(stripe) {
             return Ok((extent, false));
         }
-        let extent = self.take_extent(stripe).await?;
+        let extent = self.take_extent(stripe, None).await?;
         let mut map = self.map.write();
         if map.redundancy().rows().is_some() {
             // The redundancy was chosen after the caller began under other rules. Nothing was written.
@@ -280,8 +280,8 @@ impl<R: Rules> FileCore<R> {
         Ok(map.put(stripe, extent))
     }
 
-    /// A fresh extent for a stripe.
-    pub(crate) async fn take_extent(&self, stripe: u64) -> Result<Extent, FileError> {
+    /// A fresh extent for a stripe, in place of `old` if there is one.
+    pub(crate) async fn take_extent(&self, stripe: u64, old: Option<&Extent>) -> Result<Extent, FileError> {
         if self.redundancy() == Redundancy::None {
             let first = self.map.read().next_extent(0).map(|(_, extent)| extent.region().clone());
             let node = first.filter(|region| !region.is_overflow()).map(|region| region.id.node);
@@ -291,12 +291,19 @@ impl<R: Rules> FileCore<R> {
                 taken => return taken,
             }
         }
-        self.store.take_extent(self.start.wrapping_add(stripe), &Where::Anywhere).await
+        let within = if is_to_be_far(old) { Where::NotOn(vec![OVERFLOW_NODE]) } else { Where::Anywhere };
+        self.store.take_extent(self.start.wrapping_add(stripe), &within).await
     }
 
     fn end_stripe(&self) -> u64 {
         self.map.read().stripes(0, END_OF_DATA).last().map_or(0, |stripe| stripe + 1)
     }
+}
+
+/// Whether the contents of an old extent are to move from the overflow directory to far memory. From one place
+/// of the directory to another, only a late write is a reason to move.
+pub(crate) fn is_to_be_far(old: Option<&Extent>) -> bool {
+    old.is_some_and(|old| old.region().is_overflow() && !old.is_in_doubt())
 }
 
 fn end_of(offset: u64, length: u64) -> Result<u64, FileError> {

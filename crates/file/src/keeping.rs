@@ -343,4 +343,15 @@ mod tests {
             let _found = keeping(&Arc::default()).find(&kept, |_| true);
         }
     }
+
+    #[test]
+    fn a_file_for_whose_size_there_is_no_place_is_not_kept() {
+        let journal = Arc::new(MemoryJournal::default());
+        let keeping = keeping(&journal);
+        keeping.slots.lock().next = KEPT_FILES - 1;
+        let last = keeping.file(3, Redundancy::Stripe, true).unwrap();
+        assert!(keeping.file(3, Redundancy::Stripe, true).is_none());
+        drop(last);
+        assert!(keeping.file(3, Redundancy::Stripe, true).is_some());
+    }
 }

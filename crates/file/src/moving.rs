@@ -13,7 +13,7 @@
 //! M5. Of the extents in regions that are being taken back, those whose loss would lose data move first: all
 //!     of a file without redundancy, and of each row all but one, or all if another member is already lost.
 //! M6. What lies in the overflow directory moves to far memory once there is room, in the same way (M1, M2),
-//!     after everything that has to leave.
+//!     if nothing has to leave or to be rebuilt.
 //! M7. Moving does not wait for other work of the thread: rebuilding and scrubbing may take hours, but a
 //!     region that is being taken back lasts only tens of seconds.
 
@@ -37,6 +37,9 @@ use crate::write::Locks;
 /// How often the mover checks whether extents have to move, and tries failed moves again. A region that is
 /// being taken back lasts tens of seconds.
 pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(250);
+
+/// How many extents in a row fail to move back before the rest waits for the next try: the disk may hang.
+const MAX_FAILURES: u32 = 4;
 
 /// The thread that moves files out of regions that are being taken back. It ends when this is dropped.
 pub(crate) struct Mover {
@@ -71,7 +74,7 @@ fn maintain(store: &StoreCore, pool: &Pool, stopped: &Receiver<()>) {
     while stopped.recv_timeout(LOOK_EVERY) == Err(RecvTimeoutError::Timeout) {
         store.maintain_guests();
         complained &= store.stock.is_to_leave() || store.is_to_rebuild();
-        let is_to_move = store.stock.is_to_leave() || store.stock.is_to_move_back();
+        let is_to_move = store.stock.is_to_leave() || store.is_move_back_due();
         if !(is_to_move || store.is_rebuild_due() || store.volume.is_scrub_wanted()) {
             session = None;
             continue;
@@ -94,10 +97,13 @@ impl<R: Rules> StoreCore<R> {
     /// as possible now. Returns the first failure.
     pub async fn maintain(&self, core: &SessionCore, stopped: impl Fn() -> bool) -> Result<(), FileError> {
         let moved = if self.stock.is_to_leave() { self.move_out(core, &stopped).await } else { Ok(()) };
-        self.move_back(core, &stopped).await;
         let rebuilt = if self.is_rebuild_due() { self.rebuild(core, &stopped).await } else { Ok(()) };
         let scrubbed =
             if self.volume.take_scrub_wanted() { self.scrub(core, &stopped).await } else { Ok(()) };
+        if self.is_move_back_due() {
+            let (moved, failure) = self.move_back(core, &stopped).await;
+            self.back.lock().ended(self.stock.now(), failure, moved > 0);
+        }
         moved.and(rebuilt).and(scrubbed)
     }
 
@@ -144,22 +150,34 @@ impl<R: Rules> StoreCore<R> {
 }
 
 impl<R: Rules> StoreCore<R> {
-    /// Moves extents from the overflow directory to far memory, as long as there is room. What fails stays
-    /// where it is, and is tried again.
-    async fn move_back(&self, core: &SessionCore, stopped: impl Fn() -> bool) {
-        if !self.stock.is_to_move_back() {
-            return;
-        }
+    /// Whether extents in the overflow directory are to move to far memory now. After a failure, this waits
+    /// for the end of a pause.
+    fn is_move_back_due(&self) -> bool {
+        self.stock.is_to_move_back() && self.back.lock().is_due(self.stock.now())
+    }
+
+    /// Moves extents from the overflow directory to far memory, as long as there is room and nothing more
+    /// urgent to do. What fails stays where it is, and is tried again; after some failures in a row, that is
+    /// true of the rest, too. Returns how many extents were moved, and the last failure.
+    async fn move_back(&self, core: &SessionCore, stopped: &impl Fn() -> bool) -> (u64, Option<FileError>) {
+        let (mut moved, mut last_ns) = (0, core.endpoint().now_ns());
+        let (mut failure, mut failed) = (None, 0);
         for file in self.files().iter().filter_map(Weak::upgrade) {
             for stripe in file.stripes_in_overflow() {
-                if stopped() || self.stock.is_to_leave() || !self.stock.is_to_move_back() {
-                    return;
+                if stopped() || self.is_rebuild_due() || !self.stock.is_to_move_back() {
+                    return (moved, failure);
                 }
-                if file.move_extent(core, stripe).await == Err(FileError::NoSpace) {
-                    return;
+                match file.move_extent(core, stripe).await {
+                    Ok(()) => (moved, failed) = (moved + 1, 0),
+                    Err(error) => (failure, failed) = (Some(error), failed + 1),
                 }
+                if failure == Some(FileError::NoSpace) || failed == MAX_FAILURES {
+                    return (moved, failure);
+                }
+                self.in_between(core, &mut last_ns, stopped).await;
             }
         }
+        (moved, failure)
     }
 }
 
@@ -205,7 +223,7 @@ impl<R: Rules> FileCore<R> {
         if let Some(rows) = self.rows() {
             return self.rebuild_extent(core, rows, stripe).await;
         }
-        let fresh = elsewhere(self.take_extent(stripe).await?, &old)?;
+        let fresh = self.take_extent(stripe, Some(&old)).await?;
         let whole = Piece { stripe, start: 0, end: EXTENT_BYTES };
         let words = &self.store.words;
         let locks = Locks::<R>::take(words, core, &old, whole, 0..BLOCKS_PER_EXTENT).await?;
@@ -256,14 +274,17 @@ impl<R: Rules> FileCore<R> {
     }
 }
 
-/// A fresh extent for the contents of an old one. From one place in the overflow directory to another there
-/// is nothing to gain, unless a late write may still land on the old one.
-pub(crate) fn elsewhere(fresh: Extent, old: &Extent) -> Result<Extent, FileError> {
-    let is_futile = old.region().is_overflow() && fresh.region().is_overflow() && !old.is_in_doubt();
-    if is_futile { Err(FileError::NoSpace) } else { Ok(fresh) }
-}
-
 fn is_to_move(extent: &Arc<Extent>) -> bool {
     let region = extent.region();
     (region.is_leaving() || extent.is_in_doubt()) && !region.has_ended()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_series_of_failures_is_reported_once() {
+        assert_eq!(crate::tests::mover::warnings_of_three_failures(maintain), 1);
+    }
 }

@@ -21,7 +21,7 @@ use crate::blocks::BLOCKS_PER_EXTENT;
 use crate::error::FileError;
 use crate::file_core::FileCore;
 use crate::held::Held;
-use crate::moving::{LOOK_EVERY, elsewhere};
+use crate::moving::LOOK_EVERY;
 use crate::reconstruct::Unfit;
 use crate::redundancy::{Rows, is_parity};
 use crate::rows::{Row, replace_member};
@@ -174,7 +174,7 @@ impl<R: Rules> FileCore<R> {
         let offset = rows.data_of(rows.row_of(stripe)).start * EXTENT_BYTES;
         for _ in 0..MAX_PLACES {
             let Some(old) = self.map.read().extent(stripe) else { return Ok(()) };
-            let fresh = elsewhere(self.take_member(rows, stripe).await?, &old)?;
+            let fresh = self.take_member(rows, stripe, Some(&old)).await?;
             match self.put_member(core, rows, (stripe, &old), fresh, offset).await? {
                 Put::Done => return Ok(()),
                 Put::PlaceLost => {}
@@ -279,7 +279,7 @@ impl<R: Rules> FileCore<R> {
         match self.remake(core, row, (stripe, block), word, parity).await {
             Ok(right) => {
                 data.copy_from_slice(&right);
-                let is_new = is_parity(stripe) && (word.is_lost() || !word.matches(R::checksum(data)));
+                let is_new = word.is_lost() || !word.matches(R::checksum(data));
                 Ok(if is_new { word.written(R::checksum(data)) } else { word })
             }
             Err(Unfit::Later(error)) => Err(error),
@@ -343,7 +343,7 @@ impl<R: Rules> FileCore<R> {
         {
             return Ok(false); // to be rebuilt elsewhere, or lost
         }
-        if !word.is_lost() && !is_parity(stripe) {
+        if !word.is_lost() {
             match self.stored_block(core, extent, block, word).await {
                 Ok(_) => return Ok(true),
                 Err(Unfit::Later(error)) => return Err(error),

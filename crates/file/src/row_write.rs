@@ -7,7 +7,8 @@
 //!     block that was not stored. If the parity is the only copy of another block of the column, it is stored
 //!     only after the data.
 //! W3. A column keeps the old words if at most one of its blocks may have changed: then the rest of the
-//!     column gives that block's old contents.
+//!     column gives that block's old contents. Exception: a block that was stored gets its new word if a
+//!     member is missing already, because then the rest does not give its old contents.
 //! W4. Otherwise its parity is lost until it is computed from data again, and data whose outcome is
 //!     indeterminate are lost, too.
 //! W5. A write that is dropped halfway ends as W4 with all outcomes indeterminate.
@@ -258,8 +259,7 @@ impl<R: Rules> FileCore<R> {
         // A row survives one missing member. If two are missing, a lost one is rebuilt first. A parity that
         // this write gives up counts as missing.
         let (_, parity_extent) = &row.parity;
-        let is_given_up =
-            without_parity && !parity_extent.region().has_ended() && R::may_still_change(parity_extent);
+        let is_given_up = without_parity && R::may_still_change(parity_extent);
         let all_ended = row.members().filter(|(_, extent)| extent.region().has_ended()).count();
         let missing = all_ended + usize::from(is_given_up);
         in_doubt.map(|(stripe, _)| stripe).or_else(|| ended.first().copied().filter(|_| missing > 1))
@@ -482,17 +482,18 @@ impl<R: Rules> FileCore<R> {
         block: u64,
     ) -> Result<(), FileError> {
         let column = Column::of(stores, block);
-        let missing = column.not_new() + self.others_gone(row, &column, block);
+        let others_gone = self.others_gone(row, &column, block);
+        let missing = column.not_new() + others_gone;
         if column.data.iter().all(|store| store.fate() == Fate::New) || missing <= 1 {
             settle_new(row, held, &column, block);
             return Ok(());
         }
-        settle_failed(row, held, &column, block);
+        settle_failed(row, held, &column, block, others_gone > 0);
         let failure = column.data.iter().find_map(|store| {
             let offset = store.stripe * EXTENT_BYTES + block * BLOCK;
             store.result.err().map(|error| FileError::from_access(error, offset))
         });
-        Err(failure.unwrap_or(FileError::Lost { offset: row.data[0].0 * EXTENT_BYTES + block * BLOCK }))
+        Err(failure.expect("a column fails only if a store of its data has failed"))
     }
 
     /// How many other members with data were lost before and hold contents in this column. Other members are
@@ -548,13 +549,21 @@ fn settle_new<R: Rules>(row: &Row, held: &mut Held<'_, R>, column: &Column<'_>, 
     held.set(parity, block, next);
 }
 
-/// The column keeps the old words (W3), or what is indeterminate of it is lost (W4).
-fn settle_failed<R: Rules>(row: &Row, held: &mut Held<'_, R>, column: &Column<'_>, block: u64) {
+/// The column keeps the old words (W3), or what is indeterminate of it is lost (W4). `is_short`: a lost member
+/// has contents in the column, so the rest cannot give a second block.
+fn settle_failed<R: Rules>(
+    row: &Row,
+    held: &mut Held<'_, R>,
+    column: &Column<'_>,
+    block: u64,
+    is_short: bool,
+) {
     let parity = row.parity.0;
     let old_parity = held.word(parity, block).expect("its lock was taken");
     // Without a parity, a block whose outcome is indeterminate cannot be reconstructed, so it cannot keep its
-    // word.
-    let keep = column.not_old() <= 1 && !old_parity.is_lost();
+    // word. Nor can a block that was stored if another one is missing: its new word at least keeps its data.
+    let is_stored = column.data.iter().any(|store| store.fate() == Fate::New);
+    let keep = column.not_old() <= 1 && !old_parity.is_lost() && !(is_short && is_stored);
     for store in &column.data {
         let word = held.word(store.stripe, block).expect("its lock was taken");
         let next = match store.fate() {
@@ -569,8 +578,8 @@ fn settle_failed<R: Rules>(row: &Row, held: &mut Held<'_, R>, column: &Column<'_
 }
 
 /// Stores new data of a row and its parity at once. If the parity is the only copy of another block, stores
-/// it only once the data are stored (W2), except those of members that were lost before: the parity is their
-/// only copy, too.
+/// it only once the data of the same columns are stored (W2), except those of members that were lost before:
+/// the parity is their only copy, too.
 async fn store_members(
     core: &SessionCore,
     row: &Row,
@@ -585,12 +594,16 @@ async fn store_members(
     if !is_degraded {
         return join_all(data.into_iter().chain(parity).map(to_store)).await;
     }
-    let lost_before: Vec<u64> =
-        row.members().filter(|(_, extent)| extent.region().has_ended()).map(|(stripe, _)| *stripe).collect();
+    let ended = row.members().filter(|(_, extent)| extent.region().has_ended());
+    let lost_before: Vec<u64> = ended.map(|(stripe, _)| *stripe).collect();
     let mut stores = join_all(data.into_iter().map(to_store)).await;
-    if stores.iter().all(|store| store.result.is_ok() || lost_before.contains(&store.stripe)) {
-        stores.extend(join_all(parity.into_iter().map(to_store)).await);
-    }
+    let may_follow = |(_, first_block, buffer): &(u64, u64, ArenaBuf)| {
+        let mut columns = *first_block..first_block + (buffer.len() / BLOCK_BYTES) as u64;
+        let failed = |store: &&Store| store.result.is_err() && !lost_before.contains(&store.stripe);
+        !columns.any(|block| stores.iter().filter(failed).any(|store| store.has(block)))
+    };
+    let parity: Vec<_> = parity.into_iter().filter(may_follow).collect();
+    stores.extend(join_all(parity.into_iter().map(to_store)).await);
     stores
 }
 

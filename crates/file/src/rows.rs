@@ -1,17 +1,18 @@
 //! The members of rows: which extents a row has now, and how it gets and loses them.
 //!
-//! R1. No two members of a row whose regions are still held lie on one node.
+//! R1. No two members of a row whose regions are still held lie on one node. (They may lie in the overflow
+//!     directory.)
 //! R2. A row with data has its parity extent. A row without data has none, except while its first member is
 //!     being taken and after that has failed.
 //! R3. The lock of the file's list protects R1 and R2.
 
 use std::sync::Arc;
 
-use farpool_pool::{EXTENT_BYTES, Extent, Where};
+use farpool_pool::{EXTENT_BYTES, Extent, OVERFLOW_NODE, Where};
 use farpool_wire::NodeId;
 
 use crate::error::FileError;
-use crate::file_core::FileCore;
+use crate::file_core::{FileCore, is_to_be_far};
 use crate::map::Map;
 use crate::redundancy::{Rows, is_parity};
 use crate::rules::Rules;
@@ -48,8 +49,7 @@ fn node_of(extent: &Extent) -> NodeId {
     extent.region().id.node
 }
 
-/// Whether an extent may become this member: no other member lies on its node. The overflow directory is not
-/// lost as a node is, so it may hold several members.
+/// Whether an extent may become this member: no other member lies on its node (R1).
 fn fits(map: &Map, rows: Rows, stripe: u64, extent: &Extent) -> bool {
     extent.region().is_overflow()
         || others_of(map, rows, stripe).iter().all(|other| node_of(other) != node_of(extent))
@@ -99,7 +99,7 @@ impl<R: Rules> FileCore<R> {
                 [parity, stripe].into_iter().find(|member| map.extent(*member).is_none())
             };
             let Some(member) = missing else { return Ok(false) };
-            let fresh = self.take_member(rows, member).await?;
+            let fresh = self.take_member(rows, member, None).await?;
             let mut map = self.map.write();
             let belongs = is_parity(member) || map.extent(parity).is_some();
             if belongs && fits(&map, rows, member, &fresh) {
@@ -113,8 +113,13 @@ impl<R: Rules> FileCore<R> {
     }
 
     /// A fresh extent for a member, on a node of its own.
-    pub(crate) async fn take_member(&self, rows: Rows, stripe: u64) -> Result<Extent, FileError> {
-        let (all, present) = {
+    pub(crate) async fn take_member(
+        &self,
+        rows: Rows,
+        stripe: u64,
+        old: Option<&Extent>,
+    ) -> Result<Extent, FileError> {
+        let (mut all, mut present) = {
             let map = self.map.read();
             let row = rows.row_of(stripe);
             let others = rows.data_of(row).chain([rows.parity_of(row)]).filter(|member| *member != stripe);
@@ -126,6 +131,16 @@ impl<R: Rules> FileCore<R> {
         let place = self.start.wrapping_add(rows.place(stripe));
         // Avoid the node of a lost member while there is a choice: its other regions may be lost, too.
         let is_wider = present.len() < all.len();
+        // The overflow directory is not lost as a node is: it may hold several members.
+        for nodes in [&mut all, &mut present] {
+            nodes.retain(|node| *node != OVERFLOW_NODE);
+        }
+        if is_to_be_far(old) {
+            present.push(OVERFLOW_NODE);
+        }
+        if is_wider || is_to_be_far(old) {
+            all.push(OVERFLOW_NODE);
+        }
         match self.store.take_extent(place, &Where::NotOn(all)).await {
             Err(FileError::NoSpace) if is_wider => {}
             Err(FileError::NoSpace) => return Err(self.store.why_no_space(rows.data + 1)),

@@ -54,4 +54,18 @@ mod tests {
             prop_assert!(other == place || open(other, word, 33).is_none());
         }
     }
+
+    #[test]
+    fn later_versions_find_the_same_sealed_words() {
+        let words = [
+            ((0, 0, 33), 0xE220_A838_0000_0000),
+            ((8, 5, 33), 0x2318_70B0_0000_0005),
+            ((16, 5, 33), 0x1943_88E6_0000_0005),
+            ((1 << 33, 0x1_FFFF_FFFF, 33), 0xB10D_9751_FFFF_FFFF),
+            ((4096, 123_456_789, 48), 0xF04D_0000_075B_CD15),
+        ];
+        for ((place, said, said_bits), word) in words {
+            assert_eq!(seal(place, said, said_bits), word, "{place} {said} {said_bits}");
+        }
+    }
 }

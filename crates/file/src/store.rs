@@ -21,6 +21,7 @@ use crate::guest::{GuestId, Guests};
 use crate::keeping::Keeping;
 use crate::moving::Mover;
 use crate::redundancy::Redundancy;
+use crate::retry::Retry;
 use crate::rules::{Rules, Shipped};
 use crate::volume::{Volume, VolumeStatus};
 
@@ -49,6 +50,8 @@ pub struct StoreCore<R: Rules = Shipped> {
     /// Every file that exists, and some that were dropped.
     files: Mutex<Vec<Weak<FileCore<R>>>>,
     pub(crate) volume: Volume,
+    /// Says when extents that could not be moved back from the overflow directory are tried again.
+    pub(crate) back: Mutex<Retry>,
 }
 
 impl FileStore {
@@ -206,6 +209,7 @@ impl<R: Rules> StoreCore<R> {
             next_start,
             files,
             volume: Volume::default(),
+            back: Mutex::default(),
         })
     }
 

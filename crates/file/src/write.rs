@@ -76,7 +76,7 @@ impl<R: Rules> FileCore<R> {
     async fn replace_lost(&self, stripe: u64) -> Result<(), FileError> {
         let lost = self.map.read().extent(stripe).filter(|extent| extent.region().has_ended());
         let Some(lost) = lost else { return Ok(()) };
-        let fresh = self.take_extent(stripe).await?;
+        let fresh = self.take_extent(stripe, None).await?;
         self.store.words.lose(&fresh);
         let _by_us = self.map.write().replace(stripe, &lost, fresh); // or another task has done it
         Ok(())

@@ -73,12 +73,13 @@ pub enum OverflowError {
         /// The directory.
         dir: PathBuf,
     },
-    /// Name a directory of a file system that has files without names.
+    /// Name a directory of a file system that keeps what it has allocated.
     #[error(
-        "the file system of {} cannot make unnamed files (O_TMPFILE): name a directory on ext4, xfs or btrfs",
+        "the file system of {} may need new space for each write, so it can be full at any write: name a directory \
+         on ext4 or xfs",
         dir.display()
     )]
-    NoUnnamedFiles {
+    NotInPlace {
         /// The directory.
         dir: PathBuf,
     },

@@ -3,10 +3,10 @@
 //! O1. A region's storage is allocated before one of its extents is handed out: a full file system shows when
 //!     an extent is taken, and never when it is written.
 //! O2. Regions of the directory are never lost. A failed transfer concerns only the blocks that it names.
-//! O3. A write that is given up may still be carried out. Its extent is then in doubt, as after any write
-//!     whose outcome is unknown.
-//! O4. Far memory comes first: an extent is taken from the directory only if the pool gives none, and moves
-//!     to far memory once there is room.
+//! O3. A write that is given up may still be carried out, and where a write fails, the disk may be bad. In both
+//!     cases the extent is in doubt, as after any write whose outcome is unknown: no other holder gets it.
+//! O4. Far memory comes first: an extent is taken from the directory only if the pool has just given none where
+//!     it is wanted, and moves to far memory once there is room.
 
 use std::fmt;
 use std::io;
@@ -25,7 +25,7 @@ pub(crate) mod scripted;
 
 /// The id under which a directory appears among the nodes. No node has it: nodes draw theirs at random, below
 /// it.
-pub(crate) const OVERFLOW_NODE: NodeId = NodeId(u64::MAX);
+pub const OVERFLOW_NODE: NodeId = NodeId(u64::MAX);
 
 /// Gives regions of local storage.
 pub trait Overflow: Send + Sync {
@@ -43,8 +43,11 @@ pub trait OverflowRegion: Send + Sync + fmt::Debug {
     fn read<'a>(&'a self, offset: u64, to: &'a mut [u8]) -> LocalBoxFuture<'a, io::Result<()>>;
 
     /// Writes all of `data` at `offset`. If this is dropped before it has ended, the write may still be
-    /// carried out. After an error nothing of it is in flight, and the contents there are indeterminate.
+    /// carried out. After an error the contents there are indeterminate.
     fn write<'a>(&'a self, offset: u64, data: &'a [u8]) -> LocalBoxFuture<'a, io::Result<()>>;
+
+    /// Says in the log, now and then, that a transfer has failed or was given up.
+    fn complain(&self, reason: &str);
 }
 
 /// A giver of regions, and what makes leased regions of them.
@@ -54,13 +57,16 @@ pub(crate) struct Overflowing {
     next_index: AtomicU32,
     /// The last allocation has failed.
     pub(crate) is_full: AtomicBool,
+    /// A task waits for an extent that may lie in the directory.
+    pub(crate) wanted: AtomicBool,
 }
 
 impl Overflowing {
     pub(crate) fn new(giver: Arc<dyn Overflow>) -> Self {
         let peer = Peer { node: OVERFLOW_NODE, tcp: None, verbs: None, shm_socket: None };
         let node = Arc::new(NodeState::new(peer, String::new()));
-        Overflowing { giver, node, next_index: AtomicU32::new(0), is_full: AtomicBool::new(false) }
+        let (is_full, wanted) = (AtomicBool::new(false), AtomicBool::new(false));
+        Overflowing { giver, node, next_index: AtomicU32::new(0), is_full, wanted }
     }
 
     /// A region with its storage.

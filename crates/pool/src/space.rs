@@ -15,6 +15,7 @@ use farpool_wire::{NodeId, RegionId, RemoteAddr};
 use parking_lot::Mutex;
 
 use crate::keeping::Keeping;
+use crate::overflow::OVERFLOW_NODE;
 use crate::region::LeasedRegion;
 
 /// Size of an extent, and of a file's stripe unit.
@@ -116,10 +117,9 @@ impl Where {
         }
     }
 
-    /// Whether the extent may lie in the overflow directory. Several members of a row may: no node takes them
-    /// along when it is lost.
+    /// Whether the extent may lie in the overflow directory ([`OVERFLOW_NODE`]).
     pub(crate) fn allows_overflow(&self) -> bool {
-        !matches!(self, Where::On(_))
+        !matches!(self, Where::On(_)) && self.allows(OVERFLOW_NODE)
     }
 }
 
@@ -300,7 +300,12 @@ impl Space {
         })
     }
 
-    fn take_far(&mut self, place: u64, within: &Where, space: &Arc<Mutex<Space>>) -> Option<Extent> {
+    pub(crate) fn take_far(
+        &mut self,
+        place: u64,
+        within: &Where,
+        space: &Arc<Mutex<Space>>,
+    ) -> Option<Extent> {
         if self.free == 0 {
             return None;
         }

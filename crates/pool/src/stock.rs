@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 
 use crate::error::NoSpace;
 use crate::giving_up::{Sign, is_given_up};
-use crate::growth::{FULL_FOR, GROW_PATIENCE, Growth, UNREACHABLE_FOR};
+use crate::growth::{GROW_PATIENCE, Growth};
 use crate::holder::{Acquired, Change, GrowthOutcome, HeldLease, Holder, Renewal};
 use crate::keeping::Keeping;
 use crate::overflow::{Overflow, Overflowing};
@@ -241,7 +241,7 @@ impl Stock {
         let give_up_at = self.now().plus(GROW_PATIENCE);
         loop {
             let attempts = self.growing.lock().growth.attempts();
-            let (extent, free) = self.take_now(place, within);
+            let (extent, free) = self.take_far(place, within);
             let may_grow = self.may_grow(); // read once: a task that waits for growth has requested it
             if free < LOW_WATER_EXTENTS && may_grow {
                 self.growth_wanted.notify_one();
@@ -249,26 +249,22 @@ impl Stock {
             if let Some(extent) = extent {
                 return Ok(extent);
             }
-            let is_hopeless = self.growing.lock().growth.is_hopeless(self.now());
-            let outcome = if !may_grow {
-                GrowthOutcome::Full
-            } else if is_hopeless && !self.is_full_elsewhere(within) && !self.may_overflow(within) {
-                return self.take_now(place, within).0.ok_or(NoSpace);
-            } else {
-                self.want_elsewhere(within);
-                self.growth_after(attempts).await
-            };
+            let is_hopeless = !may_grow
+                || self.growing.lock().growth.is_hopeless(self.now()) && !self.is_full_elsewhere(within);
+            let may_overflow = self.want_overflow(within);
+            if is_hopeless && (!may_overflow || self.has_overflow()) {
+                // Regions may have arrived since the first look, and may be why the limit is reached. So look
+                // once more.
+                return self.take_now(place, within).ok_or(NoSpace);
+            }
+            self.want_elsewhere(within);
+            let outcome = self.growth_after(attempts).await;
             match outcome {
                 GrowthOutcome::Grown | GrowthOutcome::Unreachable if self.now() < give_up_at => {}
-                GrowthOutcome::Full
-                    if may_grow && self.now() < give_up_at && self.is_full_elsewhere(within) => {}
+                GrowthOutcome::Full if self.now() < give_up_at && self.is_full_elsewhere(within) => {}
                 // The directory has given a region. If other tasks have taken all of it, it may give another.
                 _ if self.may_overflow(within) && self.now() < give_up_at.plus(OVERFLOW_PATIENCE) => {}
-                // Regions may have arrived since the `take_now` above, and may be why the limit is reached.
-                // So look once more.
-                _ => {
-                    return self.take_now(place, within).0.ok_or(NoSpace);
-                }
+                _ => return self.take_now(place, within).ok_or(NoSpace),
             }
         }
     }
@@ -292,10 +288,15 @@ impl Stock {
         self.growth_wanted.notify_one();
     }
 
-    /// Takes an extent if one is free. Also returns how many are free afterwards.
-    fn take_now(&self, place: u64, within: &Where) -> (Option<Extent>, u64) {
+    /// Takes an extent of far memory if one is free. Also returns how many are free afterwards.
+    fn take_far(&self, place: u64, within: &Where) -> (Option<Extent>, u64) {
         let mut space = self.space.lock();
-        (space.take(place, within, &self.space), space.free())
+        (space.take_far(place, within, &self.space), space.free())
+    }
+
+    /// Takes an extent if one is free, in far memory or else in the overflow directory.
+    fn take_now(&self, place: u64, within: &Where) -> Option<Extent> {
+        self.space.lock().take(place, within, &self.space)
     }
 
     /// Waits until more than `attempts` attempts have ended, and returns the outcome of the last one.
@@ -327,7 +328,7 @@ impl Stock {
     }
 
     fn may_grow(&self) -> bool {
-        self.overflowing.is_some() || self.regions_wanted() > 0
+        self.regions_wanted() > 0
     }
 
     /// How many regions to ask for next.
@@ -343,44 +344,6 @@ impl Stock {
     /// Whether more regions should be asked for: too few extents are free, or none where one is wanted.
     pub fn is_low(&self) -> bool {
         self.space.lock().free() < LOW_WATER_EXTENTS || self.with_holder(|holder| holder.wants_elsewhere())
-    }
-
-    /// Whether the overflow directory may have extents for this caller, now or after the next attempt.
-    fn may_overflow(&self, within: &Where) -> bool {
-        let gives = |overflowing: &Overflowing| !overflowing.is_full.load(Ordering::Relaxed);
-        within.allows_overflow() && self.overflowing.as_ref().is_some_and(gives)
-    }
-
-    /// Call it after each attempt to get far memory, with its outcome. If it brought none, the overflow
-    /// directory has to give a region, unless enough extents are free there.
-    pub async fn overflow_after(&self, outcome: GrowthOutcome) {
-        let Some(overflowing) = &self.overflowing else { return };
-        let pause = match outcome {
-            GrowthOutcome::Grown => return,
-            GrowthOutcome::Full => FULL_FOR,
-            GrowthOutcome::Unreachable => UNREACHABLE_FOR,
-        };
-        if self.regions_wanted() > 0 {
-            self.no_far_until_ms.store(self.now().plus(pause).0, Ordering::Relaxed);
-        }
-        if self.space.lock().free_in_overflow() >= LOW_WATER_EXTENTS.min(self.region_bytes / EXTENT_BYTES) {
-            return;
-        }
-        let region = overflowing.allocate(self.region_bytes).await;
-        // Relaxed: the flag guards no other memory; the tasks that wait are woken later, through a mutex.
-        overflowing.is_full.store(region.is_none(), Ordering::Relaxed);
-        if let Some(region) = region {
-            self.space.lock().add_overflow(region, self.region_bytes, self.now().0);
-        }
-    }
-
-    /// Whether extents in the overflow directory can move to far memory: two regions or more are free there.
-    pub fn is_to_move_back(&self) -> bool {
-        let (used, free) = {
-            let space = self.space.lock();
-            (space.used_in_overflow(), space.free())
-        };
-        used > 0 && free * EXTENT_BYTES + self.lendable_regions() * self.region_bytes >= 2 * self.region_bytes
     }
 
     /// How often a lease or a node was lost. A caller that keeps redundant data checks that data when this
@@ -667,12 +630,8 @@ impl Stock {
         let limit = self.limit_regions.unwrap_or(u64::MAX);
         self.pool_free_regions.load(Ordering::Relaxed).min(limit.saturating_sub(held))
     }
-
-    /// Bytes in use in the overflow directory; `None`: there is none.
-    pub fn overflow_used_bytes(&self) -> Option<u64> {
-        self.overflowing.as_ref().map(|_| self.space.lock().used_in_overflow() * EXTENT_BYTES)
-    }
 }
 
+mod overflow;
 #[cfg(test)]
 mod tests;

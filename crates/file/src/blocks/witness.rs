@@ -197,6 +197,7 @@ const _: () = assert!(SAID_BITS < u64::BITS - 16, "enough of a word is left for 
 mod tests {
     use proptest::prelude::*;
 
+    use super::super::tests::{extent, kept};
     use super::*;
 
     fn word() -> impl Strategy<Value = BlockWord> {
@@ -248,5 +249,136 @@ mod tests {
             let word = believed(BlockWord(found), None);
             prop_assert!(word.is_lost() || (!word.is_empty() && !word.is_locked()));
         }
+    }
+
+    #[test]
+    fn bits_of_direct_clients_in_a_word_without_a_lock_are_damage() {
+        let word = BlockWord::EMPTY.written(5);
+        for bit in [60, 61] {
+            assert!(believed(BlockWord(word.0 | 1 << bit), Some((true, false))).is_lost());
+        }
+    }
+
+    #[test]
+    fn the_lock_of_a_lost_block_stays_until_it_is_settled() {
+        let left = BlockWord::EMPTY.written(5).lost().locked();
+        assert_eq!(believed(left, Some((true, true))), left);
+    }
+
+    /// Blocks that an earlier process has left: with contents, lost, and locked.
+    fn left() -> [(u64, BlockWord); 6] {
+        let written = BlockWord::EMPTY.written(5);
+        [
+            (1, written),
+            (2, written.lost()),
+            (3, written),
+            (4, written.locked()),
+            (6, BlockWord::EMPTY.locked()),
+            (BLOCKS_PER_EXTENT - 1, written.lost()),
+        ]
+    }
+
+    /// Kept words with these blocks of an extent.
+    fn with_left(extent: &Extent) -> BlockWords {
+        let (words, _memory) = kept();
+        words.clear(extent);
+        left().into_iter().for_each(|(block, word)| words.store(words.place(extent, block), word));
+        words
+    }
+
+    fn words_of(words: &BlockWords, extent: &Extent) -> Vec<BlockWord> {
+        (0..BLOCKS_PER_EXTENT).map(|block| words.load(words.place(extent, block))).collect()
+    }
+
+    #[test]
+    fn words_that_agree_with_their_witness_are_all_believed() {
+        let extent = extent(3);
+        for is_doubted in [false, true] {
+            let words = with_left(&extent);
+            if is_doubted {
+                words.doubt(&extent);
+            }
+            let before = words_of(&words, &extent);
+            assert_eq!((words.examine(&extent), words_of(&words, &extent)), (0, before));
+            assert_eq!(words.is_witness_in_doubt(3), is_doubted);
+        }
+    }
+
+    #[test]
+    fn words_that_their_witness_contradicts_are_lost_and_counted_once() {
+        let extent = extent(3);
+        for is_doubted in [false, true] {
+            let words = with_left(&extent);
+            if is_doubted {
+                words.doubt(&extent);
+            }
+            let mut right = words_of(&words, &extent);
+            let written = BlockWord::EMPTY.written(5);
+            // Found: contents where they are lost, none where there are some, and contents where there are
+            // none. In the last block, a first write was in progress, which is no contradiction.
+            for (block, found, believed) in [
+                (2, written, written.lost()),
+                (BLOCKS_PER_EXTENT - 1, written, written.lost()),
+                (1, BlockWord::EMPTY, BlockWord::EMPTY.lost()),
+                (9, written, written.lost()),
+                (3, BlockWord::EMPTY.locked(), BlockWord::EMPTY.written(0).locked()),
+            ] {
+                words.put(words.place(&extent, block), found);
+                right[block as usize] = believed;
+            }
+            assert_eq!((words.examine(&extent), words_of(&words, &extent)), (4, right.clone()));
+            assert_eq!(words.testimony(3), Some((Testimony::beside(&right), is_doubted)));
+            assert_eq!((words.examine(&extent), words_of(&words, &extent)), (0, right));
+        }
+    }
+
+    #[test]
+    fn a_damaged_witness_is_stored_anew_with_a_doubt() {
+        let extent = extent(3);
+        let words = with_left(&extent);
+        words.table.store(contents_at(3), 0).unwrap();
+        assert!(words.is_witness_in_doubt(3));
+        // Nothing proves what a block holds, except for the two words with checksums and the two lost ones.
+        assert_eq!(words.examine(&extent), BLOCKS_PER_EXTENT - 4);
+        assert_eq!(words.testimony(3), Some((Testimony::beside(&words_of(&words, &extent)), true)));
+    }
+
+    #[test]
+    fn a_doubt_stays_with_the_losses_whatever_is_noted_later() {
+        let (words, _memory) = kept();
+        let extent = extent(3);
+        let lost = |block| BlockWord::EMPTY.written(block).lost();
+        let losses = || words.testimony(3).map(|(said, is_doubted)| (said.losses, is_doubted));
+        assert!(!words.is_witness_in_doubt(3), "no file has ever had it");
+        words.clear(&extent);
+        words.store(words.place(&extent, 1), lost(1));
+        assert_eq!((words.is_witness_in_doubt(3), losses()), (false, Some((0b10, false))));
+        for _ in 0..2 {
+            words.doubt(&extent);
+            assert_eq!((words.is_witness_in_doubt(3), losses()), (true, Some((0b10, true))));
+        }
+        words.store(words.place(&extent, 1), BlockWord::EMPTY.written(1));
+        words.store(words.place(&extent, 2), lost(2));
+        assert_eq!((words.is_witness_in_doubt(3), losses()), (true, Some((0b100, true))));
+        words.clear(&extent);
+        assert_eq!((words.is_witness_in_doubt(3), losses()), (false, Some((0, false))));
+        words.abandon();
+        words.doubt(&extent);
+        assert!(!words.is_witness_in_doubt(3), "the process is dead");
+    }
+
+    #[test]
+    fn a_change_of_a_witness_that_another_writer_overtakes_keeps_both() {
+        let (words, _memory) = kept();
+        let extent = extent(3);
+        words.clear(&extent);
+        let is_overtaken = std::cell::Cell::new(false);
+        words.update(losses_at(3), |said| {
+            if !is_overtaken.replace(true) {
+                words.store(words.place(&extent, 1), BlockWord::EMPTY.written(5).lost());
+            }
+            said | 0b100
+        });
+        assert_eq!(words.testimony(3), Some((Testimony { contents: 0b10, losses: 0b110 }, false)));
     }
 }

@@ -301,4 +301,13 @@ mod tests {
             assert_eq!(bytes, b"answer");
         });
     }
+
+    #[test]
+    fn an_answer_that_cannot_be_received_is_an_error_at_once() {
+        let (ours, daemons) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        line::send(daemons.as_fd(), &[1; line::MAX_MESSAGE_BYTES + 1], &[]).unwrap();
+        drop(daemons);
+        assert_eq!(receive_answer(ours.as_fd()).unwrap_err().kind(), io::ErrorKind::InvalidData);
+    }
 }

@@ -251,4 +251,26 @@ mod tests {
         layout.set_extent(MAX_STRIPES - 1, None);
         assert_eq!(layout.extent(MAX_STRIPES - 1), None);
     }
+
+    #[test]
+    fn the_time_of_a_write_is_told_once() {
+        let (layout, _memory) = Layout::create().unwrap();
+        assert_eq!(layout.take_written(), 0);
+        layout.mark_written(77);
+        assert_eq!((layout.take_written(), layout.take_written()), (77, 0));
+    }
+
+    #[test]
+    fn a_change_of_the_size_s_word_that_another_one_overtakes_keeps_both() {
+        let (layout, _memory) = Layout::create().unwrap();
+        let is_overtaken = std::cell::Cell::new(false);
+        let is_changed = layout.change_size(|word| {
+            if !is_overtaken.replace(true) {
+                layout.grow(10);
+            }
+            Some(word | MAY_GROW)
+        });
+        assert!(is_changed);
+        assert_eq!((layout.size(), layout.may_grow()), (10, true));
+    }
 }

@@ -165,13 +165,11 @@ impl Guests {
         stock.numbered_regions().iter().for_each(|held| self.publish_region(held.number, &held.region));
     }
 
-    /// Tells direct clients until when this region may be used.
+    /// Tells direct clients until when this region may be used: never if it lies in the overflow directory,
+    /// from which only the owner can read.
     pub(crate) fn publish_region(&self, number: u64, region: &LeasedRegion) {
-        let term = RegionTerm {
-            node: region.id.node.0,
-            epoch: region.epoch.0,
-            usable_until_ms: region.usable_until_ms(),
-        };
+        let usable_until_ms = if region.is_overflow() { 0 } else { region.usable_until_ms() };
+        let term = RegionTerm { node: region.id.node.0, epoch: region.epoch.0, usable_until_ms };
         self.table.publish_region(number, term);
     }
 }

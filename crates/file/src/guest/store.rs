@@ -133,7 +133,7 @@ impl GuestStore {
     /// The extent of a number, if its region may be used now.
     pub(super) fn extent(&self, number: u64) -> Option<Extent> {
         let (region, place) = (number / self.extents_per_region, number % self.extents_per_region);
-        let term = self.table.region(region)?;
+        let term = self.table.region(region).filter(|term| term.usable_until_ms > 0)?;
         let is_lease = |id: RegionId, epoch: Epoch| id.node.0 == term.node && epoch.0 == term.epoch;
         let is_it = |known: &&Arc<LeasedRegion>| is_lease(known.id, known.epoch) && !known.has_ended();
         let known = self.met.read().regions.get(&region).filter(is_it).cloned();
@@ -230,6 +230,9 @@ impl<R: Rules> StoreCore<R> {
     pub fn region_of(&self, number: u64) -> Option<GuestRegion> {
         self.guests.publish(&self.stock);
         let held = self.stock.numbered_regions().into_iter().find(|held| held.number == number)?;
+        if held.region.is_overflow() {
+            return None;
+        }
         let LeasedRegion { id, epoch, key, ref node, .. } = *held.region;
         Some(GuestRegion { id, epoch, key, peer: node.peer.clone() })
     }

@@ -16,7 +16,11 @@ pub(super) struct Bare {
 
 impl Bare {
     pub(super) fn new(rig: &Rig) -> Bare {
-        let pool = rig.pool(TransportChoice::Shm);
+        Bare::over(rig, TransportChoice::Shm)
+    }
+
+    pub(super) fn over(rig: &Rig, transport: TransportChoice) -> Bare {
+        let pool = rig.pool(transport);
         let store = Arc::new(StoreCore::new(pool.stock().clone()).unwrap());
         Bare { store, session: pool.session(), pool }
     }

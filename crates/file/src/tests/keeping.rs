@@ -344,3 +344,91 @@ fn garbage_and_swapped_words_give_no_wrong_bytes() {
     });
     assert!(swapped.errors > 0, "{swapped:?}");
 }
+
+#[test]
+fn memory_to_which_a_dead_owner_may_still_write_is_not_reused() {
+    let rig = Rig::new(1, 1);
+    let mut keep = Keep::new();
+    let (store, _) = keep.store(&rig, &[]);
+    let session = store.session();
+    let [kept, dropped] = [1, 2].map(|extents| {
+        let file = store.create();
+        file.write(&session, 0, &pattern(extents * EXTENT_BYTES as usize, 7)).unwrap();
+        file
+    });
+    store.core().words.doubt(&dropped.core().extent_at(EXTENT_BYTES).unwrap());
+    drop((dropped, session));
+    let ids = kill(store.clone(), vec![kept]);
+    let (store, _found) = keep.store(&rig, &ids);
+    let session = store.session();
+    let fresh = store.create();
+    // Of four extents one is the kept file's, and one is in doubt.
+    assert_eq!(fresh.reserve(&session, 0, 3 * EXTENT_BYTES), Err(FileError::NoSpace));
+    fresh.reserve(&session, 0, 2 * EXTENT_BYTES).unwrap();
+}
+
+#[test]
+fn an_extent_that_is_not_the_successor_s_is_lost_data_or_a_parity_to_rebuild() {
+    let rig = Rig::new(3, 16);
+    let mut keep = Keep::new();
+    let (store, _) = keep.store(&rig, &[]);
+    let session = store.session();
+    let data = pattern(2 * EXTENT_BYTES as usize, 7);
+    let files: Vec<FarFile> =
+        [Redundancy::Stripe, KINDS[3]].iter().map(|kind| store.create_as(*kind)).collect();
+    files.iter().for_each(|file| file.write(&session, 0, &data).unwrap());
+    let parity = files[1].core().rows().unwrap().parity_of(0);
+    for (file, member) in files.iter().zip([1, parity]) {
+        file.core().map.read().place().unwrap().lies(member, Some(1 << 40)); // the store has no such region
+    }
+    drop(session);
+    let ids = kill(store.clone(), files);
+    let (store, found) = keep.store(&rig, &ids);
+    let session = store.session();
+    let half = EXTENT_BYTES as usize;
+    assert!(read(&found[0], &session, 0, half).unwrap() == data[..half]);
+    assert_eq!(read(&found[0], &session, EXTENT_BYTES, 1), Err(FileError::Lost { offset: EXTENT_BYTES }));
+    assert_eq!(found[0].core().lost_bytes(), EXTENT_BYTES);
+    assert!(read(&found[1], &session, 0, 2 * half).unwrap() == data);
+    assert_eq!(found[1].core().lost_bytes(), 0);
+}
+
+#[test]
+fn a_lost_block_that_was_being_written_stays_lost() {
+    let rig = Rig::new(2, 8);
+    let mut keep = Keep::new();
+    let (store, _) = keep.store(&rig, &[]);
+    let session = store.session();
+    let data = pattern(EXTENT_BYTES as usize, 7);
+    let file = store.create_as(Redundancy::Stripe);
+    file.write(&session, 0, &data).unwrap();
+    let words = &store.core().words;
+    let place = words.place(&file.core().extent_at(0).unwrap(), 1);
+    words.store(place, words.load(place).lost().locked());
+    drop(session);
+    let ids = kill(store.clone(), vec![file]);
+    let (store, found) = keep.store(&rig, &ids);
+    let session = store.session();
+    assert_eq!(read(&found[0], &session, BLOCK, 1), Err(FileError::Lost { offset: BLOCK }));
+    assert_eq!(found[0].core().lost_bytes(), BLOCK);
+    for block in [0, 2] {
+        let at = block * BLOCK_BYTES;
+        assert!(read(&found[0], &session, at as u64, BLOCK_BYTES).unwrap() == data[at..][..BLOCK_BYTES]);
+    }
+}
+
+#[test]
+fn a_truncation_that_has_ended_is_not_completed_again_by_a_successor() {
+    let rig = Rig::new(2, 8);
+    let mut keep = Keep::new();
+    let (store, _) = keep.store(&rig, &[]);
+    let session = store.session();
+    let file = store.create();
+    file.write(&session, 0, &pattern(2 * EXTENT_BYTES as usize, 7)).unwrap();
+    file.set_size(&session, 100).unwrap();
+    file.reserve(&session, 0, 3 * EXTENT_BYTES).unwrap();
+    drop(session);
+    let ids = kill(store.clone(), vec![file]);
+    let (_store, found) = keep.store(&rig, &ids);
+    assert_eq!((found[0].size(), found[0].allocated_bytes()), (100, 3 * EXTENT_BYTES));
+}

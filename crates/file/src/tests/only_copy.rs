@@ -12,45 +12,69 @@ use crate::FileCore;
 use crate::held::Held;
 use crate::split::Piece;
 
-const PARITY: Redundancy = Redundancy::Parity { data: 2 };
-const HALF: usize = EXTENT_BYTES as usize;
+pub(super) const PARITY: Redundancy = Redundancy::Parity { data: 2 };
+pub(super) const HALF: usize = EXTENT_BYTES as usize;
 /// The block in which the tests look.
-const COLUMN: u64 = 3;
+pub(super) const COLUMN: u64 = 3;
 
 /// A file of one row, with a parity. Nothing moves or rebuilds it.
-struct OneRow {
-    bare: Bare,
-    file: Arc<FileCore>,
-    contents: Vec<u8>,
+pub(super) struct OneRow {
+    pub(super) bare: Bare,
+    pub(super) file: Arc<FileCore>,
+    pub(super) contents: Vec<u8>,
 }
 
 impl OneRow {
-    fn new(rig: &Rig, bytes: usize) -> OneRow {
+    pub(super) fn new(rig: &Rig, bytes: usize) -> OneRow {
         let (bare, contents) = (Bare::new(rig), pattern(bytes, 3));
         let file = bare.filled(PARITY, &contents);
         OneRow { bare, file, contents }
     }
 
-    fn parity(&self) -> u64 {
+    pub(super) fn parity(&self) -> u64 {
         self.file.rows().unwrap().parity_of(0)
     }
 
-    fn extent(&self, member: u64) -> Arc<Extent> {
+    pub(super) fn extent(&self, member: u64) -> Arc<Extent> {
         self.file.map.read().extent(member).unwrap()
     }
 
-    fn lose(&self, member: u64) {
+    pub(super) fn lose(&self, member: u64) {
         self.extent(member).region().node.give_up();
     }
 
     /// A late write may land on the parity, and there is no room to which it could move.
-    fn doubt_parity_without_room(&self, rig: &Rig) {
+    pub(super) fn doubt_parity_without_room(&self, rig: &Rig) {
         self.extent(self.parity()).doubt();
         self.bare.lose_all_regions(rig);
     }
 
-    fn is_readable(&self, from: usize, to: usize) -> bool {
+    pub(super) fn is_readable(&self, from: usize, to: usize) -> bool {
         self.bare.read(&self.file, from as u64, to - from).is_ok_and(|found| found == self.contents[from..to])
+    }
+
+    pub(super) fn write(&self, at: u64, data: &[u8]) -> Result<(), FileError> {
+        self.bare.run(async |core| self.file.write(core, at, data).await)
+    }
+
+    pub(super) fn word(&self, member: u64, block: u64) -> BlockWord {
+        let words = &self.bare.store.words;
+        words.load(words.place(&self.extent(member), block))
+    }
+
+    /// Makes the block of a member lost, as a failed store does.
+    pub(super) fn lose_block(&self, member: u64, block: u64) {
+        let words = &self.bare.store.words;
+        words.store(words.place(&self.extent(member), block), self.word(member, block).lost());
+    }
+
+    /// Puts other bytes in the place of a member's block, whose word stays.
+    pub(super) fn spoil_block(&self, member: u64, block: u64) {
+        self.bare.run(async |core| {
+            let mut buffer = core.buffer(BLOCK_BYTES).unwrap();
+            buffer.fill(0xEE);
+            core.write(&self.extent(member), block * BLOCK, buffer).await.1.unwrap();
+        });
     }
 }
 
@@ -155,6 +179,8 @@ fn a_successor_finds_a_lost_member_where_a_write_beside_it_had_stored_nothing_ye
             row.file.settle_left_column(core, &members, COLUMN).await;
         });
         assert_eq!(row.is_readable(at, at + BLOCK_BYTES), !is_stored, "{is_stored} {is_empty}");
+        let of_parity = words.load(words.place(&row.extent(row.parity()), COLUMN));
+        assert_eq!(of_parity.is_lost(), is_stored, "a parity that is not right is to be rebuilt");
         assert!(row.is_readable(0, at) && row.is_readable(at + BLOCK_BYTES, HALF));
         let beside = row.bare.read(&row.file, EXTENT_BYTES + COLUMN * BLOCK, BLOCK_BYTES).unwrap();
         let right =

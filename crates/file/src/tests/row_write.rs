@@ -93,14 +93,14 @@ impl Row {
             .collect();
         let (mut held, row) = self.file.hold_row(core, rows, 0, &pieces, 0).await.unwrap().unwrap();
         let settled = self.file.settle_column(&row, &mut held, &stores, COLUMN);
-        let failures = stores.iter().filter(|store| store.result.is_err()).count();
         if let Err(error) = settled {
-            let places = [COLUMN * BLOCK, EXTENT_BYTES + COLUMN * BLOCK];
-            let names_a_block = match error {
-                FileError::Lost { offset } => places.contains(&offset),
-                other => other == FileError::NoStaging,
+            let failed = (0..2).find(|which| outcomes[*which].is_some_and(|known| known != Some(true)));
+            let which = failed.expect("the data were stored");
+            let right = match outcomes[which] {
+                Some(None) => FileError::Lost { offset: which as u64 * EXTENT_BYTES + COLUMN * BLOCK },
+                _ => FileError::NoStaging,
             };
-            assert!(names_a_block && failures > 0, "{outcomes:?}: {error}");
+            assert_eq!(error, right, "{outcomes:?}");
         }
         settled.is_ok()
     }

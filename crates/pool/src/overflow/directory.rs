@@ -35,11 +35,16 @@ const ROOM_COUNTS_FOR: Duration = Duration::from_secs(1);
 const KEPT_FREE: u64 = 10;
 /// File systems in memory, by their `f_type` (statfs(2)): tmpfs and ramfs.
 const IN_MEMORY: [u64; 2] = [0x0102_1994, 0x8584_58f6];
+/// File systems on which allocated storage can be written again and again: ext4 (as ext2 and ext3) and xfs.
+/// Those that write every change to a new place can be full then.
+const IN_PLACE: [u64; 2] = [0xef53, 0x5846_5342];
 
 /// A directory that gives regions.
 pub(crate) struct Directory {
     workers: Arc<Workers>,
     path: PathBuf,
+    /// Open, so that what is later mounted over the path does not matter.
+    dir: Arc<File>,
     limit_bytes: Option<u64>,
     /// Bytes of all regions.
     allocated: Arc<AtomicU64>,
@@ -47,7 +52,8 @@ pub(crate) struct Directory {
     /// An allocation has not ended, perhaps because the file system hangs.
     allocating: Arc<AtomicBool>,
     room: Arc<Room>,
-    complaints: Throttle,
+    /// For the lines about allocations, and for those about transfers.
+    complaints: [Arc<Throttle>; 2],
 }
 
 /// The room that was found last.
@@ -72,46 +78,47 @@ impl Directory {
     /// Checks that a directory can hold regions, and starts the threads.
     pub(crate) fn open(path: &Path, limit_bytes: Option<u64>) -> Result<Directory, OverflowError> {
         let failed = |error: io::Error| OverflowError::Unusable { dir: path.to_owned(), reason: error };
-        let kind = rustix::fs::statfs(path).map_err(|errno| failed(errno.into()))?.f_type;
-        if IN_MEMORY.contains(&(kind as u64)) {
+        let flags = OFlags::DIRECTORY.bits() as i32;
+        let dir = OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(failed)?;
+        let kind = rustix::fs::fstatfs(&dir).map_err(|errno| failed(errno.into()))?.f_type as u64;
+        if IN_MEMORY.contains(&kind) {
             return Err(OverflowError::InMemory { dir: path.to_owned() });
         }
-        let is_direct = match unnamed_file(path, true) {
-            Ok(_) => true,
-            Err(error) if error.raw_os_error() == Some(Errno::INVAL.raw_os_error()) => {
-                match unnamed_file(path, false) {
-                    Ok(_) => false,
-                    Err(error) => return Err(without_names(path, error)),
-                }
+        if !IN_PLACE.contains(&kind) {
+            return Err(OverflowError::NotInPlace { dir: path.to_owned() });
+        }
+        let is_direct = match unnamed_file(&dir, true) {
+            Err(Errno::INVAL) => {
+                unnamed_file(&dir, false).map_err(|errno| failed(errno.into()))?;
+                false
             }
-            Err(error) => return Err(without_names(path, error)),
+            opened => opened.map(|_| true).map_err(|errno| failed(errno.into()))?,
         };
         let workers = Workers::start().map_err(failed)?;
-        let free = rustix::fs::statvfs(path).map_err(|errno| failed(errno.into()))?;
+        let free = rustix::fs::fstatvfs(&dir).map_err(|errno| failed(errno.into()))?;
         let allocated = Arc::new(AtomicU64::new(0));
         let bytes = AtomicU64::new(room(&free, limit_bytes, 0));
         let looked_at = Mutex::new(Some(Instant::now()));
         let room = Arc::new(Room { bytes, looked_at, looking: AtomicBool::new(false) });
-        let (path, complaints) = (path.to_owned(), Throttle::new());
-        let allocating = Arc::default();
-        Ok(Directory { workers, path, limit_bytes, allocated, is_direct, allocating, room, complaints })
+        let complaints = [(); 2].map(|()| Arc::new(Throttle::new()));
+        let (path, dir, allocating) = (path.to_owned(), Arc::new(dir), Arc::default());
+        Ok(Directory { workers, path, dir, limit_bytes, allocated, is_direct, allocating, room, complaints })
     }
 }
 
-/// The error of a file system on which no unnamed file can be made.
-fn without_names(path: &Path, error: io::Error) -> OverflowError {
-    match error.raw_os_error().map(Errno::from_raw_os_error) {
-        Some(Errno::OPNOTSUPP | Errno::ISDIR) => OverflowError::NoUnnamedFiles { dir: path.to_owned() },
-        _ => OverflowError::Unusable { dir: path.to_owned(), reason: error },
+impl Directory {
+    fn complain(&self, reason: &str) {
+        if let Some(left_out) = self.complaints[0].occurs(Instant::now()) {
+            tracing::warn!(dir = %self.path.display(), reason, left_out, "the overflow directory gives no more storage");
+        }
     }
 }
 
 /// A file that has no name: nothing of it is left when this process ends, however it ends.
-fn unnamed_file(dir: &Path, is_direct: bool) -> io::Result<File> {
-    let mut flags = OFlags::TMPFILE;
+fn unnamed_file(dir: &File, is_direct: bool) -> rustix::io::Result<File> {
+    let mut flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
     flags.set(OFlags::DIRECT, is_direct);
-    let mode = (Mode::RUSR | Mode::WUSR).bits();
-    OpenOptions::new().read(true).write(true).mode(mode).custom_flags(flags.bits() as i32).open(dir)
+    Ok(rustix::fs::openat(dir, c".", flags, Mode::RUSR | Mode::WUSR)?.into())
 }
 
 /// Bytes that may still be allocated.
@@ -122,9 +129,9 @@ fn room(file_system: &StatVfs, limit_bytes: Option<u64>, allocated: u64) -> u64 
     limit_bytes.map_or(in_file_system, |limit| in_file_system.min(limit.saturating_sub(allocated)))
 }
 
-/// What a file system answers to an allocation.
-fn allocate(dir: &Path, is_direct: bool, bytes: u64, limit: Option<u64>, held: u64) -> io::Result<File> {
-    if room(&rustix::fs::statvfs(dir)?, limit, held) < bytes {
+/// Allocates the storage of a region, if there is room for it.
+fn allocate(dir: &File, is_direct: bool, bytes: u64, limit: Option<u64>, held: u64) -> io::Result<File> {
+    if room(&rustix::fs::fstatvfs(dir)?, limit, held) < bytes {
         return Err(Errno::NOSPC.into());
     }
     let file = unnamed_file(dir, is_direct)?;
@@ -138,10 +145,10 @@ impl Overflow for Directory {
         if self.allocating.swap(true, Ordering::Relaxed) {
             return std::future::ready(None).boxed();
         }
-        let (path, is_direct, limit) = (self.path.clone(), self.is_direct, self.limit_bytes);
+        let (dir, is_direct, limit) = (self.dir.clone(), self.is_direct, self.limit_bytes);
         let (held, allocating) = (self.allocated.load(Ordering::Relaxed), self.allocating.clone());
         let allocated = self.workers.run(move || {
-            let file = allocate(&path, is_direct, bytes, limit, held);
+            let file = allocate(&dir, is_direct, bytes, limit, held);
             allocating.store(false, Ordering::Relaxed);
             file
         });
@@ -149,20 +156,19 @@ impl Overflow for Directory {
             let file = match tokio::time::timeout(ALLOCATE_WITHIN, allocated).await {
                 Ok(Ok(file)) => file,
                 Ok(Err(error)) => {
-                    if let Some(left_out) = self.complaints.occurs(Instant::now()) {
-                        tracing::info!(dir = %self.path.display(), %error, left_out, "the overflow directory has no room");
-                    }
+                    self.complain(&error.to_string());
                     return None;
                 }
                 Err(_) => {
-                    tracing::warn!(dir = %self.path.display(), "the overflow directory does not answer");
+                    self.complain("it does not answer");
                     return None;
                 }
             };
             self.allocated.fetch_add(bytes, Ordering::Relaxed);
             self.room.shrinks(bytes);
             let (workers, allocated) = (self.workers.clone(), self.allocated.clone());
-            Some(Arc::new(RegionFile { file: Some(Arc::new(file)), bytes, workers, allocated }) as _)
+            let (file, complaints) = (Some(Arc::new(file)), self.complaints[1].clone());
+            Some(Arc::new(RegionFile { file, bytes, workers, allocated, complaints }) as _)
         }
         .boxed()
     }
@@ -173,10 +179,10 @@ impl Overflow for Directory {
         // Relaxed: the flag guards no other memory.
         if is_old && !self.room.looking.swap(true, Ordering::Relaxed) {
             *looked_at = Some(Instant::now());
-            let (path, limit, found) = (self.path.clone(), self.limit_bytes, self.room.clone());
+            let (dir, limit, found) = (self.dir.clone(), self.limit_bytes, self.room.clone());
             let allocated = self.allocated.clone();
             self.workers.post(move || {
-                if let Ok(free) = rustix::fs::statvfs(&path) {
+                if let Ok(free) = rustix::fs::fstatvfs(&*dir) {
                     let bytes = room(&free, limit, allocated.load(Ordering::Relaxed));
                     found.bytes.store(bytes, Ordering::Relaxed); // a statistic: pairs with nothing
                 }
@@ -194,6 +200,7 @@ struct RegionFile {
     bytes: u64,
     workers: Arc<Workers>,
     allocated: Arc<AtomicU64>,
+    complaints: Arc<Throttle>,
 }
 
 impl std::fmt::Debug for RegionFile {
@@ -220,6 +227,12 @@ impl Drop for RegionFile {
 }
 
 impl OverflowRegion for RegionFile {
+    fn complain(&self, reason: &str) {
+        if let Some(left_out) = self.complaints.occurs(Instant::now()) {
+            tracing::error!(reason, left_out, "a transfer to or from the overflow directory has failed");
+        }
+    }
+
     fn read<'a>(&'a self, offset: u64, to: &'a mut [u8]) -> LocalBoxFuture<'a, io::Result<()>> {
         async move {
             let (mut buffer, file) = (self.workers.buffer(to.len()).await?, self.file());

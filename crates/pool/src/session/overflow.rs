@@ -11,11 +11,11 @@ use crate::error::AccessError;
 use crate::overflow::OverflowRegion;
 use crate::space::Extent;
 
-/// How long a transfer may take: longer than a busy disk needs, and shorter than other operations wait for
-/// the locks that the transfer holds.
+/// How long a transfer may take: longer than a busy disk needs.
 const TRANSFER_WITHIN: Duration = Duration::from_secs(10);
 
-/// A write in progress. If it is given up, it may still be carried out, so the extent is in doubt.
+/// A write in progress. If it is given up, it may still be carried out, so the extent is in doubt. If it
+/// fails, the place may be bad: the doubt keeps others from getting it.
 struct Landing<'a> {
     extent: &'a Extent,
     may_land: bool,
@@ -50,18 +50,15 @@ impl SessionCore {
                 Either::Right(_) => None,
             }
         };
-        let result = match moved {
-            Some(Ok(())) => Ok(()),
-            Some(Err(error)) => {
-                tracing::error!(region = %extent.region().id, %error, "the overflow directory");
-                Err(Failure::Error(AccessError::Storage))
+        let reason = match moved {
+            Some(Ok(())) => {
+                landing.may_land = false;
+                return (buffer, Ok(()));
             }
-            None => {
-                tracing::error!(region = %extent.region().id, "the overflow directory does not answer");
-                return (buffer, Err(Failure::Error(AccessError::Storage)));
-            }
+            Some(Err(error)) => error.to_string(),
+            None => format!("no answer within {} s", TRANSFER_WITHIN.as_secs()),
         };
-        landing.may_land = false;
-        (buffer, result)
+        storage.complain(&reason);
+        (buffer, Err(Failure::Error(AccessError::Storage)))
     }
 }

@@ -9,6 +9,7 @@ use futures_util::FutureExt;
 
 use super::*;
 use crate::giving_up::SILENCE;
+use crate::growth::{FULL_FOR, UNREACHABLE_FOR};
 use crate::overflow::scripted::Scripted;
 
 const REGION_BYTES: u64 = 4 * EXTENT_BYTES;
@@ -68,12 +69,13 @@ impl Rig {
     /// An attempt to grow, with this outcome of the request to the broker. Returns whether the directory has
     /// extents for whoever takes any.
     fn attempts(&self, of_broker: GrowthOutcome) -> bool {
+        self.stock.want_overflow(&Where::Anywhere);
         self.stock.overflow_after(of_broker).now_or_never().expect("the giver answers at once");
         self.stock.may_overflow(&Where::Anywhere)
     }
 
     fn take(&self, within: &Where) -> Option<Extent> {
-        self.stock.take_now(0, within).0
+        self.stock.take_now(0, within)
     }
 
     fn at(&self, ms: u64) -> &Stock {
@@ -144,7 +146,7 @@ fn a_task_that_finds_no_extent_waits_for_regions_or_the_word_that_the_pool_is_fu
         stock.growth_ended(GrowthOutcome::Grown);
     });
     let Poll::Ready(Ok(first)) = grown else { panic!("a region has come") };
-    let _others: Vec<_> = (0..3).map(|_| stock.take_now(0, &Where::Anywhere).0.unwrap()).collect();
+    let _others: Vec<_> = (0..3).map(|_| stock.take_now(0, &Where::Anywhere).unwrap()).collect();
     let full = || {
         stock.growth_ended(GrowthOutcome::Full);
     };
@@ -163,7 +165,7 @@ fn an_owner_at_its_limit_does_not_wait() {
     assert_eq!((rig.stock.regions_wanted(), rig.stock.is_low()), (1, true));
     rig.lends(&[lease(1, 0, 1)]);
     assert_eq!(rig.stock.regions_wanted(), 0);
-    let _all: Vec<_> = (0..4).map(|_| rig.stock.take_now(0, &Where::Anywhere).0.unwrap()).collect();
+    let _all: Vec<_> = (0..4).map(|_| rig.stock.take_now(0, &Where::Anywhere).unwrap()).collect();
     assert!(is_refused(poll(&mut pin!(rig.stock.take_extent(0)))));
     assert!(poll(&mut pin!(rig.stock.growth_wanted())).is_pending());
 }
@@ -218,7 +220,7 @@ fn full_elsewhere_is_no_answer_for_a_task_that_takes_any_node() {
     let stock = rig.at(0);
     rig.lends(&[lease(1, 0, 1), lease(2, 0, 2)]);
     let only_two = Where::On(NodeId(2));
-    let _all: Vec<_> = (0..8).map(|_| stock.take_now(0, &Where::Anywhere).0.unwrap()).collect();
+    let _all: Vec<_> = (0..8).map(|_| stock.take_now(0, &Where::Anywhere).unwrap()).collect();
     let limited = || {
         assert!(stock.is_low());
         let asked = stock.with_holder(|holder| holder.acquisition(stock.now(), LeaseClass::Revocable, 1));
@@ -243,7 +245,7 @@ fn a_node_whose_data_plane_is_silent_is_lost_with_its_regions_and_avoided() {
     let rig = Rig::new(None, None);
     let stock = rig.at(0);
     rig.lends(&[lease(1, 0, 1), lease(1, 1, 2), lease(2, 0, 3)]);
-    let kept = stock.take_now(0, &Where::On(NodeId(1))).0.unwrap();
+    let kept = stock.take_now(0, &Where::On(NodeId(1))).unwrap();
     let node = kept.region().node.clone();
     let silence = SILENCE.as_millis() as u64;
     let keeper: &dyn LeaseKeeper = stock;
@@ -263,7 +265,7 @@ fn a_node_whose_data_plane_is_silent_is_lost_with_its_regions_and_avoided() {
     assert_eq!(asked.avoid, [1]);
     assert_eq!(stock.with_holder(|holder| holder.leases().count()), 1);
     drop(kept);
-    assert_eq!(stock.take_now(0, &Where::Anywhere).1, 3);
+    assert_eq!(stock.take_far(0, &Where::Anywhere).1, 3);
 }
 
 #[test]
@@ -281,7 +283,7 @@ fn renewals_extend_regions_take_them_back_or_end_them() {
     rig.at(8_000);
     rig.renews(renewed(true));
     assert!(region.is_leaving() && stock.is_to_leave());
-    assert!(stock.take_now(0, &Where::Anywhere).0.is_none(), "nothing new is put there");
+    assert!(stock.take_now(0, &Where::Anywhere).is_none(), "nothing new is put there");
 
     rig.lends(&[lease(2, 0, 2)]);
     let other = stock.regions().pop().unwrap();
@@ -322,7 +324,7 @@ fn a_stock_in_use_keeps_room_and_an_unused_one_gives_all_back() {
     let rig = Rig::new(None, None);
     let regions = 2 * LOW_WATER_EXTENTS as u32 / 4 + 2;
     rig.lends(&(0..regions).map(|index| lease(1, index, index + 1)).collect::<Vec<_>>());
-    let used = rig.stock.take_now(0, &Where::Anywhere).0.unwrap();
+    let used = rig.stock.take_now(0, &Where::Anywhere).unwrap();
     let linger = Duration::from_secs(1);
     assert!(rig.at(999).shrink(linger).is_empty());
     assert_eq!(rig.at(1_000).shrink(linger).len(), 1);
@@ -352,7 +354,7 @@ fn the_capacity_is_what_is_held_and_what_the_pool_could_still_lend_within_the_li
     assert_eq!(capacity(&rig), (12, 12));
     rig.lends(&[lease(1, 0, 1)]);
     rig.stock.pool_has_lent(9);
-    let _used = rig.stock.take_now(0, &Where::Anywhere).0.unwrap();
+    let _used = rig.stock.take_now(0, &Where::Anywhere).unwrap();
     assert_eq!(capacity(&rig), (8, 7));
     rig.stock.pool_has_lent(9);
     assert_eq!(capacity(&rig), (4, 3));
@@ -410,11 +412,11 @@ fn a_later_process_has_what_still_runs_under_its_old_numbers() {
     assert!(lost.region().has_ended(), "node 2 has not answered");
     stock.shun_extent(&adoption, 2);
     stock.finish_adoption(adoption);
-    let rest = [0, 1].map(|place| stock.take_now(place, &Where::Anywhere).0.unwrap());
+    let rest = [0, 1].map(|place| stock.take_now(place, &Where::Anywhere).unwrap());
     let mut numbers = rest.each_ref().map(Extent::number);
     numbers.sort_unstable();
     assert_eq!(numbers, [0, 1], "2 is withheld");
-    assert!(stock.take_now(0, &Where::Anywhere).0.is_none());
+    assert!(stock.take_now(0, &Where::Anywhere).is_none());
     assert_eq!(stock.losses(), 0);
     rig.lends(&[lease(3, 0, 4)]);
     let newest = stock.numbered_regions().into_iter().map(|held| held.number).max();

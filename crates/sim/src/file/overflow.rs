@@ -153,6 +153,8 @@ impl OverflowRegion for Region {
         .boxed_local()
     }
 
+    fn complain(&self, _: &str) {}
+
     fn write<'a>(&'a self, offset: u64, data: &'a [u8]) -> LocalBoxFuture<'a, io::Result<()>> {
         async move {
             let at = offset as usize;

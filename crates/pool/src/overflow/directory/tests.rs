@@ -59,7 +59,8 @@ fn regions_are_given_up_to_the_limit_and_their_room_is_there_again_once_they_are
 #[test]
 fn the_storage_of_a_region_is_allocated_before_it_is_given() {
     use std::os::unix::fs::MetadataExt;
-    let file = allocate(disk().path(), true, REGION_BYTES, None, 0).unwrap();
+    let dir = disk();
+    let file = allocate(&File::open(dir.path()).unwrap(), true, REGION_BYTES, None, 0).unwrap();
     let found = file.metadata().unwrap();
     assert!(found.blocks() * 512 >= REGION_BYTES && found.len() == REGION_BYTES, "{}", found.blocks());
     assert_eq!(found.mode() & 0o777, 0o600);
@@ -77,9 +78,9 @@ fn a_tenth_of_the_file_system_stays_free() {
     found.f_bavail = 1_000;
     assert_eq!(room(&found, Some(100 * 4096), 40 * 4096), 60 * 4096);
     assert_eq!(room(&found, Some(100 * 4096), 101 * 4096), 0);
-    let (too_much, dir) = (rustix::fs::statvfs(dir.path()).unwrap(), dir.path());
+    let too_much = rustix::fs::statvfs(dir.path()).unwrap();
     let too_much = too_much.f_bavail * too_much.f_frsize;
-    let refused = allocate(dir, true, too_much, None, 0).unwrap_err();
+    let refused = allocate(&File::open(dir.path()).unwrap(), true, too_much, None, 0).unwrap_err();
     assert_eq!(refused.kind(), io::ErrorKind::StorageFull);
 }
 
@@ -90,7 +91,7 @@ fn a_directory_that_cannot_be_used_is_refused_with_the_reason() {
     let missing = Directory::open(&disk().path().join("none"), None).err().unwrap();
     assert!(missing.to_string().contains("No such file"), "{missing}");
     let unnamed = Directory::open(Path::new("/proc"), None).err().unwrap();
-    assert!(matches!(unnamed, OverflowError::NoUnnamedFiles { .. }), "{unnamed}");
+    assert!(matches!(unnamed, OverflowError::NotInPlace { .. }), "{unnamed}");
 }
 
 #[test]

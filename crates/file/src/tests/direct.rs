@@ -1,0 +1,337 @@
+//! Direct clients: processes of the owner's host that work on its files without asking it.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::pin::pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use farpool_fabric::{Endpoint, EndpointConfig, MonotonicClock, Negotiated, block_on};
+use farpool_pool::{NODE_DEADLINE, SessionCore};
+use farpool_wire::control::{GuestAnswer, GuestRequest, guest_request::Ask};
+use farpool_wire::{NodeId, TICKET_BYTES};
+use futures_util::poll;
+use prost::Message;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+use super::bare::Bare;
+use super::*;
+use crate::guest::{
+    AskOwner, Given, GuestFileCore, GuestId, GuestMemory, GuestPlace, GuestRegion, GuestStore, Host, Room,
+    line,
+};
+use crate::{FileCore, StoreCore};
+
+/// A direct client with one thread.
+struct Client {
+    place: GuestPlace,
+    core: SessionCore,
+    store: Arc<GuestStore>,
+}
+
+/// The store's memory as a direct client gets it.
+fn memory_of(store: &StoreCore) -> GuestMemory<OwnedFd> {
+    let GuestMemory { words, table } = store.guest_memory();
+    let duplicate = |memory: std::os::fd::BorrowedFd<'_>| memory.try_clone_to_owned().unwrap();
+    GuestMemory { words: duplicate(words), table: duplicate(table) }
+}
+
+impl Client {
+    fn new(bare: &Bare) -> Client {
+        Client::told(bare, |region| region)
+    }
+
+    /// A direct client that learns of regions what `told` makes of the owner's answers.
+    fn told(bare: &Bare, told: fn(GuestRegion) -> GuestRegion) -> Client {
+        let (owner, guest) = (bare.store.clone(), bare.store.add_guest().unwrap());
+        let ask = Box::new(move |number| owner.region_of(number).map(told));
+        let (memory, per_region) = (memory_of(&bare.store), bare.store.extents_per_region());
+        let store = GuestStore::new(guest, &memory, per_region, Arc::new(MonotonicClock), ask).unwrap();
+        let store = Arc::new(store);
+        let transport = Rc::new(Negotiated::new(TransportChoice::Shm, NODE_DEADLINE));
+        let endpoint = Endpoint::new(EndpointConfig::real(transport, 4 * MAX_TRANSFER_BYTES, NODE_DEADLINE));
+        let place = store.place().unwrap();
+        Client { place, core: SessionCore::new(store.clone(), endpoint), store }
+    }
+
+    fn open(&self, file: &FileCore) -> GuestFileCore {
+        file.open_to_guests().unwrap();
+        GuestFileCore::open(self.store.clone(), &file.guest_memory().unwrap()).unwrap()
+    }
+
+    fn read(&self, file: &GuestFileCore, offset: u64, length: usize) -> Result<Vec<u8>, AskOwner> {
+        let read = file.read(&self.core, &self.place, offset, length);
+        let (buffer, within) = block_on(self.core.endpoint(), read)?;
+        Ok(buffer.map_or(Vec::new(), |buffer| buffer[within].to_vec()))
+    }
+
+    fn write(&self, file: &GuestFileCore, offset: u64, data: &[u8]) -> Result<(), AskOwner> {
+        block_on(self.core.endpoint(), file.write(&self.core, &self.place, offset, Given::from(data)))
+    }
+}
+
+const DATA: usize = 2 * EXTENT_BYTES as usize;
+
+#[test]
+fn a_direct_client_reads_what_the_owner_wrote_and_the_owner_reads_what_it_wrote() {
+    let rig = Rig::new(2, 8);
+    let bare = Bare::new(&rig);
+    let file = bare.filled(Redundancy::Stripe, &pattern(DATA, 3));
+    let client = Client::new(&bare);
+    let seen = client.open(&file);
+    assert!(client.read(&seen, 0, DATA).unwrap() == pattern(DATA, 3));
+    client.write(&seen, EXTENT_BYTES - 100, &[9; 200]).unwrap();
+    let mut right = pattern(DATA, 3);
+    right[EXTENT_BYTES as usize - 100..][..200].fill(9);
+    assert!(bare.read(&file, 0, DATA).unwrap() == right);
+    bare.run(async |core| file.close_to_guests(core).await).unwrap();
+    assert_eq!(client.read(&seen, 0, 1), Err(AskOwner));
+}
+
+#[test]
+fn a_direct_client_uses_only_the_lease_that_the_table_names() {
+    let rig = Rig::new(1, 2);
+    let bare = Bare::new(&rig);
+    let file = bare.filled(Redundancy::Stripe, &pattern(DATA, 3));
+    let of_another_epoch = |told: GuestRegion| GuestRegion { epoch: Epoch(told.epoch.0 + 1), ..told };
+    let of_another_node = |told: GuestRegion| {
+        let node = NodeId(told.id.node.0 + 1);
+        GuestRegion { id: RegionId { node, ..told.id }, ..told }
+    };
+    for told in [of_another_epoch, of_another_node] {
+        let client = Client::told(&bare, told);
+        assert_eq!(client.read(&client.open(&file), 0, 1), Err(AskOwner));
+    }
+}
+
+#[test]
+fn a_copy_of_a_direct_client_in_a_forked_process_writes_nothing() {
+    let rig = Rig::new(1, 2);
+    let bare = Bare::new(&rig);
+    let file = bare.filled(Redundancy::Stripe, &pattern(DATA, 3));
+    let client = Client::new(&bare);
+    let seen = client.open(&file);
+    client.write(&seen, 0, &[9; 100]).unwrap();
+    client.store.abandon();
+    assert_eq!(client.write(&seen, 0, &[7; 100]), Err(AskOwner));
+    assert_eq!(bare.read(&file, 0, 100).unwrap(), [9; 100]);
+}
+
+#[test]
+fn what_a_direct_client_may_be_using_stays_until_its_operation_ends() {
+    let rig = Rig::new(1, 4);
+    let bare = Bare::new(&rig);
+    let file = bare.filled(Redundancy::Stripe, &pattern(DATA, 3));
+    let client = Client::new(&bare);
+    let seen = client.open(&file);
+    let words = &bare.store.words;
+    let first = words.place(&file.extent_at(0).unwrap(), 0);
+    let dropped = Arc::downgrade(&file.extent_at(EXTENT_BYTES).unwrap());
+    bare.run(async |core| {
+        let word = words.lock(core.endpoint(), first).await.unwrap();
+        let mut emptying = pin!(file.set_size(core, 0));
+        {
+            let mut reading = pin!(seen.read(&client.core, &client.place, 0, 1));
+            assert!(poll!(&mut reading).is_pending(), "it waits for the lock");
+            // As a move does, which waits for no direct client.
+            file.map.write().remove(1);
+            bare.store.maintain_guests();
+            assert!(dropped.upgrade().is_some(), "its memory could be another file's by now");
+            assert!(poll!(&mut emptying).is_pending(), "the client may read what would be cleared");
+            assert!(!seen.is_open(), "no other operation begins meanwhile");
+        }
+        words.store(first, word);
+        emptying.await.unwrap();
+    });
+    bare.store.maintain_guests();
+    assert!(seen.is_open() && dropped.upgrade().is_none() && file.allocated_bytes() == 0);
+}
+
+#[test]
+fn only_nodes_of_the_owner_s_regions_are_connected_to() {
+    let rig = Rig::new(1, 2);
+    let bare = Bare::new(&rig);
+    let file = bare.filled(Redundancy::Stripe, &pattern(DATA, 3));
+    let peer = file.extent_at(0).unwrap().region().node.peer.clone();
+    let socket = peer.shm_socket.as_deref().unwrap();
+    assert_eq!(bare.store.peer_of_guests(peer.node, socket), Some(peer.clone()));
+    assert_eq!(bare.store.peer_of_guests(NodeId(peer.node.0 + 1), socket), None);
+    assert_eq!(bare.store.peer_of_guests(peer.node, Path::new("/elsewhere")), None);
+}
+
+#[test]
+fn what_is_sent_to_a_direct_client_arrives_as_it_was() {
+    let rig = Rig::new(1, 2);
+    let bare = Bare::new(&rig);
+    let file = bare.filled(Redundancy::Stripe, &pattern(DATA, 3));
+    let number = file.extent_at(0).unwrap().number() / bare.store.extents_per_region();
+    let sent = bare.store.region_of(number).unwrap();
+    let received = GuestRegion::from_wire(&sent.to_wire()).unwrap();
+    assert_eq!((received.id, received.epoch), (sent.id, sent.epoch));
+    assert_eq!(received.key.as_bytes(), sent.key.as_bytes());
+    assert_eq!((received.peer.tcp, received.peer.shm_socket), (sent.peer.tcp, sent.peer.shm_socket));
+    for number in [1, 2, 300] {
+        assert_eq!(GuestId::from_number(number).map(GuestId::number), Some(number));
+    }
+    assert_eq!(GuestId::from_number(0), None, "that is the owner");
+    assert_eq!(line::refusal(Errno::STALE).errno, Errno::STALE.raw_os_error() as u32);
+}
+
+/// The ticket for which the daemon gives out its file.
+const TICKET: [u8; TICKET_BYTES] = [7; TICKET_BYTES];
+
+/// What a mount's daemon does for one process, with one file.
+struct Daemon {
+    name: String,
+    thread: Option<JoinHandle<()>>,
+    accepted: mpsc::Receiver<OwnedFd>,
+    /// The inodes of the connections to nodes that it gave out.
+    connected: mpsc::Receiver<u64>,
+}
+
+impl Daemon {
+    fn start(name: &str, store: &FileStore, file: &FarFile) -> Daemon {
+        let name = format!("farpool-test-{}-{name}", std::process::id());
+        let kind = (AddressFamily::UNIX, SocketType::SEQPACKET);
+        let listener = rustix::net::socket_with(kind.0, kind.1, SocketFlags::CLOEXEC, None).unwrap();
+        let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
+        rustix::net::bind(&listener, &address).unwrap();
+        rustix::net::listen(&listener, 1).unwrap();
+        let (accept, accepted) = mpsc::channel();
+        let (connect, connected) = mpsc::channel();
+        let (store, file) = (store.clone(), file.clone());
+        let thread = std::thread::spawn(move || {
+            let socket = rustix::net::accept_with(&listener, SocketFlags::CLOEXEC).unwrap();
+            accept.send(socket.try_clone().unwrap()).unwrap();
+            loop {
+                let (bytes, _) = line::receive(socket.as_fd()).unwrap();
+                if bytes.is_empty() {
+                    return;
+                }
+                let ask = GuestRequest::decode(&bytes[..]).unwrap().ask.unwrap();
+                let (answer, beside) =
+                    answer_to(&ask, &store, &file).unwrap_or_else(|errno| (line::refusal(errno), Vec::new()));
+                if matches!(ask, Ask::Connect(_)) {
+                    let inodes = beside.iter().map(|fd| rustix::fs::fstat(fd).unwrap().st_ino);
+                    inodes.for_each(|inode| connect.send(inode).unwrap());
+                }
+                let beside: Vec<_> = beside.iter().map(AsFd::as_fd).collect();
+                line::send(socket.as_fd(), &answer.encode_to_vec(), &beside).unwrap();
+            }
+        });
+        Daemon { name, thread: Some(thread), accepted, connected }
+    }
+
+    /// Ends as if it were killed.
+    fn end(&mut self) {
+        let socket = self.accepted.recv().unwrap();
+        rustix::net::shutdown(&socket, rustix::net::Shutdown::Both).unwrap();
+        drop(socket);
+        self.thread.take().unwrap().join().unwrap();
+    }
+}
+
+fn answer_to(ask: &Ask, store: &FileStore, file: &FarFile) -> Result<(GuestAnswer, Vec<OwnedFd>), Errno> {
+    let (mut answer, core) = (GuestAnswer { guest: 1, ..GuestAnswer::default() }, store.core());
+    let beside = match ask {
+        Ask::Join(_) => {
+            answer.guest = core.add_guest().unwrap().number().into();
+            answer.extents_per_region = core.extents_per_region();
+            let GuestMemory { words, table } = memory_of(core);
+            vec![words, table]
+        }
+        Ask::Open(open) if open.ticket == TICKET => vec![file.core().guest_memory().unwrap()],
+        Ask::Open(_) => return Err(Errno::STALE),
+        Ask::Region(region) => {
+            answer.region = Some(core.region_of(region.number).ok_or(Errno::NOENT)?.to_wire());
+            Vec::new()
+        }
+        Ask::Connect(to) => {
+            let connection = store.connect_guest(NodeId(to.node), Path::new(&to.shm_socket));
+            vec![connection.map_err(|_| Errno::NOENT)?]
+        }
+    };
+    Ok((answer, beside))
+}
+
+#[test]
+fn a_process_that_joined_a_daemon_reads_and_writes_until_the_daemon_ends() {
+    let rig = Rig::new(1, 4);
+    let (store, session) = rig.store(TransportChoice::Shm);
+    let file = store.create();
+    file.write(&session, 0, &pattern(DATA, 3)).unwrap();
+    file.core().open_to_guests().unwrap();
+    let mut daemon = Daemon::start("joined", &store, &file);
+    let host = Host::join(&daemon.name).unwrap();
+    let refused = host.open(&[8; TICKET_BYTES]).err().unwrap();
+    assert_eq!(refused.raw_os_error(), Some(Errno::STALE.raw_os_error()));
+    let (seen, thread) = (host.open(&TICKET).unwrap(), host.session().unwrap());
+
+    let mut right = pattern(DATA, 3);
+    right[50..350].fill(9);
+    let several = [Given::from(&[9; 100][..]), Given::from(&[9; 200][..])];
+    assert_eq!(file.core().take_guests_written_ns(), None);
+    assert_eq!(seen.write_at(&thread, 50, &several), Some(300));
+    assert!(file.core().take_guests_written_ns().is_some_and(|ns| ns > 1));
+    assert_eq!(file.core().take_guests_written_ns(), None, "not since the last call");
+    assert!(read(&file, &session, 0, DATA).unwrap() == right);
+
+    let read_at = |offset, length: usize| {
+        let (mut first, mut second) = (vec![0; length], vec![0; length]);
+        let rooms = [Room::from(&mut first[..]), Room::from(&mut second[..])];
+        let count = seen.read_at(&thread, offset, &rooms)?;
+        first.extend(second);
+        first.truncate(count);
+        Some(first)
+    };
+    assert!(read_at(40, 200).unwrap() == right[40..440]);
+    assert!(read_at(DATA as u64 - 300, 200).unwrap() == right[DATA - 300..], "the file ends there");
+    assert_eq!(read_at(DATA as u64, 200).unwrap(), []);
+
+    let nothing: [u8; 0] = [];
+    assert_eq!(seen.write_at(&thread, 0, &[Given::from(&nothing[..])]), None, "only the kernel knows");
+    let too_long = vec![0; MAX_TRANSFER_BYTES + 1];
+    assert_eq!(seen.write_at(&thread, 0, &[Given::from(&too_long[..])]), None);
+    assert_eq!(read_at(0, MAX_TRANSFER_BYTES), None, "twice what one transfer can be");
+
+    assert!(!host.has_ended());
+    daemon.end();
+    wait_until(|| host.has_ended());
+    assert_eq!(read_at(0, 1), None);
+    assert_eq!(seen.write_at(&thread, 0, &several), None);
+    assert!(read(&file, &session, 0, DATA).unwrap() == right);
+}
+
+fn is_open_socket(inode: u64) -> bool {
+    let link = format!("socket:[{inode}]");
+    let links = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+    links.into_iter().any(|fd| std::fs::read_link(fd.path()).is_ok_and(|found| found == Path::new(&link)))
+}
+
+#[test]
+fn a_thread_that_lets_go_closes_its_connection_to_a_lost_node() {
+    let mut rig = Rig::new(1, 4);
+    let (store, session) = rig.store(TransportChoice::Shm);
+    let file = store.create();
+    file.write(&session, 0, &pattern(DATA, 3)).unwrap();
+    file.core().open_to_guests().unwrap();
+    let daemon = Daemon::start("lets-go", &store, &file);
+    let host = Host::join(&daemon.name).unwrap();
+    let seen = host.open(&TICKET).unwrap();
+    let [busy, idle] = [0, 1].map(|_| host.session().unwrap());
+    let read = |thread| seen.read_at(thread, 0, &[Room::from(&mut [0][..])]);
+    assert_eq!([&busy, &idle].map(read), [Some(1); 2]);
+    let of_idle = daemon.connected.iter().nth(1).unwrap();
+    idle.let_go();
+    assert!(is_open_socket(of_idle), "the node is not lost");
+    rig.kill_node(0);
+    wait_until(|| read(&busy).is_none());
+    assert!(is_open_socket(of_idle), "this thread has not noticed");
+    wait_until(|| {
+        let _ = read(&busy);
+        idle.let_go();
+        !is_open_socket(of_idle)
+    });
+}
