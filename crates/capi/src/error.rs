@@ -45,6 +45,7 @@ impl From<PoolError> for Failure {
             PoolError::Start(_) => libc::EAGAIN,
             PoolError::Control(_)
             | PoolError::LimitTooSmall { .. }
+            | PoolError::Overflow(_)
             | PoolError::RegionSize { .. }
             | PoolError::OtherRegionSize { .. } => libc::EINVAL,
         };

@@ -37,8 +37,9 @@ pub fn leaves_room(descriptor: BorrowedFd<'_>) -> bool {
 }
 
 /// A descriptor that stays open for long in a process whose other code may close it without our
-/// knowledge. Dropping it closes the number only if the number still refers to what was opened. For sockets this is certain, since each has its
-/// own inode; for an `eventfd` it is only certain that the number refers to a file of such a kind.
+/// knowledge. Dropping it closes the number only if the number still refers to what was opened. For sockets
+/// this is certain, since each has its own inode; for an `eventfd` it is only certain that the number refers
+/// to a file of such a kind.
 #[derive(Debug)]
 pub struct Descriptor {
     fd: ManuallyDrop<OwnedFd>,

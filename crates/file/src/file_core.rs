@@ -300,8 +300,8 @@ impl<R: Rules> FileCore<R> {
     }
 }
 
-/// Whether the contents of an old extent are to move from the overflow directory to far memory. From one place
-/// of the directory to another, only a late write is a reason to move.
+/// Whether the contents of an old extent are to move from the overflow directory to far memory. From one
+/// place of the directory to another, only a late write is a reason to move.
 pub(crate) fn is_to_be_far(old: Option<&Extent>) -> bool {
     old.is_some_and(|old| old.region().is_overflow() && !old.is_in_doubt())
 }

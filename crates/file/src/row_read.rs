@@ -149,7 +149,8 @@ impl<R: Rules> FileCore<R> {
         patient: bool,
     ) -> Result<Taken, Failed> {
         let read = pin!(core.read(extent, piece.aligned_start(), buffer));
-        // A wait for the overflow directory says nothing about a node, and the rest of the row may lie there, too.
+        // A wait for the overflow directory says nothing about a node, and the rest of the row may lie there,
+        // too.
         let (buffer, result) = if patient || extent.region().is_overflow() {
             read.await
         } else {

@@ -202,7 +202,7 @@ impl<R: Rules> FileCore<R> {
         let of_parity = self.parity_buffers(core, *parity, &columns, &plans)?;
         held.in_doubt = true;
         let is_degraded = self.is_degraded(&row, &pieces);
-        let stores = store_members(core, &row, buffers, of_parity, is_degraded).await;
+        let stores = self.store_members(core, &row, buffers, of_parity, is_degraded).await;
         if stores.iter().any(|store| store.result.is_err()) {
             self.store.volume.ask_for_repair();
         }
@@ -473,6 +473,38 @@ impl<R: Rules> FileCore<R> {
         Ok(buffers)
     }
 
+    /// Stores new data of a row and its parity at once. If the parity is the only copy of another block,
+    /// stores it only after the data, and only in columns in which it then gives all that was not stored
+    /// (W2).
+    async fn store_members(
+        &self,
+        core: &SessionCore,
+        row: &Row,
+        data: Vec<(u64, u64, ArenaBuf)>,
+        parity: Vec<(u64, u64, ArenaBuf)>,
+        is_degraded: bool,
+    ) -> Vec<Store> {
+        let to_store = |(stripe, first_block, buffer)| {
+            let extent = row.member(stripe).expect("it was there when its locks were taken");
+            store(core, stripe, extent, first_block, buffer)
+        };
+        if !is_degraded {
+            return join_all(data.into_iter().chain(parity).map(to_store)).await;
+        }
+        let mut stores = join_all(data.into_iter().map(to_store)).await;
+        let may_follow = |(_, first_block, buffer): &(u64, u64, ArenaBuf)| {
+            let mut columns = *first_block..first_block + (buffer.len() / BLOCK_BYTES) as u64;
+            columns.all(|block| {
+                let column = Column::of(&stores, block);
+                let failed = column.data.iter().filter(|store| store.fate() != Fate::New).count();
+                failed + self.others_gone(row, &column, block) <= 1
+            })
+        };
+        let parity: Vec<_> = parity.into_iter().filter(may_follow).collect();
+        stores.extend(join_all(parity.into_iter().map(to_store)).await);
+        stores
+    }
+
     /// Gives the blocks of a column the words that follow from the outcomes of the stores.
     pub(crate) fn settle_column(
         &self,
@@ -549,8 +581,8 @@ fn settle_new<R: Rules>(row: &Row, held: &mut Held<'_, R>, column: &Column<'_>, 
     held.set(parity, block, next);
 }
 
-/// The column keeps the old words (W3), or what is indeterminate of it is lost (W4). `is_short`: a lost member
-/// has contents in the column, so the rest cannot give a second block.
+/// The column keeps the old words (W3), or what is indeterminate of it is lost (W4). `is_short`: a lost
+/// member has contents in the column, so the rest cannot give a second block.
 fn settle_failed<R: Rules>(
     row: &Row,
     held: &mut Held<'_, R>,
@@ -575,36 +607,6 @@ fn settle_failed<R: Rules>(
         held.set(store.stripe, block, next);
     }
     held.set(parity, block, if keep { old_parity } else { old_parity.lost() });
-}
-
-/// Stores new data of a row and its parity at once. If the parity is the only copy of another block, stores
-/// it only once the data of the same columns are stored (W2), except those of members that were lost before:
-/// the parity is their only copy, too.
-async fn store_members(
-    core: &SessionCore,
-    row: &Row,
-    data: Vec<(u64, u64, ArenaBuf)>,
-    parity: Vec<(u64, u64, ArenaBuf)>,
-    is_degraded: bool,
-) -> Vec<Store> {
-    let to_store = |(stripe, first_block, buffer)| {
-        let extent = row.member(stripe).expect("it was there when its locks were taken");
-        store(core, stripe, extent, first_block, buffer)
-    };
-    if !is_degraded {
-        return join_all(data.into_iter().chain(parity).map(to_store)).await;
-    }
-    let ended = row.members().filter(|(_, extent)| extent.region().has_ended());
-    let lost_before: Vec<u64> = ended.map(|(stripe, _)| *stripe).collect();
-    let mut stores = join_all(data.into_iter().map(to_store)).await;
-    let may_follow = |(_, first_block, buffer): &(u64, u64, ArenaBuf)| {
-        let mut columns = *first_block..first_block + (buffer.len() / BLOCK_BYTES) as u64;
-        let failed = |store: &&Store| store.result.is_err() && !lost_before.contains(&store.stripe);
-        !columns.any(|block| stores.iter().filter(failed).any(|store| store.has(block)))
-    };
-    let parity: Vec<_> = parity.into_iter().filter(may_follow).collect();
-    stores.extend(join_all(parity.into_iter().map(to_store)).await);
-    stores
 }
 
 async fn store(

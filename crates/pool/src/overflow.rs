@@ -3,10 +3,11 @@
 //! O1. A region's storage is allocated before one of its extents is handed out: a full file system shows when
 //!     an extent is taken, and never when it is written.
 //! O2. Regions of the directory are never lost. A failed transfer concerns only the blocks that it names.
-//! O3. A write that is given up may still be carried out, and where a write fails, the disk may be bad. In both
-//!     cases the extent is in doubt, as after any write whose outcome is unknown: no other holder gets it.
-//! O4. Far memory comes first: an extent is taken from the directory only if the pool has just given none where
-//!     it is wanted, and moves to far memory once there is room.
+//! O3. A write that is given up may still be carried out, and where a write fails, the disk may be bad. In
+//!     both cases the extent is in doubt, as after any write whose outcome is unknown: no other holder gets
+//!     it.
+//! O4. Far memory comes first: an extent is taken from the directory only if the pool has just given none
+//!     where it is wanted, and moves to far memory once there is room.
 
 use std::fmt;
 use std::io;

@@ -70,7 +70,8 @@ fn an_extent_on_which_a_late_write_may_land_moves_before_a_lost_or_empty_block_i
     let rig = Rig::new(1, 8);
     let bare = Bare::new(&rig);
     let words = &bare.store.words;
-    let changes: [(fn(BlockWord) -> BlockWord, bool); 3] =
+    type Change = fn(BlockWord) -> BlockWord;
+    let changes: [(Change, bool); 3] =
         [(|word| word, false), (BlockWord::lost, true), (|_| BlockWord::EMPTY, true)];
     for (change, moves) in changes {
         let file = bare.filled(Redundancy::Stripe, &pattern(HALF, 3));

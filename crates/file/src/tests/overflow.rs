@@ -24,8 +24,8 @@ fn overflowing(rig: &Rig, dir: &tempfile::TempDir, limit_bytes: Option<u64>) -> 
 
 /// Writes bytes in pieces that one call may have.
 fn write(file: &FarFile, session: &Session, offset: u64, bytes: &[u8]) -> Result<(), FileError> {
-    let pieces = (offset..).step_by(MAX_TRANSFER_BYTES).zip(bytes.chunks(MAX_TRANSFER_BYTES));
-    pieces.map(|(at, piece)| file.write(session, at, piece)).collect()
+    let mut pieces = (offset..).step_by(MAX_TRANSFER_BYTES).zip(bytes.chunks(MAX_TRANSFER_BYTES));
+    pieces.try_for_each(|(at, piece)| file.write(session, at, piece))
 }
 
 /// Reads in pieces that one call may have.

@@ -366,3 +366,35 @@ fn a_write_to_a_lost_member_whose_parity_is_in_doubt_needs_a_place_for_one_of_th
     wait_until(|| write().map_err(|error| assert!(no_place(error), "{error}")).is_ok());
     assert!(bare.read(&file, 0, bytes).unwrap() == pattern(bytes, 5));
 }
+
+#[test]
+fn a_stored_block_is_readable_where_its_column_cannot_give_the_old_contents_any_more() {
+    let rig = Rig::new(4, 8);
+    let bare = Bare::new(&rig);
+    let (bytes, extent) = (3 * EXTENT_BYTES as usize, EXTENT_BYTES as usize);
+    let file = bare.filled(Redundancy::Parity { data: 3 }, &pattern(bytes, 3));
+    file.extent_at(2 * EXTENT_BYTES).unwrap().region().node.give_up();
+    let new = pattern(BLOCK_BYTES, 101);
+    let at = COLUMN * BLOCK;
+    bare.run(async |core| {
+        let filled = || {
+            let mut buffer = core.buffer(BLOCK_BYTES).unwrap();
+            buffer.copy_from_slice(&new);
+            buffer
+        };
+        core.write(&file.extent_at(0).unwrap(), at, filled()).await.1.unwrap();
+        let pieces = [0, 1].map(|stripe| Piece { stripe, start: at, end: at + BLOCK });
+        let rows = file.rows().unwrap();
+        let (mut held, row) = file.hold_row(core, rows, 0, &pieces, 0).await.unwrap().unwrap();
+        let stores = [(0, Some(true)), (1, Some(false))].map(|(stripe, is_stored)| Store {
+            stripe,
+            first_block: COLUMN,
+            buffer: filled(),
+            result: result_of(is_stored),
+        });
+        assert_eq!(file.settle_column(&row, &mut held, &stores, COLUMN), Err(FileError::NoStaging));
+    });
+    assert!(bare.read(&file, at, BLOCK_BYTES).unwrap() == new);
+    let second = &pattern(bytes, 3)[extent + at as usize..][..BLOCK_BYTES];
+    assert!(bare.read(&file, EXTENT_BYTES + at, BLOCK_BYTES).unwrap() == second);
+}

@@ -7,8 +7,8 @@ use crate::growth::{FULL_FOR, UNREACHABLE_FOR};
 use crate::holder::GrowthOutcome;
 use crate::space::{EXTENT_BYTES, Where};
 
-// The flags are `Relaxed`: they guard no other memory, and the tasks that wait for an attempt are woken later,
-// through a mutex.
+// The flags are `Relaxed`: they guard no other memory, and the tasks that wait for an attempt are woken
+// later, through a mutex.
 
 impl Stock {
     /// Whether the overflow directory may have extents for this caller, now or after the next attempt.

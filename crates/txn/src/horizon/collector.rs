@@ -6,8 +6,8 @@ use std::marker::PhantomData;
 use crate::cut::Cut;
 use crate::rules::{Rules, Shipped};
 
-/// The largest number of cuts that a collector remembers. With more, the horizon could advance a little earlier while there is
-/// an old snapshot.
+/// The largest number of cuts that a collector remembers. With more, the horizon could advance a little
+/// earlier while there is an old snapshot.
 const MOST_KNOWN: usize = 64;
 
 /// How often a worker must keep the horizon from advancing before versions are moved.
