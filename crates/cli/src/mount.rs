@@ -33,7 +33,7 @@ Examples:
   farpool mount /mnt/far --wait 60                       waits up to 60 s for the pool
   farpool mount /mnt/far --redundancy parity:4           files survive the loss of a node; needs five nodes
   farpool mount /mnt/far --keep /run/user/1000/far       files survive a restart of the daemon
-  farpool mount /mnt/far --overflow /var/tmp             a full pool costs speed, and no errors
+  farpool mount /mnt/far --overflow /var/tmp             a full pool makes files slower instead of failing
   sudo farpool mount /mnt/far --allow-other --limit 8GiB  for a database of another user")]
 pub struct MountArgs {
     /// An empty directory
@@ -88,13 +88,14 @@ pub struct MountArgs {
     #[arg(long, value_name = "DIR", conflicts_with_all = ["accelerate", "accelerate_for"])]
     keep: Option<PathBuf>,
 
-    /// Put what the pool has no room for into this directory on a local disk, and back into the pool once
-    /// there is room: a full pool then costs speed, and no errors. A tenth of the disk always stays free.
-    /// What lies there is not encrypted; it is gone once the mount has ended, however it ends
+    /// Put what the pool has no room for into this directory on a local disk (ext4 or xfs), and back into the
+    /// pool once there is room. A full pool then makes files slower, and writes fail only when the directory
+    /// is full, too. The mount does not fill the last tenth of that file system. The data there are not
+    /// encrypted, and are gone once the mount has ended, however it ends
     #[arg(long, value_name = "DIR", conflicts_with = "keep")]
     overflow: Option<PathBuf>,
 
-    /// Most to put into the directory of --overflow [default: all but a tenth of its disk]
+    /// Most to put into the directory of --overflow [default: no limit but the tenth that stays free]
     #[arg(long, value_name = "SIZE", requires = "overflow")]
     overflow_limit: Option<ByteSize>,
 
@@ -176,7 +177,7 @@ fn connect(pool: PoolConfig, overflow: Option<&OverflowConfig>) -> Result<Pool> 
     let Some(overflow) = overflow else { return Ok(Pool::connect(pool)?) };
     let connected = Pool::connect_with_overflow(pool, overflow)?;
     complain(format!(
-        "farpool: what the pool has no room for will lie in {}, not encrypted",
+        "farpool: what the pool has no room for will be stored in {}, not encrypted",
         overflow.dir.display()
     ));
     Ok(connected)

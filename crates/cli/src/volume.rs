@@ -190,7 +190,7 @@ impl Volume {
             ),
         ];
         if let Some(bytes) = self.overflow_bytes {
-            lines.push(format!("overflow    {} in the directory", ByteSize(bytes)));
+            lines.push(format!("overflow    {} in the directory of --overflow", ByteSize(bytes)));
         }
         lines
     }

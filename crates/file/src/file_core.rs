@@ -291,7 +291,7 @@ impl<R: Rules> FileCore<R> {
                 taken => return taken,
             }
         }
-        let within = if is_to_be_far(old) { Where::NotOn(vec![OVERFLOW_NODE]) } else { Where::Anywhere };
+        let within = if must_be_far(old) { Where::NotOn(vec![OVERFLOW_NODE]) } else { Where::Anywhere };
         self.store.take_extent(self.start.wrapping_add(stripe), &within).await
     }
 
@@ -300,9 +300,9 @@ impl<R: Rules> FileCore<R> {
     }
 }
 
-/// Whether the contents of an old extent are to move from the overflow directory to far memory. From one
-/// place of the directory to another, only a late write is a reason to move.
-pub(crate) fn is_to_be_far(old: Option<&Extent>) -> bool {
+/// Whether the extent that replaces `old` must lie in far memory: `old` moves back from the overflow
+/// directory. An extent of the directory that moves because of a late write may get another place there.
+pub(crate) fn must_be_far(old: Option<&Extent>) -> bool {
     old.is_some_and(|old| old.region().is_overflow() && !old.is_in_doubt())
 }
 

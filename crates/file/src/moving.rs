@@ -13,7 +13,7 @@
 //! M5. Of the extents in regions that are being taken back, those whose loss would lose data move first: all
 //!     of a file without redundancy, and of each row all but one, or all if another member is already lost.
 //! M6. What lies in the overflow directory moves to far memory once there is room, in the same way (M1, M2),
-//!     if nothing has to leave or to be rebuilt.
+//!     when nothing has to leave and nothing is to be rebuilt.
 //! M7. Moving does not wait for other work of the thread: rebuilding and scrubbing may take hours, but a
 //!     region that is being taken back lasts only tens of seconds.
 
@@ -38,10 +38,11 @@ use crate::write::Locks;
 /// being taken back lasts tens of seconds.
 pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(250);
 
-/// How many extents in a row fail to move back before the rest waits for the next try: the disk may hang.
-const MAX_FAILURES: u32 = 4;
+/// After so many failures one after the other, moving back pauses: the disk may hang.
+const MAX_MOVE_BACK_FAILURES: u32 = 4;
 
-/// The thread that moves files out of regions that are being taken back. It ends when this is dropped.
+/// The thread that moves extents out of regions and back from the overflow directory, rebuilds and scrubs. It
+/// ends when this is dropped.
 pub(crate) struct Mover {
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
@@ -102,7 +103,9 @@ impl<R: Rules> StoreCore<R> {
             if self.volume.take_scrub_wanted() { self.scrub(core, &stopped).await } else { Ok(()) };
         if self.is_move_back_due() {
             let (moved, failure) = self.move_back(core, &stopped).await;
-            self.back.lock().ended(self.stock.now(), failure, moved > 0);
+            // Not an error of the mount: what cannot move back stays readable where it is. Failures of the
+            // disk are logged where they occur.
+            self.move_back_retry.lock().ended(self.stock.now(), failure, moved > 0);
         }
         moved.and(rebuilt).and(scrubbed)
     }
@@ -153,25 +156,28 @@ impl<R: Rules> StoreCore<R> {
     /// Whether extents in the overflow directory are to move to far memory now. After a failure, this waits
     /// for the end of a pause.
     fn is_move_back_due(&self) -> bool {
-        self.stock.is_to_move_back() && self.back.lock().is_due(self.stock.now())
+        self.stock.is_to_move_back() && self.move_back_retry.lock().is_due(self.stock.now())
     }
 
-    /// Moves extents from the overflow directory to far memory, as long as there is room and nothing more
-    /// urgent to do. What fails stays where it is, and is tried again; after some failures in a row, that is
-    /// true of the rest, too. Returns how many extents were moved, and the last failure.
+    /// Moves extents from the overflow directory to far memory, while there is room and nothing more urgent
+    /// to do. An extent that cannot be moved stays where it is until the next pass. A pass ends early if
+    /// there is no room, or after [`MAX_MOVE_BACK_FAILURES`]. Returns how many extents were moved, and the
+    /// last failure.
     async fn move_back(&self, core: &SessionCore, stopped: &impl Fn() -> bool) -> (u64, Option<FileError>) {
         let (mut moved, mut last_ns) = (0, core.endpoint().now_ns());
-        let (mut failure, mut failed) = (None, 0);
+        let (mut failure, mut failures_in_row) = (None, 0);
         for file in self.files().iter().filter_map(Weak::upgrade) {
             for stripe in file.stripes_in_overflow() {
                 if stopped() || self.is_rebuild_due() || !self.stock.is_to_move_back() {
                     return (moved, failure);
                 }
                 match file.move_extent(core, stripe).await {
-                    Ok(()) => (moved, failed) = (moved + 1, 0),
-                    Err(error) => (failure, failed) = (Some(error), failed + 1),
+                    Ok(()) => (moved, failures_in_row) = (moved + 1, 0),
+                    // This row has no node for the extent; other files may have one.
+                    Err(error @ FileError::TooFewNodes { .. }) => failure = Some(error),
+                    Err(error) => (failure, failures_in_row) = (Some(error), failures_in_row + 1),
                 }
-                if failure == Some(FileError::NoSpace) || failed == MAX_FAILURES {
+                if failure == Some(FileError::NoSpace) || failures_in_row == MAX_MOVE_BACK_FAILURES {
                     return (moved, failure);
                 }
                 self.in_between(core, &mut last_ns, stopped).await;
@@ -210,14 +216,14 @@ impl<R: Rules> FileCore<R> {
         }
     }
 
-    fn is_to_move_back(&self, extent: &Extent) -> bool {
+    fn can_move_back(&self, extent: &Extent) -> bool {
         extent.region().is_overflow() && self.store.stock.is_to_move_back()
     }
 
-    /// Moves one extent, if it has to be moved.
+    /// Moves one extent if it has to leave, if a late write may land on it, or if it can move back.
     pub(crate) async fn move_extent(&self, core: &SessionCore, stripe: u64) -> Result<(), FileError> {
-        let is_to_move = |extent: &Arc<Extent>| is_to_move(extent) || self.is_to_move_back(extent);
-        let Some(old) = self.map.read().extent(stripe).filter(is_to_move) else {
+        let may_move = |extent: &Arc<Extent>| is_to_move(extent) || self.can_move_back(extent);
+        let Some(old) = self.map.read().extent(stripe).filter(may_move) else {
             return Ok(());
         };
         if let Some(rows) = self.rows() {

@@ -473,9 +473,9 @@ impl<R: Rules> FileCore<R> {
         Ok(buffers)
     }
 
-    /// Stores new data of a row and its parity at once. If the parity is the only copy of another block,
-    /// stores it only after the data, and only in columns in which it then gives all that was not stored
-    /// (W2).
+    /// Stores new data of a row and its parity. Normally both at once. If the parity is the only copy of
+    /// another block (`is_degraded`), the data are stored first. Then each run of parity blocks is stored,
+    /// unless the parity could not reconstruct all that is missing in one of its columns (W2).
     async fn store_members(
         &self,
         core: &SessionCore,
@@ -493,8 +493,8 @@ impl<R: Rules> FileCore<R> {
         }
         let mut stores = join_all(data.into_iter().map(to_store)).await;
         let may_follow = |(_, first_block, buffer): &(u64, u64, ArenaBuf)| {
-            let mut columns = *first_block..first_block + (buffer.len() / BLOCK_BYTES) as u64;
-            columns.all(|block| {
+            let mut run = *first_block..first_block + (buffer.len() / BLOCK_BYTES) as u64;
+            run.all(|block| {
                 let column = Column::of(&stores, block);
                 let failed = column.data.iter().filter(|store| store.fate() != Fate::New).count();
                 failed + self.others_gone(row, &column, block) <= 1
@@ -520,7 +520,7 @@ impl<R: Rules> FileCore<R> {
             settle_new(row, held, &column, block);
             return Ok(());
         }
-        settle_failed(row, held, &column, block, others_gone > 0);
+        settle_failed(row, held, &column, block, others_gone);
         let failure = column.data.iter().find_map(|store| {
             let offset = store.stripe * EXTENT_BYTES + block * BLOCK;
             store.result.err().map(|error| FileError::from_access(error, offset))
@@ -581,21 +581,22 @@ fn settle_new<R: Rules>(row: &Row, held: &mut Held<'_, R>, column: &Column<'_>, 
     held.set(parity, block, next);
 }
 
-/// The column keeps the old words (W3), or what is indeterminate of it is lost (W4). `is_short`: a lost
-/// member has contents in the column, so the rest cannot give a second block.
+/// The column keeps the old words (W3), or what is indeterminate of it is lost (W4). `others_gone`: how many
+/// lost members have contents in the column. With one, the rest cannot reconstruct a second block.
 fn settle_failed<R: Rules>(
     row: &Row,
     held: &mut Held<'_, R>,
     column: &Column<'_>,
     block: u64,
-    is_short: bool,
+    others_gone: usize,
 ) {
     let parity = row.parity.0;
     let old_parity = held.word(parity, block).expect("its lock was taken");
     // Without a parity, a block whose outcome is indeterminate cannot be reconstructed, so it cannot keep its
-    // word. Nor can a block that was stored if another one is missing: its new word at least keeps its data.
+    // word. A block that was stored does not keep its old word if another one is missing: its old contents
+    // cannot be reconstructed, and its new word at least makes the new ones readable.
     let is_stored = column.data.iter().any(|store| store.fate() == Fate::New);
-    let keep = column.not_old() <= 1 && !old_parity.is_lost() && !(is_short && is_stored);
+    let keep = column.not_old() <= 1 && !old_parity.is_lost() && !(others_gone > 0 && is_stored);
     for store in &column.data {
         let word = held.word(store.stripe, block).expect("its lock was taken");
         let next = match store.fate() {

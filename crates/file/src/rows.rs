@@ -1,7 +1,7 @@
 //! The members of rows: which extents a row has now, and how it gets and loses them.
 //!
-//! R1. No two members of a row whose regions are still held lie on one node. (They may lie in the overflow
-//!     directory.)
+//! R1. No two members of a row whose regions are still held lie on one node. The overflow directory is not a
+//!     node: it may hold several.
 //! R2. A row with data has its parity extent. A row without data has none, except while its first member is
 //!     being taken and after that has failed.
 //! R3. The lock of the file's list protects R1 and R2.
@@ -12,7 +12,7 @@ use farpool_pool::{EXTENT_BYTES, Extent, OVERFLOW_NODE, Where};
 use farpool_wire::NodeId;
 
 use crate::error::FileError;
-use crate::file_core::{FileCore, is_to_be_far};
+use crate::file_core::{FileCore, must_be_far};
 use crate::map::Map;
 use crate::redundancy::{Rows, is_parity};
 use crate::rules::Rules;
@@ -112,7 +112,8 @@ impl<R: Rules> FileCore<R> {
         Err(FileError::Unavailable { offset: stripe * EXTENT_BYTES })
     }
 
-    /// A fresh extent for a member, on a node of its own.
+    /// A fresh extent for a member, on a node of its own or in the overflow directory. It replaces `old`, if
+    /// there is one: an extent that moves back gets one in far memory.
     pub(crate) async fn take_member(
         &self,
         rows: Rows,
@@ -131,14 +132,16 @@ impl<R: Rules> FileCore<R> {
         let place = self.start.wrapping_add(rows.place(stripe));
         // Avoid the node of a lost member while there is a choice: its other regions may be lost, too.
         let is_wider = present.len() < all.len();
-        // The overflow directory is not lost as a node is: it may hold several members.
+        // Several members may lie in the overflow directory (R1). It is left out if the member is to move
+        // back, and in the first of two tries: the node of a lost member, which the second try allows, is
+        // preferred.
         for nodes in [&mut all, &mut present] {
             nodes.retain(|node| *node != OVERFLOW_NODE);
         }
-        if is_to_be_far(old) {
+        if must_be_far(old) {
             present.push(OVERFLOW_NODE);
         }
-        if is_wider || is_to_be_far(old) {
+        if is_wider || must_be_far(old) {
             all.push(OVERFLOW_NODE);
         }
         match self.store.take_extent(place, &Where::NotOn(all)).await {

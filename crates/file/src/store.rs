@@ -51,7 +51,7 @@ pub struct StoreCore<R: Rules = Shipped> {
     files: Mutex<Vec<Weak<FileCore<R>>>>,
     pub(crate) volume: Volume,
     /// Says when extents that could not be moved back from the overflow directory are tried again.
-    pub(crate) back: Mutex<Retry>,
+    pub(crate) move_back_retry: Mutex<Retry>,
 }
 
 impl FileStore {
@@ -209,7 +209,7 @@ impl<R: Rules> StoreCore<R> {
             next_start,
             files,
             volume: Volume::default(),
-            back: Mutex::default(),
+            move_back_retry: Mutex::default(),
         })
     }
 

@@ -142,6 +142,7 @@ fn read(file: &FarFile, session: &Session, offset: u64, length: usize) -> Result
     file.read(session, offset, length).map(|bytes| bytes.to_vec())
 }
 
+#[track_caller]
 fn wait_until(mut condition: impl FnMut() -> bool) {
     let started = Instant::now();
     while !condition() {

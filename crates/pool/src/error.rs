@@ -89,14 +89,13 @@ pub enum OverflowError {
         /// The directory.
         dir: PathBuf,
         /// What the system said.
-        #[source]
         reason: io::Error,
     },
 }
 
 /// The pool, or this client's share of it, is used up; or it cannot grow since no broker answers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("no far memory left: add a node, raise --limit, or delete files")]
+#[error("no memory left: add a node, raise --limit or --overflow-limit, use --overflow, or delete files")]
 pub struct NoSpace;
 
 /// Why an extent could not be read or written.
@@ -127,9 +126,9 @@ pub enum AccessError {
     /// The node refused for a reason that no lease explains: a bug on one of the two sides.
     #[error("unexpected refusal: {0}")]
     Refused(OpError),
-    /// The overflow directory did not carry the transfer out, or not in time. What lies there is
-    /// indeterminate after a write.
-    #[error("a transfer to or from the overflow directory has failed")]
+    /// Try again later: the overflow directory's disk failed, or did not answer in time. After a write, the
+    /// contents there are indeterminate.
+    #[error("the overflow directory failed, or did not answer in time")]
     Storage,
     /// The session's staging arena has no room for the transfer.
     #[error("the session's staging arena is full")]

@@ -3,11 +3,12 @@
 //! O1. A region's storage is allocated before one of its extents is handed out: a full file system shows when
 //!     an extent is taken, and never when it is written.
 //! O2. Regions of the directory are never lost. A failed transfer concerns only the blocks that it names.
-//! O3. A write that is given up may still be carried out, and where a write fails, the disk may be bad. In
+//! O3. A write that was abandoned may still be carried out, and a write that failed may mean a bad disk. In
 //!     both cases the extent is in doubt, as after any write whose outcome is unknown: no other holder gets
 //!     it.
-//! O4. Far memory comes first: an extent is taken from the directory only if the pool has just given none
-//!     where it is wanted, and moves to far memory once there is room.
+//! O4. Far memory comes first. An extent is taken from the directory only if none is free where it is wanted
+//!     and the last request to the broker brought none. (That answer counts for half a second, or for ten
+//!     seconds if no broker has answered.) The extent moves to far memory once there is room.
 
 use std::fmt;
 use std::io;
@@ -47,8 +48,8 @@ pub trait OverflowRegion: Send + Sync + fmt::Debug {
     /// carried out. After an error the contents there are indeterminate.
     fn write<'a>(&'a self, offset: u64, data: &'a [u8]) -> LocalBoxFuture<'a, io::Result<()>>;
 
-    /// Says in the log, now and then, that a transfer has failed or was given up.
-    fn complain(&self, reason: &str);
+    /// Logs that a transfer has failed or took too long, at a limited rate.
+    fn log_failure(&self, reason: &str);
 }
 
 /// A giver of regions, and what makes leased regions of them.

@@ -44,7 +44,7 @@ pub struct PoolConfig {
 pub struct OverflowConfig {
     /// The directory.
     pub dir: PathBuf,
-    /// Most bytes to allocate there; `None`: as many as the file system has, but for a tenth of its size.
+    /// Most bytes to allocate there; `None`: no limit. In any case a tenth of the file system stays free.
     pub limit_bytes: Option<u64>,
 }
 
@@ -80,6 +80,9 @@ impl Pool {
     }
 
     /// Like [`connect`](Self::connect), with a directory for what the pool has no room for.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect), and [`PoolError::Overflow`] if the directory cannot be used.
     pub fn connect_with_overflow(config: PoolConfig, overflow: &OverflowConfig) -> Result<Pool, PoolError> {
         let directory = Directory::open(&overflow.dir, overflow.limit_bytes)?;
         let view = keeper::first_view(&config)?;

@@ -300,6 +300,7 @@ impl Space {
         })
     }
 
+    /// Like [`take`](Self::take), but only in far memory.
     pub(crate) fn take_far(
         &mut self,
         place: u64,

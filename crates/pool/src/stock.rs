@@ -29,8 +29,8 @@ use crate::space::{EXTENT_BYTES, Extent, Space, Where};
 /// milliseconds of writing fill; a request takes about as long.
 const LOW_WATER_EXTENTS: u64 = 128;
 
-/// How much longer than for the broker a task waits for the overflow directory, from which other tasks take
-/// extents at the same time.
+/// How much longer a task waits while the overflow directory still gives regions, but other tasks take their
+/// extents first. An allocation takes at most five seconds, so this allows for six.
 const OVERFLOW_PATIENCE: Millis = Millis(30_000);
 
 /// Sizes of the pool, for `statfs`.
@@ -80,7 +80,7 @@ pub struct Stock {
     losses: AtomicU64,
     /// What gives regions if the pool gives none.
     overflowing: Option<Overflowing>,
-    /// Until when the broker is not asked again, because it gave no regions; only if there is overflow.
+    /// Until when no regions are requested, because the last request brought none. Zero without overflow.
     no_far_until_ms: AtomicU64,
 }
 
@@ -262,7 +262,7 @@ impl Stock {
             match outcome {
                 GrowthOutcome::Grown | GrowthOutcome::Unreachable if self.now() < give_up_at => {}
                 GrowthOutcome::Full if self.now() < give_up_at && self.is_full_elsewhere(within) => {}
-                // The directory has given a region. If other tasks have taken all of it, it may give another.
+                // The directory still gives regions, even if other tasks have taken the last one whole.
                 _ if self.may_overflow(within) && self.now() < give_up_at.plus(OVERFLOW_PATIENCE) => {}
                 _ => return self.take_now(place, within).ok_or(NoSpace),
             }
@@ -331,7 +331,8 @@ impl Stock {
         self.regions_wanted() > 0
     }
 
-    /// How many regions to ask for next.
+    /// How many regions to ask for next. None for a while after a request brought none, if there is an
+    /// overflow directory: extents come from there meanwhile.
     pub fn regions_wanted(&self) -> u32 {
         // Relaxed: a time that guards no other memory.
         if self.now().0 < self.no_far_until_ms.load(Ordering::Relaxed) {
@@ -547,16 +548,15 @@ impl Stock {
 
     /// Removes regions that are no longer needed; the caller gives them back to their nodes.
     pub fn shrink(&self, linger: Duration) -> Vec<Arc<LeasedRegion>> {
-        let unused_overflow;
-        let idle = {
+        let (idle, unused_overflow) = {
             let mut space = self.space.lock();
             // A stock in use will need more extents; an unused one needs none.
             let keep_free = if space.is_unused() { 0 } else { 2 * LOW_WATER_EXTENTS };
             let (now, linger_ms) = (self.now().0, linger.as_millis() as u64);
-            unused_overflow = space.shrink_overflow(now, linger_ms);
-            space.shrink(now, linger_ms, keep_free)
+            let unused_overflow = space.shrink_overflow(now, linger_ms);
+            (space.shrink(now, linger_ms, keep_free), unused_overflow)
         };
-        drop(unused_overflow);
+        drop(unused_overflow); // outside the lock
         self.retire(&idle);
         idle
     }
@@ -608,20 +608,20 @@ impl Stock {
         let _always = self.pool_free_regions.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
     }
 
-    /// How large the pool is for this owner. The number of free regions is the broker's last answer.
+    /// How large the pool and the overflow directory are for this owner. The pool's number of free regions is
+    /// the broker's last answer.
     pub fn capacity(&self) -> Capacity {
-        let (held, free_extents, overflow_extents, overflow_used) = {
+        let (held, free, overflow_free, overflow_used) = {
             let space = self.space.lock();
-            let in_overflow = space.free_in_overflow() + space.used_in_overflow();
-            (space.regions().count() as u64, space.free(), in_overflow, space.used_in_overflow())
+            let held = space.regions().count() as u64;
+            (held, space.free(), space.free_in_overflow(), space.used_in_overflow())
         };
-        let more = self.lendable_regions() * self.region_bytes;
+        let lendable = self.lendable_regions() * self.region_bytes;
         let room = self.overflowing.as_ref().map_or(0, |overflowing| overflowing.giver.room_bytes());
-        let room = room / self.region_bytes * self.region_bytes + overflow_extents * EXTENT_BYTES;
-        Capacity {
-            total_bytes: held * self.region_bytes + more + room,
-            free_bytes: free_extents * EXTENT_BYTES + more + room - overflow_used * EXTENT_BYTES,
-        }
+        let allocatable = room - room % self.region_bytes; // whole regions only
+        let free_bytes = (free + overflow_free) * EXTENT_BYTES + lendable + allocatable;
+        let overflow_bytes = (overflow_free + overflow_used) * EXTENT_BYTES + allocatable;
+        Capacity { total_bytes: held * self.region_bytes + lendable + overflow_bytes, free_bytes }
     }
 
     /// Regions that the pool could still lend to this owner, by the broker's last answer.

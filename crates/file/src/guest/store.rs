@@ -133,6 +133,7 @@ impl GuestStore {
     /// The extent of a number, if its region may be used now.
     pub(super) fn extent(&self, number: u64) -> Option<Extent> {
         let (region, place) = (number / self.extents_per_region, number % self.extents_per_region);
+        // Zero: only the owner can read there (`publish_region`).
         let term = self.table.region(region).filter(|term| term.usable_until_ms > 0)?;
         let is_lease = |id: RegionId, epoch: Epoch| id.node.0 == term.node && epoch.0 == term.epoch;
         let is_it = |known: &&Arc<LeasedRegion>| is_lease(known.id, known.epoch) && !known.has_ended();

@@ -157,3 +157,16 @@ fn a_damaged_block_of_the_directory_is_not_returned_as_data() {
         .collect();
     assert_eq!(found.iter().filter(|is_error| **is_error).count(), 1);
 }
+
+#[test]
+fn direct_clients_learn_of_regions_in_far_memory_and_of_none_in_the_directory() {
+    let (rig, dir) = (Rig::new(1, 1), disk());
+    let (store, session) = overflowing(&rig, &dir, None);
+    let file = store.create();
+    write(&file, &session, 0, &pattern(2 * REGION_BYTES as usize, 3)).unwrap();
+    for stripe in 0..2 * REGION_BYTES / EXTENT_BYTES {
+        let extent = file.inner.extent_at(stripe * EXTENT_BYTES).unwrap();
+        let number = extent.number() / store.core().extents_per_region();
+        assert_eq!(store.core().region_of(number).is_some(), !extent.region().is_overflow(), "{stripe}");
+    }
+}

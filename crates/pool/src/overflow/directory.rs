@@ -31,12 +31,12 @@ const ALIGNMENT: usize = 4096;
 const ALLOCATE_WITHIN: Duration = Duration::from_secs(5);
 /// How long the room that was found last counts as current.
 const ROOM_COUNTS_FOR: Duration = Duration::from_secs(1);
-/// The share of the file system that stays free: databases may keep their data and logs there.
-const KEPT_FREE: u64 = 10;
+/// One part in so many of the file system stays free: databases may keep their data and logs there.
+const KEPT_FREE_DIVISOR: u64 = 10;
 /// File systems in memory, by their `f_type` (statfs(2)): tmpfs and ramfs.
 const IN_MEMORY: [u64; 2] = [0x0102_1994, 0x8584_58f6];
-/// File systems on which allocated storage can be written again and again: ext4 (as ext2 and ext3) and xfs.
-/// Those that write every change to a new place can be full then.
+/// File systems that write in place, by their `f_type`: ext4 (as ext2 and ext3) and xfs. On others (btrfs,
+/// ZFS), overwriting allocated storage may need new space, and so fail when the disk is full (O1).
 const IN_PLACE: [u64; 2] = [0xef53, 0x5846_5342];
 
 /// A directory that gives regions.
@@ -52,8 +52,10 @@ pub(crate) struct Directory {
     /// An allocation has not ended, perhaps because the file system hangs.
     allocating: Arc<AtomicBool>,
     room: Arc<Room>,
-    /// For the lines about allocations, and for those about transfers.
-    complaints: [Arc<Throttle>; 2],
+    /// Limits the log lines about allocations.
+    allocation_log: Throttle,
+    /// Limits the log lines about transfers, of all regions together.
+    transfer_log: Arc<Throttle>,
 }
 
 /// The room that was found last.
@@ -100,15 +102,26 @@ impl Directory {
         let bytes = AtomicU64::new(room(&free, limit_bytes, 0));
         let looked_at = Mutex::new(Some(Instant::now()));
         let room = Arc::new(Room { bytes, looked_at, looking: AtomicBool::new(false) });
-        let complaints = [(); 2].map(|()| Arc::new(Throttle::new()));
+        let (allocation_log, transfer_log) = (Throttle::new(), Arc::new(Throttle::new()));
         let (path, dir, allocating) = (path.to_owned(), Arc::new(dir), Arc::default());
-        Ok(Directory { workers, path, dir, limit_bytes, allocated, is_direct, allocating, room, complaints })
+        Ok(Directory {
+            workers,
+            path,
+            dir,
+            limit_bytes,
+            allocated,
+            is_direct,
+            allocating,
+            room,
+            allocation_log,
+            transfer_log,
+        })
     }
 }
 
 impl Directory {
     fn complain(&self, reason: &str) {
-        if let Some(left_out) = self.complaints[0].occurs(Instant::now()) {
+        if let Some(left_out) = self.allocation_log.occurs(Instant::now()) {
             tracing::warn!(dir = %self.path.display(), reason, left_out, "the overflow directory gives no more storage");
         }
     }
@@ -124,7 +137,7 @@ fn unnamed_file(dir: &File, is_direct: bool) -> rustix::io::Result<File> {
 /// Bytes that may still be allocated.
 fn room(file_system: &StatVfs, limit_bytes: Option<u64>, allocated: u64) -> u64 {
     let of_blocks = |blocks: u64| blocks.saturating_mul(file_system.f_frsize);
-    let spare = of_blocks(file_system.f_blocks) / KEPT_FREE;
+    let spare = of_blocks(file_system.f_blocks) / KEPT_FREE_DIVISOR;
     let in_file_system = of_blocks(file_system.f_bavail).saturating_sub(spare);
     limit_bytes.map_or(in_file_system, |limit| in_file_system.min(limit.saturating_sub(allocated)))
 }
@@ -167,8 +180,8 @@ impl Overflow for Directory {
             self.allocated.fetch_add(bytes, Ordering::Relaxed);
             self.room.shrinks(bytes);
             let (workers, allocated) = (self.workers.clone(), self.allocated.clone());
-            let (file, complaints) = (Some(Arc::new(file)), self.complaints[1].clone());
-            Some(Arc::new(RegionFile { file, bytes, workers, allocated, complaints }) as _)
+            let (file, log) = (Some(Arc::new(file)), self.transfer_log.clone());
+            Some(Arc::new(RegionFile { file, bytes, workers, allocated, log }) as _)
         }
         .boxed()
     }
@@ -200,7 +213,7 @@ struct RegionFile {
     bytes: u64,
     workers: Arc<Workers>,
     allocated: Arc<AtomicU64>,
-    complaints: Arc<Throttle>,
+    log: Arc<Throttle>,
 }
 
 impl std::fmt::Debug for RegionFile {
@@ -227,8 +240,8 @@ impl Drop for RegionFile {
 }
 
 impl OverflowRegion for RegionFile {
-    fn complain(&self, reason: &str) {
-        if let Some(left_out) = self.complaints.occurs(Instant::now()) {
+    fn log_failure(&self, reason: &str) {
+        if let Some(left_out) = self.log.occurs(Instant::now()) {
             tracing::error!(reason, left_out, "a transfer to or from the overflow directory has failed");
         }
     }
@@ -265,6 +278,8 @@ struct Workers {
     spare: Arc<Mutex<Vec<Vec<u8>>>>,
 }
 
+/// Jobs in order of arrival. There are at most [`TRANSFERS`] transfers, one allocation, one look at the room,
+/// and one release for each region.
 #[derive(Default)]
 struct Queue {
     jobs: Mutex<Jobs>,
@@ -279,13 +294,14 @@ struct Jobs {
 
 impl Workers {
     fn start() -> io::Result<Arc<Workers>> {
-        let queue = Arc::new(Queue::default());
+        let places = Arc::new(Semaphore::new(TRANSFERS));
+        // Made first: dropping it ends the threads that have started if another one cannot.
+        let workers = Arc::new(Workers { queue: Arc::default(), places, spare: Arc::default() });
         for _ in 0..THREADS {
-            let queue = queue.clone();
+            let queue = workers.queue.clone();
             std::thread::Builder::new().name("overflow".into()).spawn(move || queue.work())?;
         }
-        let places = Arc::new(Semaphore::new(TRANSFERS));
-        Ok(Arc::new(Workers { queue, places, spare: Arc::default() }))
+        Ok(workers)
     }
 
     fn post(&self, job: impl FnOnce() + Send + 'static) {

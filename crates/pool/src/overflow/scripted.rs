@@ -83,7 +83,7 @@ impl OverflowRegion for InMemory {
         self.transfer(move || to.copy_from_slice(&self.memory.lock()[from]))
     }
 
-    fn complain(&self, _: &str) {}
+    fn log_failure(&self, _: &str) {}
 
     fn write<'a>(&'a self, offset: u64, data: &'a [u8]) -> LocalBoxFuture<'a, io::Result<()>> {
         let at = offset as usize..offset as usize + data.len();

@@ -58,7 +58,7 @@ impl SessionCore {
             Some(Err(error)) => error.to_string(),
             None => format!("no answer within {} s", TRANSFER_WITHIN.as_secs()),
         };
-        storage.complain(&reason);
+        storage.log_failure(&reason);
         (buffer, Err(Failure::Error(AccessError::Storage)))
     }
 }

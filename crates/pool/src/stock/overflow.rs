@@ -37,23 +37,26 @@ impl Stock {
         self.space.lock().free_in_overflow() > 0
     }
 
-    /// Call it after each attempt to get far memory, with its outcome. If it brought none, the overflow
-    /// directory has to give a region, unless enough extents are free there or nobody wants one.
+    /// To be called after each attempt to lease regions, with its outcome. If the attempt brought none, no
+    /// more are requested for a while, and the overflow directory is asked for a region, unless enough
+    /// extents are free there or nobody wants one.
     pub async fn overflow_after(&self, outcome: GrowthOutcome) {
         let Some(overflowing) = &self.overflowing else { return };
-        let pause = match outcome {
+        let counts_for = match outcome {
             GrowthOutcome::Grown => return,
             GrowthOutcome::Full => FULL_FOR,
             GrowthOutcome::Unreachable => UNREACHABLE_FOR,
         };
         let was_limited = self.with_holder(|holder| holder.was_limited());
         if self.regions_wanted() > 0 && !was_limited {
-            self.no_far_until_ms.store(self.now().plus(pause).0, Ordering::Relaxed);
+            self.no_far_until_ms.store(self.now().plus(counts_for).0, Ordering::Relaxed);
         }
         let (free, used) = {
             let space = self.space.lock();
             (space.free_in_overflow(), space.used_in_overflow())
         };
+        // While the directory is in use, the next region is allocated before a task has to wait for it. Not
+        // if the request left nodes out: far memory may be free on those.
         let is_wanted = overflowing.wanted.swap(false, Ordering::Relaxed) || used > 0 && !was_limited;
         if free >= LOW_WATER_EXTENTS.min(self.region_bytes / EXTENT_BYTES) {
             overflowing.is_full.store(false, Ordering::Relaxed);
@@ -66,7 +69,9 @@ impl Stock {
         }
     }
 
-    /// Whether extents in the overflow directory can move to far memory: two regions or more are free there.
+    /// Whether extents of the overflow directory should move to far memory: some are in use, and at least two
+    /// regions of far memory are free or could be leased, by the broker's last answer. (With only one, new
+    /// writes and extents that move back would compete for it.)
     pub fn is_to_move_back(&self) -> bool {
         let (used, free) = {
             let space = self.space.lock();

@@ -22,7 +22,8 @@ const TRANSFER_US: std::ops::Range<u64> = 100..30_000;
 const LANDING_PERMILLE: u32 = 300;
 
 thread_local! {
-    /// The world of this thread's run, in which transfers take their time, and the owner's machine.
+    /// The world of this thread's run, in which transfers take their time, and the owner's machine. It is not
+    /// a field of `Disk`, which must be `Send`, as a world is not.
     static HERE: RefCell<Option<(World, HostId)>> = const { RefCell::new(None) };
 }
 
@@ -153,7 +154,7 @@ impl OverflowRegion for Region {
         .boxed_local()
     }
 
-    fn complain(&self, _: &str) {}
+    fn log_failure(&self, _: &str) {}
 
     fn write<'a>(&'a self, offset: u64, data: &'a [u8]) -> LocalBoxFuture<'a, io::Result<()>> {
         async move {

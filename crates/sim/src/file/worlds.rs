@@ -51,7 +51,7 @@ pub(super) fn disk(seed: u64, mutation: Option<&'static str>, is_calm: bool) -> 
     has_disk.then(|| DiskKind { regions: is_small.then(|| random.below(4)), hang_permille })
 }
 
-/// Whether a mutation matters only in worlds with an overflow directory.
+/// Whether a mutation is one of the overflow directory itself. Its worlds have no other faults.
 pub(super) fn is_about_disks(mutation: Option<&'static str>) -> bool {
     matches!(mutation, Some(OVERFLOW_UNRESERVED | OVERFLOW_UNWRITTEN))
 }
