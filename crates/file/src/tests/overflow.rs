@@ -1,8 +1,9 @@
 //! Files of which a part lies in a directory, because the pool has no room for it.
 
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 
-use farpool_pool::OverflowConfig;
+use farpool_pool::{Extent, OverflowConfig};
 
 use super::*;
 
@@ -85,8 +86,14 @@ fn regions_that_are_taken_back_from_a_full_pool_move_into_the_directory() {
     let bytes = 8 * REGION_BYTES as usize;
     let file = store.create();
     write(&file, &session, 0, &pattern(bytes, 3)).unwrap();
-    rig.take_back(&store, 4, Duration::from_secs(20));
-    wait_until(|| !store.pool.stock().is_to_leave() && overflow_bytes(&store) >= 4 * REGION_BYTES);
+    let stripes = 0..bytes as u64 / EXTENT_BYTES;
+    let extents = || stripes.clone().map(|stripe| file.inner.extent_at(stripe * EXTENT_BYTES).unwrap());
+    let before: Vec<_> = extents().collect();
+    let is_leaving = |extent: &Arc<Extent>| extent.region().is_leaving();
+    rig.take_back(&store, 4, Duration::from_secs(600));
+    wait_until(|| before.iter().filter(|extent| is_leaving(extent)).count() == 16);
+    // Once the regions are given back, the pool has room again, and extents move back to it.
+    wait_until(|| !extents().any(|extent| is_leaving(&extent)));
     assert!(read(&file, &session, 0, bytes).unwrap() == pattern(bytes, 3));
 }
 
