@@ -306,25 +306,14 @@ impl<'a> Wait<'a> {
 
 #[cfg(test)]
 mod tests {
-    use std::cell::Cell;
     use std::rc::Rc;
 
-    use farpool_fabric::{Clock, EndpointConfig, Negotiated, Peer, TransportChoice, block_on};
+    use farpool_fabric::{EndpointConfig, Negotiated, Peer, TransportChoice, block_on};
     use farpool_pool::{LeasedRegion, NodeState};
     use farpool_wire::{AccessKey, Epoch, NodeId, RegionId, SessionId};
 
     use super::*;
-
-    /// Advances by a second at each reading.
-    #[derive(Default)]
-    struct Hasty(Cell<u64>);
-
-    impl Clock for Hasty {
-        fn now_ns(&self) -> u64 {
-            self.0.set(self.0.get() + 1_000_000_000);
-            self.0.get()
-        }
-    }
+    use crate::tests::Hasty;
 
     fn endpoint() -> Endpoint {
         let deadline = Duration::from_secs(1);

@@ -189,16 +189,17 @@ impl<R: Rules> StoreCore<R> {
 
 impl<R: Rules> FileCore<R> {
     fn stripes_in_overflow(&self) -> Vec<u64> {
-        let map = self.map.read();
-        let lies_there =
-            |stripe: &u64| map.extent(*stripe).is_some_and(|extent| extent.region().is_overflow());
-        map.stripes(0, u64::MAX).into_iter().filter(lies_there).collect()
+        self.stripes_where(|extent| extent.region().is_overflow())
     }
 
     fn stripes_to_move(&self) -> Vec<u64> {
+        self.stripes_where(is_to_move)
+    }
+
+    fn stripes_where(&self, is_it: impl Fn(&Arc<Extent>) -> bool) -> Vec<u64> {
         let map = self.map.read();
-        let to_move = |stripe: &u64| map.extent(*stripe).is_some_and(|extent| is_to_move(&extent));
-        map.stripes(0, u64::MAX).into_iter().filter(to_move).collect()
+        let is_wanted = |stripe: &u64| map.extent(*stripe).is_some_and(|extent| is_it(&extent));
+        map.stripes(0, u64::MAX).into_iter().filter(is_wanted).collect()
     }
 
     /// Extents in regions that are being taken back whose loss would lose data (M5).

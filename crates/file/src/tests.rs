@@ -1,5 +1,6 @@
 //! Files over a real broker and real nodes in this process.
 
+use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::mpsc;
@@ -7,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use farpool_broker::BrokerConfig;
 use farpool_control::dial;
-use farpool_fabric::{OpError, TransportChoice};
+use farpool_fabric::{Clock, OpError, TransportChoice};
 use farpool_lease::Millis;
 use farpool_node::NodeConfig;
 use farpool_pool::{EXTENT_BYTES, Pool, PoolConfig};
@@ -127,6 +128,17 @@ impl Rig {
         let store = FileStore::new(self.pool(transport)).unwrap();
         let session = store.session();
         (store, session)
+    }
+}
+
+/// A clock that advances by a second at each reading.
+#[derive(Default)]
+pub(crate) struct Hasty(Cell<u64>);
+
+impl Clock for Hasty {
+    fn now_ns(&self) -> u64 {
+        self.0.set(self.0.get() + 1_000_000_000);
+        self.0.get()
     }
 }
 

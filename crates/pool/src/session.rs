@@ -146,7 +146,20 @@ struct Tries {
     until: Millis,
 }
 
-/// A transfer. If it ends or is dropped while a write of it may still land, the extent is in doubt.
+/// Puts an extent in doubt if it is dropped while a write to the extent may still land.
+struct Landing<'a> {
+    extent: &'a Extent,
+    may_land: bool,
+}
+
+impl Drop for Landing<'_> {
+    fn drop(&mut self) {
+        if self.may_land {
+            self.extent.doubt();
+        }
+    }
+}
+
 struct Transfer<'a> {
     direction: Direction,
     extent: &'a Extent,
@@ -156,15 +169,7 @@ struct Transfer<'a> {
     tries: Tries,
     /// It is a write, and an earlier try of it may have taken effect.
     in_doubt: bool,
-    may_land: bool,
-}
-
-impl Drop for Transfer<'_> {
-    fn drop(&mut self) {
-        if self.may_land {
-            self.extent.doubt();
-        }
-    }
+    landing: Landing<'a>,
 }
 
 /// What to do after an operation failed.
@@ -270,8 +275,9 @@ impl SessionCore {
         }
         let may_borrow = way == Way::OwnOrSiblings && self.siblings.is_some();
         let tries = Tries { made: 0, until: self.leases.now().plus(self.retries.try_within) };
+        let landing = Landing { extent, may_land: false };
         let mut transfer =
-            Transfer { direction, extent, offset, may_borrow, tries, in_doubt: false, may_land: false };
+            Transfer { direction, extent, offset, may_borrow, tries, in_doubt: false, landing };
         loop {
             if let Err(error) = extent.region().check(self.leases.now().0) {
                 return (buffer, Err(Failure::Error(error)));
@@ -280,7 +286,7 @@ impl SessionCore {
             buffer = returned;
             let next = match tried {
                 Ok(()) => {
-                    transfer.may_land = false;
+                    transfer.landing.may_land = false;
                     return (buffer, Ok(()));
                 }
                 Err(next) => next,
@@ -310,7 +316,7 @@ impl SessionCore {
         let transferring = match direction {
             Direction::Read => queue.queue.read(at, epoch, buffer),
             Direction::Write => {
-                transfer.may_land = true;
+                transfer.landing.may_land = true;
                 queue.queue.write(at, epoch, buffer)
             }
         };
@@ -318,7 +324,7 @@ impl SessionCore {
         let Err(error) = result else { return (buffer, Ok(())) };
         // A read changes nothing, so it is never in doubt.
         transfer.in_doubt |= direction == Direction::Write && matches!(error, OpError::Unknown { .. });
-        transfer.may_land = transfer.in_doubt;
+        transfer.landing.may_land = transfer.in_doubt;
         (buffer, Err(self.after(error, &queue, region)))
     }
 
@@ -328,7 +334,7 @@ impl SessionCore {
         let error = match next {
             Next::Fail(error) => error,
             Next::Borrow => {
-                transfer.may_land = false; // S5
+                transfer.landing.may_land = false; // S5
                 let in_doubt = transfer.in_doubt;
                 return if transfer.may_borrow { Ok(()) } else { Err(Failure::NoPlace { in_doubt }) };
             }

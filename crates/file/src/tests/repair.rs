@@ -1,11 +1,10 @@
 //! Rebuilds, repairs and scrubs of single members and blocks, without the thread that does them in a mount.
 
-use std::cell::Cell;
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use farpool_fabric::{Clock, Endpoint, EndpointConfig, Negotiated, block_on};
+use farpool_fabric::{Endpoint, EndpointConfig, Negotiated, block_on};
 use farpool_pool::{Extent, LeaseKeeper, NodeState, SessionCore, Sign};
 use farpool_wire::{BlockWord, SessionId};
 use futures_util::poll;
@@ -86,17 +85,6 @@ impl Rowed {
 
     fn is_readable(&self, bytes: usize) -> bool {
         self.bare.read(&self.file, 0, bytes).is_ok_and(|found| found == pattern(bytes, 3))
-    }
-}
-
-/// A clock that advances by a second at each reading.
-#[derive(Default)]
-struct Hasty(Cell<u64>);
-
-impl Clock for Hasty {
-    fn now_ns(&self) -> u64 {
-        self.0.set(self.0.get() + 1_000_000_000);
-        self.0.get()
     }
 }
 

@@ -117,9 +117,7 @@ impl Directory {
             transfer_log,
         })
     }
-}
 
-impl Directory {
     fn complain(&self, reason: &str) {
         if let Some(left_out) = self.allocation_log.occurs(Instant::now()) {
             tracing::warn!(dir = %self.path.display(), reason, left_out, "the overflow directory gives no more storage");

@@ -6,28 +6,13 @@ use std::time::Duration;
 use farpool_fabric::ArenaBuf;
 use futures_util::future::{Either, select};
 
-use super::{Direction, Failure, SessionCore};
+use super::{Direction, Failure, Landing, SessionCore};
 use crate::error::AccessError;
 use crate::overflow::OverflowRegion;
 use crate::space::Extent;
 
 /// How long a transfer may take: longer than a busy disk needs.
 const TRANSFER_WITHIN: Duration = Duration::from_secs(10);
-
-/// A write in progress. If it is given up, it may still be carried out, so the extent is in doubt. If it
-/// fails, the place may be bad: the doubt keeps others from getting it.
-struct Landing<'a> {
-    extent: &'a Extent,
-    may_land: bool,
-}
-
-impl Drop for Landing<'_> {
-    fn drop(&mut self) {
-        if self.may_land {
-            self.extent.doubt();
-        }
-    }
-}
 
 impl SessionCore {
     pub(super) async fn transfer_overflow(
@@ -39,6 +24,7 @@ impl SessionCore {
         mut buffer: ArenaBuf,
     ) -> (ArenaBuf, Result<(), Failure>) {
         let at = extent.address(offset).offset;
+        // If the write is given up, it may still be carried out; if it fails, the place may be bad (O3).
         let mut landing = Landing { extent, may_land: direction == Direction::Write };
         let moved = {
             let transfer = match direction {

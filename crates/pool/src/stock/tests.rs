@@ -66,8 +66,8 @@ impl Rig {
         Rig { clock, stock }
     }
 
-    /// An attempt to grow, with this outcome of the request to the broker. Returns whether the directory has
-    /// extents for whoever takes any.
+    /// An attempt to grow, with this outcome of the request to the broker. Returns whether a task that
+    /// accepts an extent anywhere may get one in the directory.
     fn attempts(&self, of_broker: GrowthOutcome) -> bool {
         self.stock.want_overflow(&Where::Anywhere);
         self.stock.overflow_after(of_broker).now_or_never().expect("the giver answers at once");
