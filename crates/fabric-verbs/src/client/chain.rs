@@ -72,8 +72,9 @@ impl Chain {
         let count = self.requests.len();
         let (first, pieces) = (self.requests.as_mut_ptr(), self.pieces.as_mut_ptr());
         for place in 0..count {
-            // SAFETY: in bounds: both vectors have `count` elements. They are not changed until the chain has
-            // been used.
+            // SAFETY: in bounds: `place` is less than `count`, the length of both vectors. Exclusive: `self`
+            // is borrowed mutably, and the reference ends with this iteration. Alive: the vectors are not
+            // changed until the chain has been used.
             let (request, next) = unsafe {
                 let request = &mut *first.add(place);
                 request.sg_list = pieces.add(place).cast();

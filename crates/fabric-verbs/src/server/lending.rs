@@ -81,7 +81,7 @@ impl Lending {
 
 fn register(domain: &Arc<Domain>, mapping: &Mapping, access: i32) -> Result<Registration, VerbsError> {
     // SAFETY: the mapping is alive, and no Rust reference into region memory exists anywhere. The
-    // registration pins the pages. So if it outlives the mapping, the card reaches these pages, and never
-    // pages that belong to something else.
+    // registration pins the pages. So even if the registration outlives the mapping, the card reaches these
+    // pages only, and never pages that belong to something else.
     unsafe { Registration::new(domain, mapping.base(), mapping.len() as usize, access) }
 }

@@ -1,11 +1,11 @@
 //! Shared memory: a client's own processor copies, part by part, and may stop anywhere in between.
 //!
 //! C1. Operations are carried out one after the other, in the order posted.
-//! C2. A store cannot be refused. The grant's word is checked before the first part and after the last. If it
-//!     has changed before the first, the operation is refused; if in between, the outcome is *unknown*.
-//!     Either way the memory is unmapped.
-//! C3. A copy goes on in the memory in which it began, even if its link attaches the region anew meanwhile.
-//! C4. A paused process copies nothing until it runs again, and then goes on in the middle.
+//! C2. The node cannot stop a copy. So the client checks the grant's word before the first part and after the
+//!     last. If the word has changed before the first part, the operation is refused; if it has changed in
+//!     between, the outcome is *unknown*. Either way the client unmaps the memory.
+//! C3. A copy continues in the memory in which it began, even if its link attaches the region again.
+//! C4. A paused process copies nothing until it runs again, and then continues where it stopped.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;

@@ -1,7 +1,8 @@
 //! One directory: entries by name for look-ups, and by cookie for `readdir`.
 //!
-//! A cookie counts insertions. So a listing that continues from a cookie finds every entry that existed all
-//! the time exactly once, in directories of any size, without a copy for each open directory.
+//! An entry's cookie is the number of its insertion. So a listing that continues from a cookie returns every
+//! entry that existed during the whole listing exactly once, in directories of any size, without a copy for
+//! each open directory.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsStr;

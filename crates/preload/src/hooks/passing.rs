@@ -1,5 +1,5 @@
-//! Calls that map a file, copy from it within the kernel, or pass descriptors to other processes. They first
-//! give up acceleration.
+//! Calls that map a file, copy from it within the kernel, or pass descriptors to other processes. Each call
+//! first gives up acceleration of the descriptor: from then on, operations on it go to the kernel.
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -28,8 +28,8 @@ macro_rules! mmap {
 }
 mmap!(mmap, mmap64);
 
-/// Gives up acceleration of the source: the kernel copies only up to the source's size as it knows it, and
-/// does not ask for that size.
+/// Gives up acceleration of the source first. The kernel copies only up to the size of the source that it has
+/// cached, and does not ask the mount for the present size.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn copy_file_range(
     from: c_int,
