@@ -14,7 +14,7 @@ use crate::far_memory::Transport;
 use crate::machine;
 use crate::paper::Spot;
 use crate::paper::hash_sort::{self, HashSortOptions, MOUNT_ALONE_ROUNDS};
-use crate::paper::stage::{NODES, memory_limit_mib, node_mib};
+use crate::paper::stage::{HELD_MIB_PER_SCALE, NODES, memory_limit_mib};
 use crate::progress::Progress;
 use crate::query::HashSort;
 use crate::stop::StopFlag;
@@ -28,8 +28,6 @@ pub const DEFAULT_WORK_DIR: &str = "/var/tmp";
 const SCALE_MAX: f64 = 100.0;
 /// What a node needs beside the memory that it lends, with a share of what a mount needs.
 const POOL_SURPLUS_MIB: u64 = 64;
-/// Size of temporary files on tmpfs at scale factor 1.
-const TMPFS_MIB_PER_SCALE: f64 = 1700.0;
 /// Memory that must remain for the rest of the machine.
 const MACHINE_RESERVE_MIB: u64 = 512;
 /// Tables, temporary files, log and the volume's image at scale factor 1.
@@ -74,11 +72,10 @@ impl DemoOptions {
             bail!("there must be at least one round: give --rounds 1 or more");
         }
         machine::require_disk(&self.work_dir, DISK_MIN_MIB + self.mib(DISK_MIB_PER_SCALE))?;
-        let pools = self.spots().iter().filter(|spot| spot.is_far()).count() as u64;
-        let needed = pools * u64::from(NODES) * (node_mib(self.scale) + POOL_SURPLUS_MIB)
-            + self.mib(TMPFS_MIB_PER_SCALE)
-            + memory_limit_mib(self.scale)
-            + MACHINE_RESERVE_MIB;
+        let of_pool = |spot: Spot| u64::from(NODES) * (spot.node_mib(self.scale) + POOL_SURPLUS_MIB);
+        let pools: u64 = self.spots().into_iter().filter(|spot| spot.is_far()).map(of_pool).sum();
+        let needed =
+            pools + self.mib(HELD_MIB_PER_SCALE) + memory_limit_mib(self.scale) + MACHINE_RESERVE_MIB;
         let available = machine::available_memory_mib()?;
         if available < needed {
             bail!(
@@ -97,7 +94,7 @@ impl DemoOptions {
     fn spots(&self) -> Vec<Spot> {
         let is_wanted = |spot: &Spot| match self.transport {
             Some(Transport::Shm) => *spot != Spot::FarTcp,
-            Some(Transport::Tcp) => !matches!(spot, Spot::InterposedShm | Spot::FarShm),
+            Some(Transport::Tcp) => *spot != Spot::FarShm && !spot.is_interposed(),
             None => true,
         };
         Spot::ALL.into_iter().filter(is_wanted).collect()

@@ -21,6 +21,11 @@ use crate::stop::StopFlag;
 const UP_DEADLINE: Duration = Duration::from_secs(120);
 const MOUNT_DEADLINE: Duration = Duration::from_secs(30);
 const UNMOUNT_DEADLINE: Duration = Duration::from_secs(10);
+/// The usual region size of a pool.
+pub const REGION_MIB: u64 = 64;
+/// More than a mount's state has.
+const MAX_STATE_BYTES: usize = 64 << 10;
+
 /// The mount's transport: `shm` and `tcp` are those that work on a single machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -49,6 +54,10 @@ pub struct PoolOptions<'a> {
     pub nodes: u32,
     /// Memory that each node lends.
     pub memory_per_node_mib: u64,
+    /// Size of a region: a power of two.
+    pub region_mib: u64,
+    /// The mount's overflow directory, if it has one.
+    pub overflow: Option<&'a Path>,
     /// The mount's transport.
     pub transport: Transport,
     /// Whether users other than ours may access the mount.
@@ -100,6 +109,7 @@ pub struct FarMemory {
     mount: Child,
     up: Child,
     mount_point: PathBuf,
+    operator_args: Vec<OsString>,
 }
 
 impl FarMemory {
@@ -111,8 +121,11 @@ impl FarMemory {
         let address = options.run_dir.join("broker.addr");
         let broker = fs::read_to_string(&address)
             .with_context(|| format!("farpool up was ready but left no {}", address.display()))?;
-        let mount = start_mount(options, broker.trim())?;
-        let mut far = Self { mount, up, mount_point: options.mount_point.into() };
+        let tls = options.run_dir.join("tls");
+        let operator_args =
+            vec!["--broker".into(), broker.trim().into(), "--tls-dir".into(), tls.into_os_string()];
+        let mount = start_mount(options, &operator_args)?;
+        let mut far = Self { mount, up, mount_point: options.mount_point.into(), operator_args };
         far.mount.wait_until(MOUNT_DEADLINE, is_ready)?;
         if !is_mount_point(&far.mount_point) {
             bail!("farpool mount printed `ready`, but nothing is mounted on {}", far.mount_point.display());
@@ -123,6 +136,19 @@ impl FarMemory {
     /// Where it is mounted.
     pub fn mount_point(&self) -> &Path {
         &self.mount_point
+    }
+
+    /// Arguments with which operators' commands reach the pool.
+    pub fn operator_args(&self) -> Vec<OsString> {
+        self.operator_args.clone()
+    }
+
+    /// The state of the mount, as `farpool volume status --json` prints it.
+    pub fn volume(&self) -> Result<serde_json::Value> {
+        let mut state = vec![0; MAX_STATE_BYTES];
+        let bytes = rustix::fs::getxattr(&self.mount_point, "user.farpool.volume", &mut state[..])
+            .with_context(|| format!("{} does not tell its state", self.mount_point.display()))?;
+        Ok(serde_json::from_slice(&state[..bytes])?)
     }
 
     /// Process id of `farpool up`, the parent of the nodes.
@@ -190,6 +216,8 @@ fn start_up(options: &PoolOptions<'_>) -> Result<Child> {
         options.nodes.to_string().into(),
         "--memory".into(),
         format!("{}MiB", options.memory_per_node_mib).into(),
+        "--region-size".into(),
+        format!("{}MiB", options.region_mib).into(),
         // Any free port: a pool that already runs on this machine may have the usual one.
         "--listen".into(),
         "127.0.0.1:0".into(),
@@ -200,17 +228,13 @@ fn start_up(options: &PoolOptions<'_>) -> Result<Child> {
     Child::logged(&launch, &options.log_dir.join("up.log"))
 }
 
-fn start_mount(options: &PoolOptions<'_>, broker: &str) -> Result<Child> {
-    let mut args = vec![
-        "mount".into(),
-        options.mount_point.into(),
-        "--broker".into(),
-        broker.into(),
-        "--tls-dir".into(),
-        options.run_dir.join("tls").into(),
-        "--transport".into(),
-        options.transport.to_string().into(),
-    ];
+fn start_mount(options: &PoolOptions<'_>, operator_args: &[OsString]) -> Result<Child> {
+    let mut args = vec!["mount".into(), options.mount_point.into()];
+    args.extend_from_slice(operator_args);
+    args.extend(["--transport".into(), options.transport.to_string().into()]);
+    if let Some(dir) = options.overflow {
+        args.extend(["--overflow".into(), dir.into()]);
+    }
     if options.allow_other {
         args.push("--allow-other".into());
     }
@@ -244,6 +268,8 @@ mod tests {
             log_dir: dir.path(),
             nodes: 2,
             memory_per_node_mib: 256,
+            region_mib: REGION_MIB,
+            overflow: None,
             transport: Transport::Shm,
             allow_other: false,
             guests: Guests::None,

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use tempfile::TempDir;
 
-use crate::far_memory::{FarMemory, Guests, PoolOptions, Transport, interposer};
+use crate::far_memory::{FarMemory, Guests, PoolOptions, REGION_MIB, Transport, interposer};
 use crate::machine;
 use crate::meanwhile::looking_meanwhile;
 use crate::postgres::Server;
@@ -109,6 +109,8 @@ impl Ground {
             log_dir: &log_dir,
             nodes: NODES,
             memory_per_node_mib: options.memory_per_node_mib,
+            region_mib: REGION_MIB,
+            overflow: None,
             transport: options.transport,
             allow_other: Server::is_other_user(),
             guests: match (options.access, Server::user()?) {

@@ -73,6 +73,8 @@ impl Setting {
             spot if spot == self.far() => "far",
             Spot::FarShm => "far-shm",
             Spot::FarTcp => "far-tcp",
+            Spot::HalfRoom => "half-room",
+            Spot::HalfTaken => "half-taken-back",
             Spot::Disk => "disk",
             Spot::Throttled => "throttled",
         };
@@ -160,6 +162,9 @@ impl DemoReport {
                  with files on tmpfs, which are charged to it."
             );
         }
+        if measured.runs.iter().any(|timed| timed.overflowed.is_some()) {
+            text += "What far memory had no room for lay in a directory on the local disk (--overflow).\n";
+        }
         if self.throttled_s.is_some() {
             text += "The throttled volume stands in for a small cloud volume.\n";
         }
@@ -177,6 +182,8 @@ fn name(spot: Spot) -> String {
         Spot::InterposedShm => format!("far memory, {NODES} nodes, farpool run"),
         Spot::FarShm => format!("far memory, {NODES} nodes, by the kernel"),
         Spot::FarTcp => "far memory by the kernel, over TCP".into(),
+        Spot::HalfRoom => "farpool run, room for half of the files".into(),
+        Spot::HalfTaken => "farpool run, half of the memory taken back".into(),
         Spot::Disk => "local disk".into(),
         Spot::Throttled => format!("throttled volume ({IOPS} IOPS, {} MiB/s)", BYTES_PER_S >> 20),
     }
@@ -249,6 +256,7 @@ mod tests {
                 temp_file_bytes: 1,
             },
             samples: Vec::new(),
+            overflowed: None,
         };
         HashSortReport {
             runs: runs.iter().map(timed).collect(),

@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use anyhow::{Result, bail};
 
+use super::half::Overflowed;
 use super::stage::{Spot, Stage, StageOptions};
 use super::watch::{Sample, Watch};
 use crate::progress::Progress;
@@ -49,6 +50,8 @@ pub struct Timed {
     pub run: Run,
     /// What its process read and wrote meanwhile.
     pub samples: Vec<Sample>,
+    /// How far memory and the overflow directory shared its files, if far memory had too little room.
+    pub overflowed: Option<Overflowed>,
 }
 
 impl Timed {
@@ -97,9 +100,9 @@ pub fn measure(options: &HashSortOptions<'_>, stop: &StopFlag) -> Result<(HashSo
                 watch.look(pid);
                 step.alive(started);
             };
-            let run = stage.run(&query, spot, stop, look)?;
+            let (run, overflowed) = stage.run(&query, spot, stop, look)?;
             step.done(&format!("{:.1} s, {} MB written", run.seconds, run.temp_bytes / 1_000_000));
-            runs.push(Timed { spot, round, run, samples: watch.samples });
+            runs.push(Timed { spot, round, run, samples: watch.samples, overflowed });
         }
     }
     let (postgres, limits_mib, notes) = (stage.server.version()?, stage.limits_mib(), stage.notes.clone());
@@ -140,6 +143,7 @@ mod tests {
             round,
             run: Run { seconds, rows: 1, rows_hash: 1, temp_bytes: 1, temp_files: 1, temp_file_bytes: 1 },
             samples: Vec::new(),
+            overflowed: None,
         };
         let mut runs = vec![
             run(Spot::Tmpfs, 0, 10.0),

@@ -18,7 +18,7 @@ use serde_json::Value;
 use super::Effort;
 use super::process::confine;
 use crate::child::run;
-use crate::far_memory::{FarMemory, Guests, PoolOptions, Transport};
+use crate::far_memory::{FarMemory, Guests, PoolOptions, REGION_MIB, Transport};
 use crate::machine;
 use crate::meeting::joined;
 use crate::postgres::{Server, ServerOptions};
@@ -149,6 +149,8 @@ fn start_pool(farpool: &Path, work: &Path, transport: Transport, stop: &StopFlag
         log_dir: dir,
         nodes: 1,
         memory_per_node_mib: NODE_MIB,
+        region_mib: REGION_MIB,
+        overflow: None,
         transport,
         allow_other: false,
         guests: Guests::None,

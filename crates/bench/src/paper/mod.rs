@@ -7,6 +7,7 @@
 //! figures and those about files alone ([`files`](crate::files)), and writes them down ([`report`]).
 
 mod effort;
+mod half;
 pub mod hash_sort;
 pub mod lending;
 mod process;
@@ -19,6 +20,7 @@ pub mod tpch_queries;
 mod watch;
 
 use effort::Effort;
+pub use half::Overflowed;
 pub use run::{PaperOptions, run_paper};
 pub use stage::Spot;
 pub use watch::Sample;

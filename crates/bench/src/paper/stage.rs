@@ -11,9 +11,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use tempfile::TempDir;
 
+use super::half::{Operator, OverflowWatch, Overflowed};
 use crate::cgroup::MemoryLimit;
 use crate::child::run_as;
-use crate::far_memory::{FarMemory, Guests, PoolOptions, Transport, copied_for_others, interposer};
+use crate::far_memory::{
+    FarMemory, Guests, PoolOptions, REGION_MIB, Transport, copied_for_others, interposer,
+};
 use crate::machine;
 use crate::postgres::{Server, ServerOptions};
 use crate::progress::Progress;
@@ -36,10 +39,12 @@ pub const NODES: u32 = 2;
 /// About twice what temporary files hold at once at scale factor 1. This leaves room for striping, and for
 /// blocks that were freed and cannot be reused yet.
 const FAR_MIB_PER_SCALE: f64 = 3072.0;
+/// What temporary files hold at once at scale factor 1 (measured on tmpfs).
+pub const HELD_MIB_PER_SCALE: f64 = 1700.0;
 /// The least memory that a node lends: some regions for each of the files that are open at once.
 const NODE_MIN_MIB: u64 = 256;
-/// The pool's region size; a node lends whole regions.
-const REGION_MIB: u64 = 64;
+/// Regions that a node with little memory lends, about: enough that each open file has some on each node.
+const REGIONS_OF_SMALL_NODES: u64 = 16;
 const VOLUME_MIN_MIB: u64 = 512;
 
 /// Prefix of the names of folders and of the control group.
@@ -58,6 +63,12 @@ pub enum Spot {
     FarShm,
     /// In far memory over TCP, through the mount alone.
     FarTcp,
+    /// As `InterposedShm`, but the pool has room for half of them only. The rest lies in an overflow
+    /// directory on the machine's disk.
+    HalfRoom,
+    /// As `InterposedShm`, with an overflow directory; one of the two nodes gives all of its memory back to
+    /// its machine while the query runs.
+    HalfTaken,
     /// On the machine's disk.
     Disk,
     /// On a disk throttled like a cloud volume.
@@ -66,8 +77,16 @@ pub enum Spot {
 
 impl Spot {
     /// All places; a place that is not available on this machine is left out.
-    pub const ALL: [Self; 6] =
-        [Self::Tmpfs, Self::InterposedShm, Self::FarShm, Self::FarTcp, Self::Disk, Self::Throttled];
+    pub const ALL: [Self; 8] = [
+        Self::Tmpfs,
+        Self::InterposedShm,
+        Self::FarShm,
+        Self::FarTcp,
+        Self::HalfRoom,
+        Self::HalfTaken,
+        Self::Disk,
+        Self::Throttled,
+    ];
 
     /// The name that readers see.
     pub fn name(self) -> &'static str {
@@ -76,6 +95,8 @@ impl Spot {
             Self::InterposedShm => "interposer, 2 nodes, shm",
             Self::FarShm => "mount alone, 2 nodes, shm",
             Self::FarTcp => "mount alone, 2 nodes, tcp",
+            Self::HalfRoom => "interposer, shm, half on the disk",
+            Self::HalfTaken => "interposer, shm, half taken back",
             Self::Disk => "the machine's disk",
             Self::Throttled => "throttled, 3,000 IOPS, 125 MiB/s",
         }
@@ -88,7 +109,31 @@ impl Spot {
 
     /// Whether it needs a pool.
     pub fn is_far(self) -> bool {
-        matches!(self, Self::InterposedShm | Self::FarShm | Self::FarTcp)
+        matches!(self, Self::InterposedShm | Self::FarShm | Self::FarTcp) || self.overflows()
+    }
+
+    /// Whether the server runs with the interposer.
+    pub fn is_interposed(self) -> bool {
+        self == Self::InterposedShm || self.overflows()
+    }
+
+    /// Whether far memory has less room than the temporary files need.
+    pub fn overflows(self) -> bool {
+        matches!(self, Self::HalfRoom | Self::HalfTaken)
+    }
+
+    /// Memory that each node of its pool lends: whole regions.
+    pub fn node_mib(self, scale: f64) -> u64 {
+        self.room_mib(scale).next_multiple_of(region_mib(self, self.room_mib(scale)))
+    }
+
+    fn room_mib(self, scale: f64) -> u64 {
+        let held = (HELD_MIB_PER_SCALE * scale) as u64;
+        match self {
+            Self::HalfRoom => held / 2 / u64::from(NODES),
+            Self::HalfTaken => held / u64::from(NODES),
+            _ => node_mib(scale),
+        }
     }
 
     fn tablespace(self) -> &'static str {
@@ -97,6 +142,8 @@ impl Spot {
             Self::InterposedShm => "interposed_shm",
             Self::FarShm => "far_shm",
             Self::FarTcp => "far_tcp",
+            Self::HalfRoom => "far_half_room",
+            Self::HalfTaken => "far_half_taken",
             Self::Disk => "pg_default",
             Self::Throttled => "throttled_volume",
         }
@@ -119,6 +166,9 @@ pub struct Stage {
     interposer: Option<[OsString; 3]>,
     /// The database's memory limit, and the higher one while files lie on tmpfs.
     limits_mib: (u64, u64),
+    scale: f64,
+    /// The `farpool` binary.
+    farpool: PathBuf,
     progress: Progress,
 }
 
@@ -159,18 +209,27 @@ impl Stage {
         }
         spots.retain(|spot| match spot {
             Spot::Tmpfs => tmpfs.is_some(),
-            Spot::InterposedShm => interposer.is_some(),
+            spot if spot.is_interposed() => interposer.is_some(),
             Spot::Throttled => volume.is_some(),
-            Spot::FarShm | Spot::FarTcp | Spot::Disk => true,
+            _ => true,
         });
-        notes.iter().for_each(|note| progress.note(&format!("note: {note}")));
         let mut far = Vec::new();
         for &spot in spots.iter().filter(|spot| spot.is_far()) {
-            let memory_mib = node_mib(scale);
+            let memory_mib = spot.node_mib(scale);
             let step = progress.step(format!("starting {NODES} nodes with {memory_mib} MiB each"));
-            far.push((spot, start_pool(farpool, work.path(), log_dir, spot, memory_mib, stop)?));
-            step.done(&format!("for {}", spot.name()));
+            match start_pool(farpool, work.path(), log_dir, spot, memory_mib, stop) {
+                // Not fatal: for one, the overflow directory's file system may be refused.
+                Err(error) if spot.overflows() && !stop.is_raised() => {
+                    notes.push(format!("{} was not measured: {error:#}", spot.name()));
+                }
+                started => {
+                    far.push((spot, started?));
+                    step.done(&format!("for {}", spot.name()));
+                }
+            }
         }
+        spots.retain(|spot| !spot.overflows() || far.iter().any(|(started, _)| started == spot));
+        notes.iter().for_each(|note| progress.note(&format!("note: {note}")));
         let dir = &subfolder(work.path(), "postgres")?;
         let log = &log_dir.join("postgres.log");
         let step = progress.step("starting PostgreSQL");
@@ -199,6 +258,8 @@ impl Stage {
             spots,
             interposer,
             limits_mib: (memory_limit_mib, tmpfs_limit_mib),
+            scale,
+            farpool: farpool.to_owned(),
             progress,
         })
     }
@@ -226,10 +287,10 @@ impl Stage {
         query: &HashSort,
         spot: Spot,
         stop: &StopFlag,
-        tick: impl FnMut(u32),
-    ) -> Result<Run> {
+        mut tick: impl FnMut(u32),
+    ) -> Result<(Run, Option<Overflowed>)> {
         self.set_limit(if spot == Spot::Tmpfs { self.limits_mib.1 } else { self.limits_mib.0 })?;
-        let wrapper = self.interposer.as_ref().filter(|_| spot == Spot::InterposedShm);
+        let wrapper = self.interposer.as_ref().filter(|_| spot.is_interposed());
         self.server.set_wrapper(wrapper.map_or(&[], |wrapper| wrapper));
         let started = self.server.start_again(stop);
         started.with_context(|| format!("temporary files on {}: the server did not start", spot.name()))?;
@@ -237,13 +298,28 @@ impl Stage {
             Spot::Disk => TempSpace::DataDirectory,
             spot => TempSpace::Tablespace(spot.tablespace()),
         };
-        query.run_watched(&self.server, space, stop, tick).or_else(|error| {
+        let far = self.far.iter().find(|(of, _)| *of == spot).map(|(_, far)| far);
+        let operator = far.filter(|_| spot == Spot::HalfTaken);
+        let operator = operator.map(|far| Operator::of(self.farpool.clone(), far, stop)).transpose()?;
+        let node_mib = spot.node_mib(self.scale);
+        let mut watched = far.filter(|_| spot.overflows()).map(|far| match &operator {
+            Some(operator) => OverflowWatch::emptying(far, operator, u64::from(NODES) * node_mib, stop),
+            None => OverflowWatch::new(far, stop),
+        });
+        let run = query.run_watched(&self.server, space, stop, |pid| {
+            tick(pid);
+            watched.iter_mut().for_each(OverflowWatch::look);
+        });
+        let overflowed = run.and_then(|run| Ok((run, watched.map(OverflowWatch::end).transpose()?)));
+        let (run, overflowed) = overflowed.or_else(|error| {
             stop.check()?;
             // If a process has ended, that is the cause, and the failed query only the consequence.
             self.far.iter_mut().try_for_each(|(_, far)| far.check_alive())?;
             self.server.check_alive()?;
             Err(error.context(format!("temporary files on {}: the query failed", spot.name())))
-        })
+        })?;
+        operator.map_or(Ok(()), |operator| operator.restore(node_mib, stop))?;
+        Ok((run, overflowed))
     }
 
     fn set_limit(&mut self, mib: u64) -> Result<()> {
@@ -317,7 +393,13 @@ pub fn make_volume(scale: f64, work: &Path, limit: Option<&MemoryLimit>) -> Resu
     ThrottledVolume::make(work, &mount_point, size_mib, limit)
 }
 
-/// Memory that each node lends.
+/// Size of the regions of a place's pool.
+fn region_mib(spot: Spot, node_mib: u64) -> u64 {
+    let fitting = 1 << (node_mib / REGIONS_OF_SMALL_NODES).max(1).ilog2();
+    if spot.overflows() { REGION_MIB.min(fitting) } else { REGION_MIB }
+}
+
+/// Memory that each node lends that has room for all files.
 pub fn node_mib(scale: f64) -> u64 {
     let share = (FAR_MIB_PER_SCALE * scale) as u64 / u64::from(NODES);
     share.max(NODE_MIN_MIB).next_multiple_of(REGION_MIB)
@@ -336,11 +418,12 @@ pub(super) fn start_pool(
     let dir = subfolder(work, spot.tablespace())?;
     let log_dir = &log_dir.join(format!("{}.logs", spot.tablespace()));
     fs::create_dir_all(log_dir).with_context(|| format!("cannot make {}", log_dir.display()))?;
-    let guests = match (spot, Server::user()?) {
-        (Spot::InterposedShm, Some(user)) => Guests::Of(user),
-        (Spot::InterposedShm, None) => Guests::Ours,
-        _ => Guests::None,
+    let guests = match (spot.is_interposed(), Server::user()?) {
+        (true, Some(user)) => Guests::Of(user),
+        (true, None) => Guests::Ours,
+        (false, _) => Guests::None,
     };
+    let overflow = spot.overflows().then(|| subfolder(&dir, "overflow")).transpose()?;
     let pool = PoolOptions {
         farpool,
         run_dir: &dir.join("pool"),
@@ -348,6 +431,8 @@ pub(super) fn start_pool(
         log_dir,
         nodes: NODES,
         memory_per_node_mib,
+        region_mib: region_mib(spot, memory_per_node_mib),
+        overflow: overflow.as_deref(),
         transport: if spot == Spot::FarTcp { Transport::Tcp } else { Transport::Shm },
         allow_other: Server::is_other_user(),
         guests,

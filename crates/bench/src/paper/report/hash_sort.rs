@@ -6,7 +6,7 @@ use super::{bar, middle_run, slope};
 use crate::chart::{Chart, Course, Line, draw_all};
 use crate::files::{Figure, Section, Verdict, conditions};
 use crate::paper::hash_sort::{self, HashSortOptions, HashSortReport, MOUNT_ALONE_ROUNDS};
-use crate::paper::{Effort, Sample, Spot};
+use crate::paper::{Effort, Overflowed, Sample, Spot};
 use crate::spread::{Spread, middle, ratio};
 use crate::stop::StopFlag;
 
@@ -26,6 +26,8 @@ pub fn measure(effort: &Effort<'_>, stop: &StopFlag) -> Result<Section> {
 const AT_MOST_TMPFS: f64 = 1.10;
 const DISK_AT_LEAST: f64 = 1.2;
 const THROTTLED_AT_LEAST: f64 = 2.5;
+/// The goal where half of the files lies in the overflow directory, as a multiple of the time on the disk.
+const AT_MOST_DISK: f64 = 1.0;
 
 fn verdicts(report: &HashSortReport) -> Vec<Verdict> {
     let ours = Spot::InterposedShm;
@@ -36,7 +38,17 @@ fn verdicts(report: &HashSortReport) -> Vec<Verdict> {
     };
     let tmpfs = paired(ours, Spot::Tmpfs)
         .map(|reached| Verdict::at_most(&seconds(ours), AT_MOST_TMPFS, Spot::Tmpfs.name(), reached));
-    let all = [tmpfs, slower(Spot::Disk, DISK_AT_LEAST), slower(Spot::Throttled, THROTTLED_AT_LEAST)];
+    let half = |spot: Spot| {
+        let reached = paired(spot, Spot::Disk)?;
+        Some(Verdict::at_most(&seconds(spot), AT_MOST_DISK, Spot::Disk.name(), reached))
+    };
+    let all = [
+        tmpfs,
+        slower(Spot::Disk, DISK_AT_LEAST),
+        slower(Spot::Throttled, THROTTLED_AT_LEAST),
+        half(Spot::HalfRoom),
+        half(Spot::HalfTaken),
+    ];
     all.into_iter().flatten().collect()
 }
 
@@ -57,6 +69,7 @@ fn section(report: &HashSortReport, effort: &Effort) -> Section {
             middle(Spread::of(by_calls), 0),
         );
     }
+    body += &overflow_lines(report);
     for note in &report.notes {
         body += &format!("\nNote: {note}.\n");
     }
@@ -90,6 +103,31 @@ fn section(report: &HashSortReport, effort: &Effort) -> Section {
     ];
     let (verdicts, drawing) = (verdicts(report), Some(drawing(report, &spots)));
     Section { figure: Figure::Sigmod14, notes, body, verdicts, drawing }
+}
+
+/// What lay in the overflow directory, and how long a node took to give its memory back.
+fn overflow_lines(report: &HashSortReport) -> String {
+    let of = |spot: Spot, figure: fn(&Overflowed) -> Option<f64>| {
+        let runs = report.runs.iter().filter(|run| run.spot == spot);
+        Spread::of(runs.filter_map(|run| figure(run.overflowed.as_ref()?)))
+    };
+    let most = |spot: Spot| of(spot, |overflowed| Some(overflowed.most_mib as f64));
+    let mut lines = String::new();
+    for spot in Spot::ALL.into_iter().filter(|spot| most(*spot).is_some()) {
+        lines += &format!(
+            "\nOn *{}*, at most {} MiB lay in the overflow directory at a time{}.\n",
+            spot.name(),
+            middle(most(spot), 0),
+            match of(spot, |overflowed| Some(overflowed.taken_back?.as_secs_f64())) {
+                Some(seconds) => format!(
+                    "; the node had given its memory back after {} s (the command waits until the broker knows)",
+                    ratio(Some(seconds))
+                ),
+                None => String::new(),
+            }
+        );
+    }
+    lines
 }
 
 fn drawing(report: &HashSortReport, spots: &[Spot]) -> String {
@@ -134,6 +172,7 @@ mod tests {
             Spot::InterposedShm => 11.5,
             Spot::FarShm => 12.0,
             Spot::FarTcp => 13.0,
+            Spot::HalfRoom | Spot::HalfTaken => 13.5,
             Spot::Disk => 14.0,
             Spot::Throttled => 30.0,
         };
@@ -153,6 +192,10 @@ mod tests {
                 temp_file_bytes: 1,
             },
             samples: (0..200).map(sample).collect(),
+            overflowed: spot.overflows().then_some(Overflowed {
+                most_mib: 700,
+                taken_back: (spot == Spot::HalfTaken).then_some(Duration::from_millis(300)),
+            }),
         };
         let runs = (0..2).flat_map(|round| Spot::ALL.map(|spot| run(round, spot))).collect();
         let notes = vec!["something was missing".to_owned()];
@@ -168,7 +211,8 @@ mod tests {
             tables.contains("interposer, 2 nodes, shm ≤ 1.1 × tmpfs | 1.15 (1.15–1.15) | **no** |"),
             "{tables}"
         );
-        assert_eq!(tables.matches("| yes |").count(), 2, "{tables}");
+        assert_eq!(tables.matches("| yes |").count(), 4, "{tables}");
+        assert!(tables.contains("700 MiB lay in the overflow directory"), "{tables}");
         assert!(section.body.contains("Note: something was missing."));
         assert_eq!(section.drawing.unwrap().matches("<polyline").count(), 3 * Spot::ALL.len());
     }

@@ -45,8 +45,8 @@ pub fn measure(figures: &[Figure], effort: &Effort<'_>, stop: &StopFlag) -> Resu
 fn bar(spot: Spot, spread: Option<Spread>) -> Option<Bar> {
     let colour = match spot {
         Spot::Tmpfs => FLOOR,
-        Spot::InterposedShm | Spot::FarShm | Spot::FarTcp => OURS,
         Spot::Disk | Spot::Throttled => PEER,
+        _ => OURS,
     };
     Some(Bar { name: spot.name().into(), colour, spread: spread? })
 }
