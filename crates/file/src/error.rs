@@ -36,6 +36,13 @@ pub enum FileError {
         /// Start of the block.
         offset: u64,
     },
+    /// Try again, and look at the disk of the overflow directory: it failed, or did not answer in time. After
+    /// a write, the contents of the range are indeterminate.
+    #[error("the overflow directory failed at offset {offset} of the file, or did not answer in time")]
+    Storage {
+        /// Start of the range.
+        offset: u64,
+    },
     /// Another writer of the block did not finish in time.
     #[error("the block at offset {offset} stayed locked too long")]
     Unavailable {
@@ -73,9 +80,8 @@ impl FileError {
     /// What a failed access to a block means for the file.
     pub(crate) fn from_access(error: AccessError, offset: u64) -> Self {
         match error {
-            AccessError::LeaseLost { .. } | AccessError::NodeLost { .. } | AccessError::Storage => {
-                FileError::Lost { offset }
-            }
+            AccessError::LeaseLost { .. } | AccessError::NodeLost { .. } => FileError::Lost { offset },
+            AccessError::Storage => FileError::Storage { offset },
             AccessError::ArenaFull => FileError::NoStaging,
             AccessError::Short { .. } => FileError::Short,
             AccessError::Refused(error) => {

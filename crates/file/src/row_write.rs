@@ -38,9 +38,9 @@ use crate::staging::staging;
 use crate::write::MAX_MOVES;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
-/// How many times a write is tried again after it found more members lost than the row survives. A node's
-/// restart is noticed only by its connections or renewals. Until then each try may find one more of the
-/// node's regions lost.
+/// How many times a write is tried again after it found more members lost than the row survives. After a
+/// node's restart, each of its regions counts as lost only once an operation or a renewal has failed there.
+/// So each try may find one more lost region.
 const MAX_RETRIES: u32 = 8;
 /// Rows of one write that are stored at a time: their data, their parity, and the blocks read for the parity
 /// fit in a session's arena.
@@ -141,9 +141,12 @@ impl<R: Rules> FileCore<R> {
                 self.ensure_member(rows, part.piece.stripe).await?;
             }
             let stored = match self.store_row(core, rows, parts, without_parity).await {
-                // Two members of a row may be lost together if one of them lay on a node where another member
-                // was lost before. The next try finds another place for them.
-                Err(FileError::Lost { .. }) if retries < MAX_RETRIES && self.is_overdrawn(rows, parts) => {
+                // Two members of a row may be unusable together if one of them lay on a node, or on the disk
+                // of the overflow directory, where another member was lost before. The next try finds another
+                // place for them.
+                Err(FileError::Lost { .. } | FileError::Storage { .. })
+                    if retries < MAX_RETRIES && self.is_overdrawn(rows, parts) =>
+                {
                     retries += 1;
                     continue;
                 }

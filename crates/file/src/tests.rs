@@ -13,7 +13,8 @@ use farpool_lease::Millis;
 use farpool_node::NodeConfig;
 use farpool_pool::{EXTENT_BYTES, Pool, PoolConfig};
 use farpool_wire::control::broker_client::BrokerClient;
-use farpool_wire::control::{RevokeRequest, RevokeResponse};
+use farpool_wire::control::node_client::NodeClient;
+use farpool_wire::control::{RevokeRequest, StatusRequest};
 use farpool_wire::{BLOCK_BYTES, Epoch, GrantMode, MAX_TRANSFER_BYTES, Refusal, RegionId};
 use futures_util::future::join;
 use proptest::prelude::*;
@@ -110,17 +111,27 @@ impl Rig {
             .unwrap()
     }
 
-    /// Makes the broker take back leases of a store.
-    fn take_back(&self, store: &FileStore, count: u32, grace: Duration) -> RevokeResponse {
+    /// Has every living node take back leases of a store at the same time, as nodes do whose machines need
+    /// memory: `count` in all, rounded up to the same number on each. Returns how many are taken back.
+    fn take_back(&self, store: &FileStore, count: u32, grace: Duration) -> u32 {
         self.take_back_from(store.pool.owner().0, count, grace)
     }
 
-    /// Makes the broker take back leases of an owner.
-    fn take_back_from(&self, owner: u64, count: u32, grace: Duration) -> RevokeResponse {
-        let request = RevokeRequest { owner, count, grace_ms: grace.as_millis() as u64 };
+    /// The same for leases of an owner.
+    fn take_back_from(&self, owner: u64, count: u32, grace: Duration) -> u32 {
         self.runtime.block_on(async {
             let mut broker = BrokerClient::new(dial(&self.broker.to_string(), None).unwrap());
-            broker.revoke(request).await.unwrap().into_inner()
+            let nodes = broker.status(StatusRequest::default()).await.unwrap().into_inner().nodes;
+            let alive = || nodes.iter().filter(|node| node.alive);
+            let share = count.div_ceil(alive().count() as u32);
+            let request = RevokeRequest { owner, count: share, grace_ms: grace.as_millis() as u64 };
+            let mut revoked = 0;
+            for address in alive().filter_map(|node| node.address.as_ref()) {
+                let mut node = NodeClient::new(dial(&address.control, None).unwrap());
+                // A node that was just killed may still count as alive.
+                revoked += node.revoke(request).await.map_or(0, |answer| answer.into_inner().revoked);
+            }
+            revoked
         })
     }
 
@@ -632,7 +643,7 @@ fn files_move_out_of_regions_that_are_taken_back_while_they_are_written() {
         let old = quiet.inner.map.read().extent(0).unwrap();
         // The store may still be getting regions; the last ones are taken back first.
         let mut taken = 0;
-        wait_until(|| match rig.take_back(&store, 16, Duration::from_secs(600)).revoked {
+        wait_until(|| match rig.take_back(&store, 16, Duration::from_secs(600)) {
             0 => true,
             more => {
                 taken += more;
@@ -674,7 +685,7 @@ fn an_extent_that_cannot_be_moved_serves_until_its_lease_ends_and_is_an_error_th
     let (store, session) = rig.store(TransportChoice::Shm);
     let file = store.create();
     file.write(&session, 0, &pattern(MAX_TRANSFER_BYTES, 8)).unwrap();
-    assert_eq!(rig.take_back(&store, 1, Duration::ZERO).revoked, 1);
+    assert_eq!(rig.take_back(&store, 1, Duration::ZERO), 1);
     wait_until(|| match read(&file, &session, 0, MAX_TRANSFER_BYTES) {
         Ok(bytes) => {
             assert!(bytes == pattern(MAX_TRANSFER_BYTES, 8));

@@ -28,7 +28,7 @@ impl From<FileError> for Failure {
             FileError::NoSpace | FileError::TooFewNodes { .. } => Errno::ENOSPC,
             FileError::TooLarge => Errno::EFBIG,
             FileError::Short => Errno::ENFILE,
-            // Lost, damaged or unavailable: the data cannot be read or written.
+            // Lost, damaged, unavailable, or on a disk that fails: the data cannot be read or written.
             _ => Errno::EIO,
         })
     }

@@ -2,8 +2,8 @@
 //!
 //! A size is stored twice, on two pages, one copy after the other. Each copy carries a check that is bound to
 //! its place, and a count of stores. A kill between the two stores leaves the second copy one store behind;
-//! by the count, an older copy is recognised as damaged. So one damaged page costs nothing. Two cost the
-//! file, since its end is not guessed.
+//! by the count, an older copy is recognised as damaged. So one damaged page costs nothing. If both
+//! pages are damaged, the file gives errors until it is emptied, since its end is not guessed.
 
 use super::{BlockWords, ECHOES, KEPT_FILES, SLOTS, WORD_BYTES};
 use crate::file_core::MAX_FILE_BYTES;

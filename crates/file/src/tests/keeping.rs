@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::sync::Arc;
 
 use farpool_fabric::create_sealed;
 use farpool_keep::{Kept, MemoryJournal};
-use farpool_pool::{EXTENT_BYTES, Pool, PoolConfig};
+use farpool_pool::{EXTENT_BYTES, KeptState, Pool, PoolConfig};
 use farpool_wire::{BLOCK_BYTES, BlockWord};
 use rustix::fs::SeekFrom;
 
@@ -38,7 +39,8 @@ impl Keep {
         self.journal = Arc::new(self.journal.successor());
         let (broker, transport) = (rig.broker.to_string(), farpool_fabric::TransportChoice::Tcp.into());
         let config = PoolConfig { broker, tls: None, transport, limit_bytes: None };
-        let (pool, adoption) = Pool::connect_keeping(config, self.journal.clone(), &kept).unwrap();
+        let state = KeptState { journal: self.journal.clone(), kept: &kept, dir: Path::new("/") };
+        let (pool, adoption) = Pool::connect_keeping(config, None, state).unwrap();
         let words = self.words.try_clone().unwrap();
         let (store, mut files) =
             FileStore::keeping(pool, words, &kept, adoption, |id| ids.contains(&id)).unwrap();

@@ -18,7 +18,7 @@ fn overflowing(rig: &Rig, dir: &tempfile::TempDir, limit_bytes: Option<u64>) -> 
     let broker = rig.broker.to_string();
     let config = PoolConfig { broker, tls: None, transport: TransportChoice::Shm.into(), limit_bytes: None };
     let overflow = OverflowConfig { dir: dir.path().to_owned(), limit_bytes };
-    let store = FileStore::new(Pool::connect_with_overflow(config, &overflow).unwrap()).unwrap();
+    let store = FileStore::new(Pool::connect_with_overflow(config, Some(&overflow)).unwrap()).unwrap();
     let session = store.session();
     (store, session)
 }
