@@ -61,23 +61,15 @@ pub async fn take_back(
     let deadline = Instant::now() + ACQUIRE_DEADLINE;
     let mut back = TakingBack::new(farpool_wire::OwnerId(request.owner), request.count);
     while Instant::now() < deadline {
-        let plan = back.next(&mut pool.lock(), now());
-        if plan.is_empty() {
-            break;
-        }
-        let ask = async |(address, share): (NodeAddress, u32)| {
-            let asked = RevokeRequest { count: share, ..request };
-            (NodeId(address.node), share, peers.revoke(&address, asked).await)
-        };
-        let mut answers = stream::iter(plan).map(ask).buffer_unordered(MAX_ASKED_AT_ONCE);
-        while let Ok(Some((node, share, answer))) = timeout_at(deadline, answers.next()).await {
-            match answer {
-                Ok(said) => back.revoked(&mut pool.lock(), node, share, &said),
-                Err(error) => {
-                    peers.warn(InVain::TakingBack, node, &error);
-                    back.failed(&mut pool.lock(), now(), node, share);
-                }
+        let Some((address, share)) = back.next(&mut pool.lock(), now()) else { break };
+        let (node, asked) = (NodeId(address.node), RevokeRequest { count: share, ..request });
+        match timeout_at(deadline, peers.revoke(&address, asked)).await {
+            Ok(Ok(said)) => back.revoked(&mut pool.lock(), now(), node, share, &said),
+            Ok(Err(error)) => {
+                peers.warn(InVain::TakingBack, node, &error);
+                back.failed(&mut pool.lock(), now(), node, share);
             }
+            Err(_) => back.failed(&mut pool.lock(), now(), node, share),
         }
     }
     back.answer(&pool.lock(), now())

@@ -8,6 +8,11 @@
 //! B5. Everything that a peer can make the broker store, send or wait for is bounded by a named constant.
 //! B6. Nodes take leases back: a node chooses which ones, and it observes the grace period. Pinned leases are
 //!     never taken back.
+//! B7. The broker asks for leases of an owner on one node at a time. It asks no second node while leases of
+//!     this owner are being taken back on a first one, on request or because that node's machine needs memory,
+//!     or while it is unknown whether they are. Members of a row (mirror, parity) lie on different nodes, so
+//!     an owner with room elsewhere loses no two of a row. (Two nodes whose machines need memory do not ask
+//!     the broker.)
 //! Not here: data (it never passes the broker), renewals and grants (owners go to their nodes), fences.
 //!
 //! [`place`], [`Pool`], [`Placing`], [`TakingBack`] and `claims` are pure; `store`, `peers`, `acquire` and

@@ -27,6 +27,16 @@ pub const FORGET_AFTER: Millis = Millis(10 * 60 * 1_000);
 /// that cannot be reached thus delays one request and not every request.
 pub const SHUN_AFTER_FAILURE: Millis = Millis(3_000);
 
+/// How long a node may take to answer that it takes leases back: longer than the broker waits for it.
+const REVOCATION_ANSWERED_WITHIN: Millis = Millis(10_000);
+
+/// After this time the broker has a report that shows what a node had done before: a heartbeat may be lost,
+/// and the node is asked to report by the next one.
+const REPORTED_WITHIN: Millis = Millis(3_000);
+
+/// For how long other nodes are asked first to take leases back after one gave no answer.
+const LAST_CHOICE_FOR: Millis = Millis(60_000);
+
 /// Most nodes of a pool: a few racks. The state per node is small, but a request may have to ask each node.
 pub const MAX_NODES: usize = 1_024;
 
@@ -67,6 +77,11 @@ struct Held {
     /// Regions that may be taken back and are not being taken back yet.
     revocable: u32,
     pinned: u32,
+    /// Until when leases are being taken back, as far as is known.
+    revoked_until: Millis,
+    /// Until when it is not known whether more leases are being taken back: a node was asked to, or has said
+    /// so after its last report was made.
+    unknown_until: Millis,
 }
 
 /// One node, as of its last message.
@@ -86,6 +101,8 @@ struct Known {
     /// Whether it has reported to this broker; if not, it is known only from the store.
     heard: bool,
     shunned_until: Millis,
+    /// Until when other nodes are asked first to take leases back, because this one gave no answer.
+    last_choice_until: Millis,
 }
 
 impl Held {
@@ -152,7 +169,15 @@ impl Pool {
         let same_process = |known: &&Known| known.address.incarnation == address.incarnation;
         let frames_rejected =
             self.nodes.get(&node).filter(same_process).map_or(0, |known| known.frames_rejected);
-        self.nodes.insert(node, Known { frames_rejected, ..known_from(now, address, report) });
+        let mut known = Known { frames_rejected, ..known_from(now, address, report) };
+        // The report may have been made before the node took leases back.
+        if let Some(before) = self.nodes.get(&node).filter(same_process) {
+            known.last_choice_until = before.last_choice_until;
+            for (owner, held) in &mut known.holdings {
+                held.unknown_until = before.holdings.get(owner).map_or(Millis(0), |held| held.unknown_until);
+            }
+        }
+        self.nodes.insert(node, known);
         Ok(RegisterResponse { heartbeat_interval_ms: HEARTBEAT_INTERVAL.0 })
     }
 
@@ -216,61 +241,87 @@ impl Pool {
         }
     }
 
-    /// Chooses the nodes that shall take back `count` revocable leases of an owner, and counts these leases
-    /// as being taken back. It chooses the nodes on which the owner holds most, so that the remaining leases
-    /// stay spread.
-    pub fn plan_revocation(
-        &mut self,
-        now: Millis,
-        owner: OwnerId,
-        passed_over: &BTreeSet<NodeId>,
-        count: u32,
-    ) -> Vec<(NodeAddress, u32)> {
-        let mut nodes: Vec<_> = self
-            .nodes
-            .iter_mut()
-            .filter(|(node, known)| known.is_alive(now) && !passed_over.contains(node))
-            .filter_map(|(_, known)| Some((&known.address, known.holdings.get_mut(&owner)?, 0)))
-            .collect();
-        for _ in 0..count {
-            let with_some = nodes.iter_mut().filter(|(_, held, _)| held.revocable > 0);
-            let Some((_, held, share)) =
-                with_some.max_by_key(|(_, held, share)| held.regions.saturating_sub(*share))
-            else {
-                break;
-            };
-            held.revocable -= 1;
-            *share += 1;
+    /// Chooses the node that shall take back revocable leases of an owner (B7), and how many of `count`.
+    /// Counts these as being taken back. The node is the one that takes leases of this owner back already, or
+    /// else the one on which the owner holds most. `None`: that node has no more, or several nodes take some
+    /// back, or it is unknown what another node does.
+    pub fn plan_revocation(&mut self, now: Millis, owner: OwnerId, count: u32) -> Option<(NodeAddress, u32)> {
+        // Nodes that an earlier broker knew, and that have had no time to report yet.
+        if self.nodes.values().any(|known| !known.heard && now.since(known.last_seen) < DEAD_AFTER) {
+            return None;
         }
-        let asked = nodes.into_iter().filter(|(_, _, share)| *share > 0);
-        asked.map(|(address, _, share)| (address.clone(), share)).collect()
+        let holding = self.nodes.iter().filter_map(|(node, known)| {
+            let held = known.holdings.get(&owner)?;
+            Some((*node, known, held))
+        });
+        let busy: Vec<NodeId> = holding
+            .clone()
+            .filter(|(_, _, held)| now < held.revoked_until.max(held.unknown_until))
+            .map(|(node, ..)| node)
+            .collect();
+        let usable = holding.filter(|(node, known, held)| {
+            let is_its_turn = busy.is_empty() || busy == [*node] && now < held.revoked_until;
+            is_its_turn && known.is_alive(now) && held.revocable > 0
+        });
+        let (node, ..) =
+            usable.max_by_key(|(_, known, held)| (now >= known.last_choice_until, held.regions))?;
+        let known = self.nodes.get_mut(&node)?;
+        let held = known.holdings.get_mut(&owner)?;
+        let share = held.revocable.min(count);
+        held.revocable -= share;
+        held.unknown_until = now.plus(REVOCATION_ANSWERED_WITHIN);
+        (share > 0).then(|| (known.address.clone(), share))
     }
 
-    /// A node took back `revoked` of the `asked` leases.
-    pub fn revoked(&mut self, node: NodeId, owner: OwnerId, asked: u32, revoked: u32) {
+    /// A node took back `revoked` of the `asked` leases; the last of them ends after `remaining`.
+    pub fn revoked(
+        &mut self,
+        now: Millis,
+        node: NodeId,
+        owner: OwnerId,
+        (asked, revoked): (u32, u32),
+        remaining: Millis,
+    ) {
         let known = self.nodes.get_mut(&node);
-        if let Some(held) = known.and_then(|known| known.holdings.get_mut(&owner))
-            && revoked < asked
-        {
-            held.revocable = 0; // it had fewer than recorded; its next report says how many
+        if let Some(held) = known.and_then(|known| known.holdings.get_mut(&owner)) {
+            // Reports that were made before may arrive until then.
+            held.unknown_until = now.plus(REPORTED_WITHIN);
+            if revoked > 0 {
+                held.revoked_until = held.revoked_until.max(now.plus(remaining));
+            }
+            if revoked < asked {
+                held.revocable = 0; // it had fewer than recorded; its next report says how many
+            }
         }
     }
 
     /// A node did not say whether it took `asked` leases back. They count as not taken back, so that they
-    /// can be asked for again; the node's next report corrects the numbers.
+    /// can be asked for again. Until its reports must show what it has done, no other node is asked; then
+    /// others are asked first for a while.
     pub fn revocation_unanswered(&mut self, now: Millis, node: NodeId, owner: OwnerId, asked: u32) {
         self.failed(now, node);
-        let known = self.nodes.get_mut(&node);
-        if let Some(held) = known.and_then(|known| known.holdings.get_mut(&owner)) {
+        let Some(known) = self.nodes.get_mut(&node) else { return };
+        known.last_choice_until = now.plus(LAST_CHOICE_FOR);
+        if let Some(held) = known.holdings.get_mut(&owner) {
+            held.unknown_until = now.plus(REPORTED_WITHIN);
             held.revocable = held.revocable.saturating_add(asked).min(held.regions);
         }
     }
 
+    /// Revocable leases of an owner that are not being taken back, on nodes that are alive.
+    pub fn revocable(&self, now: Millis, owner: OwnerId) -> u32 {
+        self.sum_of(now, owner, |held| held.revocable)
+    }
+
     /// Leases of an owner that only the owner can give back, on nodes that are alive.
     pub fn pinned(&self, now: Millis, owner: OwnerId) -> u32 {
+        self.sum_of(now, owner, |held| held.pinned)
+    }
+
+    fn sum_of(&self, now: Millis, owner: OwnerId, count: impl Fn(&Held) -> u32) -> u32 {
         let alive = self.nodes.values().filter(|known| known.is_alive(now));
         let held = alive.filter_map(|known| known.holdings.get(&owner));
-        held.fold(0, |sum, held| sum.saturating_add(held.pinned))
+        held.fold(0, |sum, held| sum.saturating_add(count(held)))
     }
 
     /// A node did not answer, so it is not known whether it lent anything. If it did, its next report shows
@@ -342,6 +393,9 @@ fn known_from(now: Millis, address: &NodeAddress, report: &RegisterRequest) -> K
             Some(class) if !region.revoked => held.add(class, 1),
             _ => held.regions += 1, // it is being taken back, or this release does not know its class
         }
+        if region.revoked {
+            held.revoked_until = held.revoked_until.max(now.plus(Millis(region.remaining_ms)));
+        }
     }
     Known {
         address: address.clone(),
@@ -355,6 +409,7 @@ fn known_from(now: Millis, address: &NodeAddress, report: &RegisterRequest) -> K
         last_seen: now,
         heard: true,
         shunned_until: Millis(0),
+        last_choice_until: Millis(0),
     }
 }
 

@@ -119,7 +119,7 @@ async fn a_region_is_never_handed_out_twice_to_owners_that_ask_at_once() {
 }
 
 #[tokio::test]
-async fn revocable_leases_are_taken_back_on_all_nodes_and_pinned_ones_on_none() {
+async fn revocable_leases_are_taken_back_on_one_node_at_a_time_and_pinned_ones_on_none() {
     let (_dir, broker) = a_broker().await;
     for node in 1..=2 {
         FakeNode::join(&broker, node, 8).await;
@@ -134,10 +134,11 @@ async fn revocable_leases_are_taken_back_on_all_nodes_and_pinned_ones_on_none() 
     broker.client().acquire(acquire(LeaseClass::Revocable, 6)).await.unwrap();
     let revoke = |count| RevokeRequest { owner: 7, count, grace_ms: 30_000 };
     let answer = broker.client().revoke(revoke(4)).await.unwrap().into_inner();
-    assert_eq!((answer.revoked, answer.pinned, answer.remaining_ms), (4, 2, 30_000));
+    assert_eq!((answer.revoked, answer.pinned, answer.remaining_ms), (3, 2, 30_000));
+    assert_eq!(answer.revocable, 3);
     let answer = broker.client().revoke(revoke(4)).await.unwrap().into_inner();
-    assert_eq!(answer.pinned, 2);
-    assert!(answer.short_reason.contains("pinned"), "{}", answer.short_reason);
+    assert_eq!((answer.revoked, answer.pinned, answer.revocable), (0, 2, 3));
+    assert!(answer.short_reason.contains("one node at a time"), "{}", answer.short_reason);
     assert_eq!(broker.client().revoke(revoke(0)).await.unwrap_err().code(), Code::InvalidArgument);
 }
 

@@ -10,6 +10,7 @@ use farpool_wire::control::broker_client::BrokerClient;
 use farpool_wire::control::{RegionState, RevokeRequest, RevokeResponse};
 use farpool_wire::{NodeId, OwnerId};
 use serde::Serialize;
+use tokio::time::{Instant, sleep};
 
 use crate::errors::UsageError;
 use crate::nodes::{self, Node};
@@ -17,6 +18,13 @@ use crate::output::{complain, tell, tell_json};
 use crate::reach::{BrokerAt, runtime, sums_of};
 use crate::size::ByteSize;
 use crate::status::align;
+
+/// How often the command asks whether leases have ended.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// How much later than promised a lease may end: the node may be busy.
+const ENDED_WITHIN: Duration = Duration::from_secs(10);
+/// How long a broker may take to learn that leases have ended: some heartbeats.
+const HEARD_WITHIN: Duration = Duration::from_secs(10);
 
 /// Longest wait for the broker's answer to a revocation: it asks the nodes.
 const REVOKE_DEADLINE: Duration = Duration::from_secs(10);
@@ -73,6 +81,10 @@ enum LeasesCommand {
     /// far as there is room, and gives the regions back; what is still there when a lease ends is lost to the
     /// owner. The nodes lend the memory again: to give memory back to a node's machine, use `farpool node
     /// shrink`.
+    ///
+    /// Nodes take leases back one after the other, so that files with redundancy lose nothing. If SIZE is
+    /// more than the owner has on one node, the command waits until the leases on that node have ended, and
+    /// then goes on with the next node. It stops if leases ended before the owner had given them back.
     Revoke {
         /// The owner, as `farpool leases list` and `farpool status` show it
         #[arg(value_name = "OWNER", value_parser = parse_owner)]
@@ -217,26 +229,99 @@ impl Listed {
     }
 }
 
+/// Takes leases back on one node after the other. Members of a row lie on different nodes, so the owner has
+/// moved what lay on one node before the next one takes leases back.
 fn revoke(broker: &Located, owner: OwnerId, size: ByteSize, grace: Duration) -> Result<()> {
-    let (count, region_bytes, answer) = runtime()?.block_on(async {
+    runtime()?.block_on(async {
         let region_bytes = sums_of(broker).await?.region_bytes;
         if region_bytes == 0 {
             bail!("no node of the pool is alive");
         }
-        let count = u32::try_from(size.0.div_ceil(region_bytes)).map_err(|_| too_large(size))?;
-        let request = RevokeRequest { owner: owner.0, count, grace_ms: grace.as_millis() as u64 };
-        anyhow::Ok((count, region_bytes, ask_to_revoke(broker, request).await?))
-    })?;
-    let taken = u64::from(answer.revoked) * region_bytes;
-    if taken > 0 {
-        let seconds = answer.remaining_ms as f64 / 1e3;
-        tell(format!("{} are being taken back; the leases end within {seconds:.1} s", ByteSize(taken)))?;
+        let in_bytes = |regions: u32| ByteSize(u64::from(regions) * region_bytes);
+        let mut missing = u32::try_from(size.0.div_ceil(region_bytes)).map_err(|_| too_large(size))?;
+        // Since when the broker has taken nothing back. It may learn only from a heartbeat that leases have
+        // ended.
+        let mut idle_since: Option<Instant> = None;
+        loop {
+            let before = BeingRevoked::of(broker, owner).await?;
+            let asked = RevokeRequest { owner: owner.0, count: missing, grace_ms: grace.as_millis() as u64 };
+            let answer = ask_to_revoke(broker, asked).await?;
+            if answer.revoked > 0 {
+                let (taken, seconds) = (in_bytes(answer.revoked), answer.remaining_ms as f64 / 1e3);
+                tell(format!("{taken} are being taken back; the leases end within {seconds:.1} s"))?;
+                idle_since = None;
+            } else {
+                idle_since = idle_since.or(Some(Instant::now()));
+            }
+            missing = missing.saturating_sub(answer.revoked);
+            if missing == 0 {
+                return Ok(());
+            }
+            let is_stuck = idle_since.is_some_and(|since| since.elapsed() >= HEARD_WITHIN);
+            if answer.revocable == 0 || is_stuck {
+                bail!("{} are not taken back: {}", in_bytes(missing), answer.short_reason);
+            }
+            let expired = before.await_end(broker, owner).await?;
+            if expired > 0 {
+                bail!(
+                    "{} are not taken back: {expired} leases expired, or were lost with their node, before their \
+                     owners gave them back. If they were this owner's, it had no room or no time to move its \
+                     data, and taking back more may lose data, also of files with redundancy: make room first \
+                     (`farpool status`)",
+                    in_bytes(missing)
+                );
+            }
+            sleep(LOOK_EVERY).await;
+        }
+    })
+}
+
+/// What all living nodes say about an owner's leases that are being taken back.
+struct BeingRevoked {
+    /// When the last of them ends; `None`: there are none.
+    ends_in: Option<Duration>,
+    /// For each node, how many leases of any owner have expired there while they were being taken back, since
+    /// the node started.
+    expired: BTreeMap<NodeId, u64>,
+}
+
+impl BeingRevoked {
+    async fn of(broker: &Located, owner: OwnerId) -> Result<Self> {
+        let mut found = BeingRevoked { ends_in: None, expired: BTreeMap::new() };
+        for address in nodes::living(broker).await? {
+            let node = Node::new(broker, address)?;
+            let table = node.regions().await?;
+            let is_its = |state: &&RegionState| state.held && state.revoked && state.owner == owner.0;
+            let ends_in =
+                table.lent.iter().filter(is_its).map(|state| Duration::from_millis(state.remaining_ms));
+            found.ends_in = found.ends_in.max(ends_in.max());
+            found.expired.insert(node.id(), table.expired_revocations);
+        }
+        Ok(found)
     }
-    if answer.revoked < count {
-        let missing = ByteSize(u64::from(count - answer.revoked) * region_bytes);
-        bail!("{missing} are not taken back: {}", answer.short_reason);
+
+    /// Waits until no lease of the owner is being taken back. Returns how many have expired since `self`; a
+    /// node that has died or was restarted since then counts as one.
+    async fn await_end(&self, broker: &Located, owner: OwnerId) -> Result<u64> {
+        let mut give_up_at = Instant::now();
+        loop {
+            let now = BeingRevoked::of(broker, owner).await?;
+            let Some(ends_in) = now.ends_in else {
+                let since = |(node, before): (&NodeId, &u64)| {
+                    now.expired.get(node).and_then(|expired| expired.checked_sub(*before)).unwrap_or(1)
+                };
+                return Ok(self.expired.iter().map(since).sum());
+            };
+            if !ends_in.is_zero() {
+                // More leases may be taken back meanwhile.
+                give_up_at = give_up_at.max(Instant::now() + ends_in + ENDED_WITHIN);
+            }
+            if Instant::now() >= give_up_at {
+                bail!("leases that are being taken back have not ended in time: see `farpool leases list`");
+            }
+            sleep(LOOK_EVERY).await;
+        }
     }
-    Ok(())
 }
 
 fn too_large(size: ByteSize) -> UsageError {

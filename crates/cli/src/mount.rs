@@ -91,8 +91,10 @@ pub struct MountArgs {
     /// Put what the pool has no room for into this directory on a local disk (ext4 or xfs), and back into the
     /// pool once there is room. A full pool then makes files slower, and writes fail only when the directory
     /// is full, too. The mount does not fill the last tenth of that file system. The data there are not
-    /// encrypted, and are gone once the mount has ended, however it ends
-    #[arg(long, value_name = "DIR", conflicts_with = "keep")]
+    /// encrypted. They are gone once the mount has ended, however it ends. With --keep they stay in a folder
+    /// of that directory, and the next mount with the same --keep finds them; once that state is gone, the
+    /// next mount with the same --overflow removes them
+    #[arg(long, value_name = "DIR")]
     overflow: Option<PathBuf>,
 
     /// Most to put into the directory of --overflow [default: no limit but the tenth that stays free]
@@ -145,13 +147,20 @@ pub fn run(args: MountArgs) -> Result<()> {
         .map(|dir| OverflowConfig { dir, limit_bytes: args.overflow_limit.map(|limit| limit.0) });
     let (store, kept) = match &mut keeping {
         Some(keeping) => {
-            let (store, kept) = keeping.store(pool)?;
+            let (store, kept) = keeping.store(pool, overflow.as_ref())?;
             (store, Some(kept))
         }
         None => {
-            (FileStore::new(connect(pool, overflow.as_ref())?).context("cannot start the file store")?, None)
+            let pool = Pool::connect_with_overflow(pool, overflow.as_ref())?;
+            (FileStore::new(pool).context("cannot start the file store")?, None)
         }
     };
+    if let Some(overflow) = &overflow {
+        complain(format!(
+            "farpool: what the pool has no room for will be stored in {}, not encrypted",
+            overflow.dir.display()
+        ));
+    }
     if let Err(error) = warn_of_missing_nodes(&broker, args.redundancy) {
         complain(format!("farpool: cannot find out how many nodes the pool has: {error:#}"));
     }
@@ -167,20 +176,10 @@ pub fn run(args: MountArgs) -> Result<()> {
         },
         stop,
     )?;
-    if let (Some(keeping), Some(dir)) = (&keeping, &args.keep) {
-        keeping.say_goodbye(dir);
+    if let Some(keeping) = &keeping {
+        keeping.say_goodbye();
     }
     Ok(())
-}
-
-fn connect(pool: PoolConfig, overflow: Option<&OverflowConfig>) -> Result<Pool> {
-    let Some(overflow) = overflow else { return Ok(Pool::connect(pool)?) };
-    let connected = Pool::connect_with_overflow(pool, overflow)?;
-    complain(format!(
-        "farpool: what the pool has no room for will be stored in {}, not encrypted",
-        overflow.dir.display()
-    ));
-    Ok(connected)
 }
 
 /// Only a warning: nodes may still join.

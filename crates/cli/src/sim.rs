@@ -59,6 +59,7 @@ Mutations:
   revoked-lease-outlives-its-grace            a lease that was taken back is fenced later than was announced
   fenced-grant-stays-in-the-table             a node fences a grant, but its table keeps the grant
   revocation-not-announced                    a node does not tell an owner of a revocation until it renews
+  leases-taken-back-on-two-nodes-at-once      the broker does not notice that a node is taking leases back
   withdrawn-memory-lent-again-uncleared       a node that shrinks keeps a region's memory, and lends it again
                                               when it grows
   resized-node-keeps-its-memory               a node that shrinks keeps the memory of its free regions

@@ -18,7 +18,7 @@ use crate::log::{BOOT_ID_BYTES, Head, Log, Read, VERSION, read};
 
 /// How long to wait for the lock. A daemon that was just killed takes a while to end, since the kernel unmaps
 /// its memory first.
-const LOCK_PATIENCE: Duration = Duration::from_secs(3);
+pub const LOCK_PATIENCE: Duration = Duration::from_secs(3);
 const LOCK_POLL: Duration = Duration::from_millis(20);
 const LOCK: &str = "lock";
 const LOG: &str = "log";
@@ -133,16 +133,24 @@ fn check_private(path: &Path) -> Result<(), KeepError> {
 }
 
 fn take_lock(lock: &File, path: &Path) -> Result<(), KeepError> {
+    match lock_exclusive(lock, LOCK_PATIENCE) {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(KeepError::InUse { path: path.to_owned() }),
+        Err(source) => Err(KeepError::Unusable { path: path.to_owned(), source }),
+    }
+}
+
+/// Takes an exclusive `flock` on a file or directory, which lasts until the file is closed. Waits up to
+/// `patience`. `false`: another process still holds a lock.
+pub fn lock_exclusive(file: &File, patience: Duration) -> io::Result<bool> {
     let began = Instant::now();
     loop {
-        match flock(lock, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => return Ok(()),
-            Err(Errno::WOULDBLOCK) if began.elapsed() < LOCK_PATIENCE => std::thread::sleep(LOCK_POLL),
-            Err(Errno::WOULDBLOCK) => return Err(KeepError::InUse { path: path.to_owned() }),
+        match flock(file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(true),
+            Err(Errno::WOULDBLOCK) if began.elapsed() < patience => std::thread::sleep(LOCK_POLL),
+            Err(Errno::WOULDBLOCK) => return Ok(false),
             Err(Errno::INTR) => {}
-            Err(error) => {
-                return Err(KeepError::Unusable { path: path.to_owned(), source: error.into() });
-            }
+            Err(error) => return Err(error.into()),
         }
     }
 }
@@ -178,7 +186,8 @@ fn open_words(path: &PathBuf, bytes: u64) -> io::Result<Option<OwnedFd>> {
     }
 }
 
-fn boot_id() -> io::Result<[u8; BOOT_ID_BYTES]> {
+/// The id of this boot of the host.
+pub fn boot_id() -> io::Result<[u8; BOOT_ID_BYTES]> {
     let text = std::fs::read(BOOT_ID)?;
     let id = text.get(..BOOT_ID_BYTES).and_then(|id| id.try_into().ok());
     id.ok_or_else(|| io::ErrorKind::InvalidData.into())

@@ -23,7 +23,7 @@ mod kept;
 mod log;
 
 pub use change::Change;
-pub use dir::{Found, KeepDir};
+pub use dir::{Found, KeepDir, LOCK_PATIENCE, boot_id, lock_exclusive};
 pub use error::KeepError;
 pub use journal::{Journal, MemoryJournal};
 pub use kept::Kept;

@@ -15,8 +15,8 @@ use farpool_wire::control::{
 use farpool_wire::{Epoch, GrantMode, OwnerId};
 use tonic::{Request, Response, Status};
 
+use crate::answers::renew_outcome;
 use crate::lender::{FenceError, Lender};
-use crate::lending::renew_outcome;
 
 /// How long an owner's request to be told of a revocation waits: less than the deadline of any request.
 const REVOCATION_WAIT: Duration = Duration::from_secs(5);
@@ -153,6 +153,7 @@ impl<L: Lender> Node for ControlService<L> {
             regions_total: self.lender.regions_total(),
             lent: self.lender.states(),
             regions_target: self.lender.regions_target(),
+            expired_revocations: self.lender.expired_revocations(),
         }))
     }
 }

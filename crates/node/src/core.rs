@@ -1,4 +1,4 @@
-//! The node itself: its leases joined to its memory, and the answers to the data plane and the control plane.
+//! The node itself: it keeps leases and memory in step, and answers the data plane and the control plane.
 //!
 //! The rules are in [`NodeCore`]; this module connects them to the clock, the random source and the memory.
 
@@ -14,9 +14,10 @@ use farpool_wire::{AccessKey, CALL_ECHO, CALL_PING, Epoch, GrantMode, NodeId, Ow
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 
+use crate::answers::{lease_message, resize};
 use crate::keeper::Keeper;
 use crate::lender::{FenceError, Lender};
-use crate::lending::{NodeCore, lease_message, resize};
+use crate::lending::NodeCore;
 use crate::pressure::{LimitChange, Measured, Pressure};
 
 /// State shared by the data plane, the control plane and the keeper.
@@ -245,6 +246,10 @@ impl Lender for Core {
 
     fn regions_target(&self) -> u32 {
         self.leases.lock().target()
+    }
+
+    fn expired_revocations(&self) -> u64 {
+        self.leases.lock().expired_revocations()
     }
 
     fn states(&self) -> Vec<RegionState> {

@@ -55,6 +55,9 @@ pub trait Lender: Send + Sync + 'static {
     /// The number of regions that the node is to have memory for.
     fn regions_target(&self) -> u32;
 
+    /// How many revoked leases have expired before their owners gave them back.
+    fn expired_revocations(&self) -> u64;
+
     /// Ends a lease. When this returns, nothing done under it takes effect any more. Asking twice is no
     /// error. It may wait for network cards to be cut off.
     fn release(&self, owner: OwnerId, lease: &LeaseRef) -> Result<(), LeaseRefusal>;
@@ -82,7 +85,8 @@ pub(crate) mod fake {
     use tokio::sync::Notify;
 
     use super::*;
-    use crate::lending::{NodeCore, lease_message, resize};
+    use crate::answers::{lease_message, resize};
+    use crate::lending::NodeCore;
 
     pub const TTL_MS: u64 = 10_000;
     pub const FRAMES_REJECTED: u64 = 5;
@@ -179,6 +183,10 @@ pub(crate) mod fake {
 
         fn regions_target(&self) -> u32 {
             self.leases.lock().target()
+        }
+
+        fn expired_revocations(&self) -> u64 {
+            self.leases.lock().expired_revocations()
         }
 
         fn release(&self, owner: OwnerId, lease: &LeaseRef) -> Result<(), LeaseRefusal> {

@@ -19,9 +19,7 @@ use farpool_lease::{
     Grant, GrantRefusal, LeaseClass, LeaseRefusal, Lending, Millis, RegionCounts, RegionStatus, RegionTable,
     Released, RevokeRefusal, Term,
 };
-use farpool_wire::control::{
-    Lease, LeaseRef, NodeAddress, RegionState, RenewOutcome, ResizeResponse, RevokeResponse,
-};
+use farpool_wire::control::{LeaseRef, RegionState, RevokeResponse};
 use farpool_wire::{AccessKey, Epoch, GrantMode, OwnerId, Refusal};
 
 /// A node's lease table, and the regions that are being returned.
@@ -40,6 +38,8 @@ pub struct NodeCore {
     target: u32,
     /// The limit that the pressure on memory sets, in regions.
     allowed: u32,
+    /// Revoked leases that expired before their owners gave them back.
+    expired_revocations: u64,
 }
 
 /// A fenced region that is not free yet.
@@ -55,8 +55,16 @@ impl NodeCore {
     pub fn new(incarnation: u32, regions: u32, ttl: Millis) -> Self {
         let table = RegionTable::new(incarnation, regions, ttl);
         let revoked_as = vec![0; regions as usize];
-        let returning = Vec::new();
-        NodeCore { table, returning, regions, revocations: 0, revoked_as, target: regions, allowed: regions }
+        NodeCore {
+            table,
+            returning: Vec::new(),
+            regions,
+            revocations: 0,
+            revoked_as,
+            target: regions,
+            allowed: regions,
+            expired_revocations: 0,
+        }
     }
 
     /// Lends up to `count` free regions, and no more than the limit. The caller opens each grant.
@@ -250,7 +258,15 @@ impl NodeCore {
     /// Ends the leases whose time has passed. The caller fences each and calls [`fenced`](Self::fenced).
     #[must_use]
     pub fn expire(&mut self, now: Millis) -> Vec<Lending> {
+        let expires = |status: &RegionStatus| matches!(status, RegionStatus::Held { revoked: true, until, .. } if now >= *until);
+        self.expired_revocations += self.table.statuses().filter(expires).count() as u64;
         self.table.expire(now)
+    }
+
+    /// How many revoked leases have expired before their owners gave them back, since the node started. Data
+    /// that were still there are lost to the owner.
+    pub fn expired_revocations(&self) -> u64 {
+        self.expired_revocations
     }
 
     /// When [`expire`](Self::expire) has something to do next.
@@ -335,37 +351,6 @@ impl NodeCore {
     }
 }
 
-/// The message that tells an owner of a new lease.
-pub fn lease_message(grant: &Grant, class: LeaseClass, ttl: Millis, address: NodeAddress) -> Lease {
-    Lease {
-        address: Some(address),
-        region: grant.lending.region,
-        epoch: grant.lending.epoch.0,
-        key: grant.key.as_bytes().to_vec(),
-        ttl_ms: ttl.0,
-        class: class.to_wire(),
-    }
-}
-
-/// Resizes a node for its operator. Returns the message that says what came of it.
-pub fn resize(core: &mut NodeCore, now: Millis, regions: u32, grace: Millis) -> ResizeResponse {
-    let RevokeResponse { revoked, pinned, remaining_ms, .. } = core.resize(now, regions, grace);
-    ResizeResponse { regions_target: core.target(), revoked, pinned, remaining_ms }
-}
-
-/// The message that tells an owner the outcome of one lease's renewal.
-pub fn renew_outcome(renewed: Result<Term, LeaseRefusal>) -> RenewOutcome {
-    match renewed {
-        Ok(term) => RenewOutcome {
-            renewed: true,
-            remaining_ms: term.remaining.0,
-            revoked: term.revoked,
-            ..RenewOutcome::default()
-        },
-        Err(refusal) => RenewOutcome { refusal: refusal.to_string(), ..RenewOutcome::default() },
-    }
-}
-
 fn named(lease: &LeaseRef) -> Result<(Lending, AccessKey), LeaseRefusal> {
     let key = lease.access_key().ok_or(LeaseRefusal::WrongKey)?;
     Ok((Lending { region: lease.region, epoch: Epoch(lease.epoch) }, key))
@@ -420,6 +405,12 @@ mod tests {
         assert_eq!(core.revoke(Millis(1), OWNER, 9, grace).revoked, 0);
         assert_eq!(core.revoke(Millis(1), OwnerId(6), 9, grace), RevokeResponse::default());
         assert_eq!(core.states(Millis(1)).iter().filter(|state| state.revoked).count(), 3);
+        core.release(OWNER, &reference(leases[0])).unwrap();
+        assert_eq!(
+            (core.expire(Millis(600_000)).len(), core.expired_revocations()),
+            (3, 2),
+            "one was given back, one pinned"
+        );
     }
 
     #[test]

@@ -11,6 +11,7 @@
 //! Not here: lease rules (crate `lease`), how bytes travel (crate `fabric`), which owner gets what (crate
 //! `broker`).
 
+mod answers;
 mod control;
 mod core;
 mod identity;
@@ -23,10 +24,11 @@ mod register;
 mod run;
 mod socket;
 
+pub use answers::{lease_message, renew_outcome, resize};
 pub use control::{ControlService, control_service};
 pub use farpool_fabric::Locking;
 pub use lender::{FenceError, Lender};
-pub use lending::{NodeCore, lease_message, renew_outcome, resize};
+pub use lending::NodeCore;
 pub use memory::{available_memory, default_reserve, lockable_memory, memory_to_lend};
 pub use pressure::{CALM, LimitChange, Measured, PRESSURE_GRACE, Pressure, STEP_PAUSE};
 pub use register::{Registered, Registration};

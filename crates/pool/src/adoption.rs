@@ -1,12 +1,14 @@
 //! Takes over what a killed process held: its owner's id, and those of its leases that still run.
 //!
 //! A1. The nodes say which leases still run. Regions of a node are not used until the node has answered.
+//!     Regions of the overflow directory need no answer.
 //! A2. A region that the earlier process recorded as lost stays lost.
 //! A3. A place where a write of the earlier process may still land is given only to the holder that had it.
 //! A4. Regions keep their numbers, because tables kept beside the extents use them. A number to which files
 //!     refer is not given to another region.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::sync::Arc;
 
 use farpool_keep::Kept;
@@ -42,6 +44,16 @@ impl Adoption {
         self.taken.contains(&extent)
     }
 
+    /// The indices of the regions that lie in the overflow directory.
+    pub(crate) fn overflow_indices(&self) -> BTreeSet<u32> {
+        self.overflow().map(|(_, region)| region.id.index).collect()
+    }
+
+    fn overflow(&self) -> impl Iterator<Item = (u64, &KeptRegion)> {
+        let regions = self.regions.iter().map(|(number, region)| (*number, region));
+        regions.filter(|(_, region)| region.is_in_overflow() && !region.is_gone)
+    }
+
     /// The numbers of the extents of regions that are held now.
     pub fn extents_held(&self) -> impl Iterator<Item = u64> + '_ {
         let held = self.regions.keys().filter(|number| !self.lost.contains_key(number));
@@ -55,7 +67,8 @@ impl Stock {
         let extents_per_region = self.region_bytes() / EXTENT_BYTES;
         let regions = regions_of(kept);
         let mut open: BTreeMap<RegionId, u64> = BTreeMap::new();
-        for (number, region) in regions.iter().filter(|(_, region)| !region.is_gone) {
+        let is_lent = |region: &KeptRegion| !region.is_gone && !region.is_in_overflow();
+        for (number, region) in regions.iter().filter(|(_, region)| is_lent(region)) {
             let later = |other: &u64| regions.get(other).is_none_or(|other| other.epoch < region.epoch);
             if open.get(&region.id).is_none_or(later) {
                 open.insert(region.id, *number);
@@ -103,6 +116,17 @@ impl Stock {
                 self.space.lock().leave(region);
             }
         }
+    }
+
+    /// Takes over the regions of the overflow directory, if they are still there.
+    ///
+    /// # Errors When one cannot be opened now: whether its data are lost is unknown, so nothing may be
+    /// recorded as lost.
+    pub fn adopt_overflow(&self, adoption: &Adoption) -> io::Result<()> {
+        let mut regions = adoption.overflow();
+        regions.try_for_each(|(number, region)| {
+            self.adopt_overflow_region(number, region.id.index, &region.doubts)
+        })
     }
 
     /// Stops waiting for answers: regions whose nodes have not answered are lost.

@@ -83,6 +83,16 @@ pub enum OverflowError {
         /// The directory.
         dir: PathBuf,
     },
+    /// Name the directory of before.
+    #[error(
+        "the state in {} says that data lie in an overflow directory: mount with the --overflow of before, or delete \
+         the state to start empty",
+        state.display()
+    )]
+    NotNamed {
+        /// The directory of the state.
+        state: PathBuf,
+    },
     /// Correct what the reason names.
     #[error("{} cannot be used for overflow: {reason}", dir.display())]
     Unusable {
@@ -160,8 +170,9 @@ pub enum GrantError {
         /// What it said.
         reason: String,
     },
-    /// Ask again: a client whose grant was to be fenced may still use the region. A client that was to be
-    /// admitted has no key; the node may have made a grant, which takes a place until the lease ends.
+    /// Ask again: it is unknown whether the node carried the request out. After a fence, the client may still
+    /// use the region. After an admission, the client has no key; if the node has made a grant, the grant
+    /// takes a place until the lease ends.
     #[error("node {node} gave no usable answer: {reason}")]
     NoAnswer {
         /// The node.

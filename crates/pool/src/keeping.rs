@@ -4,6 +4,7 @@
 //! ```text
 //! P                      KeptPool
 //! R number               the lease, as it came        (numbers big-endian, 8 bytes)
+//!                        of a region of the overflow directory: as if the node OVERFLOW_NODE had lent it
 //! R number 0             the region's data are lost
 //! R number 1 place       in doubt; place: 4 bytes
 //! ```
@@ -15,6 +16,8 @@ use farpool_keep::{Change, Journal, Kept, tables};
 use farpool_wire::control::Lease;
 use farpool_wire::{AccessKey, Epoch, RegionId};
 use prost::Message;
+
+use crate::overflow::OVERFLOW_NODE;
 
 /// Upper bound of regions' numbers: with more regions, the numbers of extents would not fit in a word.
 const MAX_NUMBERS: u64 = 1 << 32;
@@ -97,6 +100,13 @@ pub(crate) struct KeptRegion {
     pub(crate) is_gone: bool,
     /// Places where a write of the earlier process may still land.
     pub(crate) doubts: BTreeSet<u32>,
+}
+
+impl KeptRegion {
+    /// Whether it lies in the overflow directory, and not on a node.
+    pub(crate) fn is_in_overflow(&self) -> bool {
+        self.id.node == OVERFLOW_NODE
+    }
 }
 
 /// The regions in the state, by number. Invalid entries are left out.

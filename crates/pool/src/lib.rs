@@ -46,7 +46,7 @@ pub use growth::Growth;
 pub use holder::{Acquired, Change, ClientGrant, GrowthOutcome, HeldLease, Holder, Renewal};
 pub use joint::{JointKeys, JointLeases};
 pub use overflow::{OVERFLOW_NODE, Overflow, OverflowRegion};
-pub use pool::{OverflowConfig, Pool, PoolConfig};
+pub use pool::{KeptState, OverflowConfig, Pool, PoolConfig};
 pub use region::{LeasedRegion, NodeState};
 pub use session::{Session, SessionCore, SessionGuard};
 pub use sharing::FENCE_DEADLINE;

@@ -9,6 +9,8 @@
 //! O4. Far memory comes first. An extent is taken from the directory only if none is free where it is wanted
 //!     and the last request to the broker brought none. (That answer counts for half a second, or for ten
 //!     seconds if no broker has answered.) The extent moves to far memory once there is room.
+//! O5. If the process keeps what it holds for a later one, the directory's regions are files with names.
+//!     They are recorded and adopted like leased regions.
 
 use std::fmt;
 use std::io;
@@ -16,6 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use farpool_fabric::Peer;
+use farpool_wire::control::{Lease, NodeAddress};
 use farpool_wire::{AccessKey, Epoch, NodeId, RegionId};
 use futures_util::future::{BoxFuture, LocalBoxFuture};
 
@@ -31,15 +34,22 @@ pub const OVERFLOW_NODE: NodeId = NodeId(u64::MAX);
 
 /// Gives regions of local storage.
 pub trait Overflow: Send + Sync {
-    /// Allocates the storage of one more region. `None`: there is no room, or the storage did not answer in
-    /// time.
-    fn allocate(&self, bytes: u64) -> BoxFuture<'_, Option<Arc<dyn OverflowRegion>>>;
+    /// Allocates the storage of one more region. If regions are kept, a later process finds it under `index`.
+    /// `None`: there is no room, or the storage did not answer in time.
+    fn allocate(&self, index: u32, bytes: u64) -> BoxFuture<'_, Option<Arc<dyn OverflowRegion>>>;
+
+    /// Finds the region that an earlier process has kept under `index`. `None`: it is not there any more, or
+    /// has less than `bytes`.
+    ///
+    /// # Errors
+    /// When it may be there, but cannot be opened now.
+    fn find(&self, index: u32, bytes: u64) -> io::Result<Option<Arc<dyn OverflowRegion>>>;
 
     /// How many bytes could still be allocated, as of some moments ago.
     fn room_bytes(&self) -> u64;
 }
 
-/// The storage of one region. Dropping the last reference frees it.
+/// The storage of one region. Dropping the last reference frees it, unless it is kept for a later process.
 pub trait OverflowRegion: Send + Sync + fmt::Debug {
     /// Reads all of `to` at `offset`.
     fn read<'a>(&'a self, offset: u64, to: &'a mut [u8]) -> LocalBoxFuture<'a, io::Result<()>>;
@@ -47,6 +57,9 @@ pub trait OverflowRegion: Send + Sync + fmt::Debug {
     /// Writes all of `data` at `offset`. If this is dropped before it has ended, the write may still be
     /// carried out. After an error the contents there are indeterminate.
     fn write<'a>(&'a self, offset: u64, data: &'a [u8]) -> LocalBoxFuture<'a, io::Result<()>>;
+
+    /// Gives the region up: no later process finds it.
+    fn discard(&self);
 
     /// Logs that a transfer has failed or took too long, at a limited rate.
     fn log_failure(&self, reason: &str);
@@ -73,11 +86,33 @@ impl Overflowing {
 
     /// A region with its storage.
     pub(crate) async fn allocate(&self, bytes: u64) -> Option<Arc<LeasedRegion>> {
-        let storage = self.giver.allocate(bytes).await?;
         // Relaxed: only distinct numbers matter.
         let index = self.next_index.fetch_add(1, Ordering::Relaxed);
-        let id = RegionId { node: OVERFLOW_NODE, index };
-        let (epoch, key) = (Epoch::new(0, 1), AccessKey::from_bytes([0; 16]));
-        Some(Arc::new(LeasedRegion::overflow(id, epoch, key, self.node.clone(), storage)))
+        Some(self.region(index, self.giver.allocate(index, bytes).await?))
     }
+
+    /// The region that an earlier process has kept under this index, if it is there. No other region gets the
+    /// index.
+    pub(crate) fn find(&self, index: u32, bytes: u64) -> io::Result<Option<Arc<LeasedRegion>>> {
+        self.next_index.fetch_max(index.saturating_add(1), Ordering::Relaxed);
+        let storage = self.giver.find(index, bytes)?;
+        Ok(storage.map(|storage| self.region(index, storage)))
+    }
+
+    fn region(&self, index: u32, storage: Arc<dyn OverflowRegion>) -> Arc<LeasedRegion> {
+        let id = RegionId { node: OVERFLOW_NODE, index };
+        Arc::new(LeasedRegion::overflow(id, EPOCH, KEY, self.node.clone(), storage))
+    }
+}
+
+/// Epoch and key of the directory's regions, which nobody checks.
+const EPOCH: Epoch = Epoch::new(0, 1);
+const KEY: AccessKey = AccessKey::from_bytes([0; AccessKey::BYTES]);
+
+/// A region of the directory as it is recorded for a later process: as the lease of a region that this node
+/// had lent.
+pub(crate) fn as_lease(index: u32) -> Lease {
+    let address = NodeAddress { node: OVERFLOW_NODE.0, ..NodeAddress::default() };
+    let key = KEY.as_bytes().to_vec();
+    Lease { address: Some(address), region: index, epoch: EPOCH.0, key, ..Lease::default() }
 }

@@ -1,7 +1,7 @@
 //! The pool as one process sees it, and the state its threads share.
 
 use std::net::ToSocketAddrs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Weak};
 
@@ -14,11 +14,11 @@ use farpool_wire::{Epoch, GrantMode, NodeId, OwnerId};
 use parking_lot::Mutex;
 
 use crate::adoption::Adoption;
-use crate::error::{GrantError, NoSpace, PoolError};
+use crate::error::{GrantError, NoSpace, OverflowError, PoolError};
 use crate::holder::ClientGrant;
 use crate::keeper::{self, Keeper, View};
 use crate::keeping::KeptPool;
-use crate::overflow::directory::Directory;
+use crate::overflow::directory::{Directory, KeptBy};
 use crate::region::LeasedRegion;
 use crate::session::{Confined, Session};
 use crate::sharing;
@@ -48,6 +48,17 @@ pub struct OverflowConfig {
     pub limit_bytes: Option<u64>,
 }
 
+/// The state that a process keeps for a later one.
+#[derive(Clone, Debug)]
+pub struct KeptState<'a> {
+    /// Where it is recorded.
+    pub journal: Arc<dyn Journal>,
+    /// What an earlier process has left.
+    pub kept: &'a Kept,
+    /// The directory of the state, which belongs to this process.
+    pub dir: &'a Path,
+}
+
 /// A connection to the pool as one owner. Clones share it. Dropping the last clone gives all leases back,
 /// unless a later process is to take them over ([`connect_keeping`](Self::connect_keeping)).
 #[derive(Clone)]
@@ -74,33 +85,36 @@ pub(crate) struct Shared {
 impl Pool {
     /// Connects to the broker. Leases are taken when extents are.
     pub fn connect(config: PoolConfig) -> Result<Pool, PoolError> {
-        let view = keeper::first_view(&config)?;
-        let stock = Self::stock_of(&config, &view, OwnerId(random_id()), None)?;
-        Self::start(config, Arc::new(stock))
+        Self::connect_with_overflow(config, None)
     }
 
-    /// Like [`connect`](Self::connect), with a directory for what the pool has no room for.
+    /// Like [`connect`](Self::connect), with a directory, if one is given, for data for which the pool has no
+    /// room.
     ///
     /// # Errors
     /// As [`connect`](Self::connect), and [`PoolError::Overflow`] if the directory cannot be used.
-    pub fn connect_with_overflow(config: PoolConfig, overflow: &OverflowConfig) -> Result<Pool, PoolError> {
-        let directory = Directory::open(&overflow.dir, overflow.limit_bytes)?;
+    pub fn connect_with_overflow(
+        config: PoolConfig,
+        overflow: Option<&OverflowConfig>,
+    ) -> Result<Pool, PoolError> {
+        let open = |overflow: &OverflowConfig| Directory::open(&overflow.dir, overflow.limit_bytes, None);
+        let directory = overflow.map(open).transpose()?;
         let view = keeper::first_view(&config)?;
         let stock = Self::stock_of(&config, &view, OwnerId(random_id()), None)?;
-        Self::start(config, Arc::new(stock.with_overflow(Arc::new(directory))))
+        Self::start(config, Arc::new(with_directory(stock, directory)))
     }
 
-    /// Like [`connect`](Self::connect), but records all that it holds in a journal. It takes over the leases
-    /// that an earlier process has left in its journal (`kept`), if they still run. The caller names the
-    /// extents that were in use ([`Stock::adopt_extent`]), and says when it has named all of them
-    /// ([`Stock::finish_adoption`]).
+    /// Like [`connect_with_overflow`](Self::connect_with_overflow), but records all that it holds in the
+    /// journal of a state. It takes over the leases and the overflow that an earlier process has left in this
+    /// state, if they are still there. The caller names the extents that were in use
+    /// ([`Stock::adopt_extent`]), and says when it has named all of them ([`Stock::finish_adoption`]).
     pub fn connect_keeping(
         config: PoolConfig,
-        journal: Arc<dyn Journal>,
-        kept: &Kept,
+        overflow: Option<&OverflowConfig>,
+        state: KeptState<'_>,
     ) -> Result<(Pool, Adoption), PoolError> {
-        let earlier = KeptPool::find(kept);
-        let (stock, mut adoption) = match &earlier {
+        let KeptState { journal, kept, dir } = state;
+        let (stock, mut adoption) = match &KeptPool::find(kept) {
             Some(earlier) => {
                 // First renew the leases: they may end while this process waits for a broker.
                 let region_bytes = earlier.region_bytes;
@@ -118,17 +132,34 @@ impl Pool {
                 stock.pool_has_free(view.free_regions);
                 (stock, adoption)
             }
-            None => {
-                let view = keeper::first_view(&config)?;
-                let owner = random_id();
-                let stock = Self::stock_of(&config, &view, OwnerId(owner), Some(journal.clone()))?;
-                journal.append(&[KeptPool { owner, region_bytes: stock.region_bytes() }.put()]);
-                let adoption = stock.begin_adoption(&Kept::default());
-                (stock, adoption)
-            }
+            None => Self::new_kept_stock(&config, journal)?,
         };
+        let named = &adoption.overflow_indices();
+        let by = KeptBy { owner: stock.owner(), dir, named };
+        let open = |overflow: &OverflowConfig| Directory::open(&overflow.dir, overflow.limit_bytes, Some(by));
+        if overflow.is_none() && !named.is_empty() {
+            return Err(OverflowError::NotNamed { state: dir.to_owned() }.into());
+        }
+        let stock = with_directory(stock, overflow.map(open).transpose()?);
+        stock.adopt_overflow(&adoption).map_err(|reason| {
+            let dir = overflow.map_or(dir, |overflow| &overflow.dir).to_owned();
+            OverflowError::Unusable { dir, reason }
+        })?;
         stock.adoption_ends(&mut adoption);
         Ok((Self::start(config, Arc::new(stock))?, adoption))
+    }
+
+    /// The stock of a new owner, which keeps what it holds.
+    fn new_kept_stock(
+        config: &PoolConfig,
+        journal: Arc<dyn Journal>,
+    ) -> Result<(Stock, Adoption), PoolError> {
+        let view = keeper::first_view(config)?;
+        let owner = random_id();
+        let stock = Self::stock_of(config, &view, OwnerId(owner), Some(journal.clone()))?;
+        journal.append(&[KeptPool { owner, region_bytes: stock.region_bytes() }.put()]);
+        let adoption = stock.begin_adoption(&Kept::default());
+        Ok((stock, adoption))
     }
 
     fn stock_of(
@@ -241,6 +272,13 @@ impl Shared {
     }
 }
 
+fn with_directory(stock: Stock, directory: Option<Directory>) -> Stock {
+    match directory {
+        Some(directory) => stock.with_overflow(Arc::new(directory)),
+        None => stock,
+    }
+}
+
 fn ended(node: NodeId) -> GrantError {
     GrantError::NoAnswer { node, reason: "the pool is being closed".to_owned() }
 }
@@ -299,8 +337,9 @@ mod tests {
         for impossible in [0, EXTENT_BYTES + 1] {
             let journal = MemoryJournal::default();
             journal.append(&[KeptPool { owner: 7, region_bytes: impossible }.put()]);
-            let connected =
-                Pool::connect_keeping(config(None), Arc::new(journal.successor()), &journal.kept());
+            let (successor, kept) = (Arc::new(journal.successor()), journal.kept());
+            let state = KeptState { journal: successor, kept: &kept, dir: Path::new("/") };
+            let connected = Pool::connect_keeping(config(None), None, state);
             let Err(PoolError::RegionSize { region_bytes, .. }) = connected else { panic!("{impossible}") };
             assert_eq!(region_bytes, impossible);
         }

@@ -15,7 +15,7 @@ use farpool_wire::{NodeId, RegionId, RemoteAddr};
 use parking_lot::Mutex;
 
 use crate::keeping::Keeping;
-use crate::overflow::OVERFLOW_NODE;
+use crate::overflow::{OVERFLOW_NODE, as_lease};
 use crate::region::LeasedRegion;
 
 /// Size of an extent, and of a file's stripe unit.
@@ -213,6 +213,9 @@ impl Space {
     pub(crate) fn add_overflow(&mut self, region: Arc<LeasedRegion>, region_bytes: u64, now_ms: u64) {
         let extents = (region_bytes / EXTENT_BYTES) as u32;
         let number = self.take_number();
+        if let Some(keeping) = &self.keeping {
+            keeping.held(number, &as_lease(region.id.index));
+        }
         let free = (0..extents).rev().collect();
         self.overflow.push(RegionSpace::new(number, region, extents, free, now_ms));
     }
@@ -229,8 +232,14 @@ impl Space {
         let extents = (region_bytes / EXTENT_BYTES) as u32;
         let doubts = doubts.range(..extents); // larger ones would be places of another region
         let doubts: BTreeSet<u32> = doubts.copied().collect();
-        let free = (0..extents).rev().filter(|place| !doubts.contains(place)).collect();
-        self.insert(number, region, extents, free, now_ms);
+        let free: Vec<u32> = (0..extents).rev().filter(|place| !doubts.contains(place)).collect();
+        if region.is_overflow() {
+            let given_up = doubts.len() as u32;
+            let space = RegionSpace::new(number, region, extents, free, now_ms);
+            self.overflow.push(RegionSpace { given_up, ..space });
+        } else {
+            self.insert(number, region, extents, free, now_ms);
+        }
         self.doubted.extend(doubts.iter().map(|place| number * u64::from(extents) + u64::from(*place)));
     }
 
@@ -272,13 +281,17 @@ impl Space {
 
     /// Takes the extent at a place, for the caller that had it. An extent in doubt stays in doubt.
     pub(crate) fn take_at(&mut self, region: u64, place: u32, space: &Arc<Mutex<Space>>) -> Option<Extent> {
-        let held = self.nodes.values_mut().flatten().find(|held| held.number == region)?;
+        let mut all = self.nodes.values_mut().flatten().chain(&mut self.overflow);
+        let held = all.find(|held| held.number == region)?;
         let number = region * u64::from(held.extents) + u64::from(place);
         let in_doubt = self.doubted.remove(&number);
-        if !in_doubt {
+        let is_overflow = held.region.is_overflow();
+        if in_doubt {
+            held.given_up -= u32::from(is_overflow); // until its holder drops it again
+        } else {
             let at = held.free.iter().position(|free| *free == place)?;
             held.free.remove(at);
-            self.free -= !held.leaving as u64;
+            self.free -= u64::from(!held.leaving && !is_overflow);
         }
         held.empty_since_ms = None;
         Some(Extent {
@@ -296,7 +309,7 @@ impl Space {
     pub(crate) fn take(&mut self, place: u64, within: &Where, space: &Arc<Mutex<Space>>) -> Option<Extent> {
         self.take_far(place, within, space).or_else(|| {
             let overflow = within.allows_overflow().then_some(&mut self.overflow)?;
-            Self::take_from(overflow, space, &None)
+            Self::take_from(overflow, space, &self.keeping)
         })
     }
 
@@ -444,11 +457,14 @@ impl Space {
     }
 
     /// Removes regions of the overflow directory that were empty for `linger_ms`. Returns them, so that the
-    /// caller drops them outside of locks.
+    /// caller discards them outside of locks.
     pub(crate) fn shrink_overflow(&mut self, now_ms: u64, linger_ms: u64) -> Vec<Arc<LeasedRegion>> {
+        if self.is_adopting {
+            return Vec::new();
+        }
         let idle = self.overflow.extract_if(.., |held| held.is_idle(now_ms, linger_ms));
         let (numbers, regions): (Vec<u64>, Vec<_>) = idle.map(|held| (held.number, held.region)).unzip();
-        self.free_numbers.extend(numbers);
+        numbers.into_iter().for_each(|number| self.free_number(number));
         regions
     }
 

@@ -4,6 +4,7 @@
 //! simulation's) asks brokers and nodes, and passes the answers to this module.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Poll, Waker};
@@ -21,7 +22,7 @@ use crate::giving_up::{Sign, is_given_up};
 use crate::growth::{GROW_PATIENCE, Growth};
 use crate::holder::{Acquired, Change, GrowthOutcome, HeldLease, Holder, Renewal};
 use crate::keeping::Keeping;
-use crate::overflow::{Overflow, Overflowing};
+use crate::overflow::{Overflow, OverflowRegion, Overflowing};
 use crate::region::{LeasedRegion, NodeState};
 use crate::space::{EXTENT_BYTES, Extent, Space, Where};
 
@@ -192,11 +193,10 @@ impl Stock {
         }
     }
 
-    /// The stock with a giver of regions for what the pool has no room for. They are not kept for a later
-    /// process.
+    /// The stock with a giver of regions for what the pool has no room for. If the stock has a journal, the
+    /// giver keeps its regions for a later process.
     #[must_use]
     pub fn with_overflow(self, giver: Arc<dyn Overflow>) -> Self {
-        debug_assert!(self.journal.is_none(), "extents of the overflow directory cannot be kept");
         Stock { overflowing: Some(Overflowing::new(giver)), ..self }
     }
 
@@ -405,6 +405,24 @@ impl Stock {
         leased
     }
 
+    /// Adds the region of the overflow directory that an earlier process had under this number, if it is
+    /// still there.
+    pub(crate) fn adopt_overflow_region(
+        &self,
+        number: u64,
+        index: u32,
+        doubts: &BTreeSet<u32>,
+    ) -> io::Result<()> {
+        let Some(overflowing) = &self.overflowing else { return Err(io::ErrorKind::NotFound.into()) };
+        match overflowing.find(index, self.region_bytes)? {
+            Some(region) => {
+                self.space.lock().adopt(number, region, self.region_bytes, self.now().0, doubts);
+            }
+            None => tracing::warn!(index, "a region of the overflow directory is lost: its file is gone"),
+        }
+        Ok(())
+    }
+
     /// How to reach a node.
     pub(crate) fn reach(&self, address: &NodeAddress) -> Peer {
         (self.reach)(address)
@@ -556,7 +574,9 @@ impl Stock {
             let unused_overflow = space.shrink_overflow(now, linger_ms);
             (space.shrink(now, linger_ms, keep_free), unused_overflow)
         };
-        drop(unused_overflow); // outside the lock
+        // Outside the lock.
+        unused_overflow.iter().filter_map(|region| region.storage()).for_each(OverflowRegion::discard);
+        drop(unused_overflow);
         self.retire(&idle);
         idle
     }

@@ -46,7 +46,7 @@ use guest::Guest;
 use history::History;
 use judge::Excuses;
 use link::{Lie, Shaking, Shaky};
-use overflow::{Disk, Giver};
+use overflow::Disk;
 use successor::Legacy;
 
 /// The scenario of files.
@@ -347,12 +347,10 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
     let has_guests = has_guests && legacy.is_none();
     let stock = successor::stock_of(&plane, host, owner, limit_regions, legacy.as_ref());
     let is_calm = harmless || is_redundant;
-    let disk_kind = worlds::disk(seed, mutation, is_calm).filter(|_| legacy.is_none());
-    let disk = disk_kind.map(|kind| Disk::new((&world, host), kind, mutation, Random::new(seed, 38)));
-    let stock = Arc::new(match &disk {
-        Some(disk) => stock.with_overflow(Arc::new(Giver(disk.clone()))),
-        None => stock,
-    });
+    let disk_kind = worlds::disk(seed, mutation, is_calm);
+    let disk = disk_kind
+        .map(|kind| Disk::new((&world, host), kind, mutation, Random::new(seed, 38), legacy.is_some()));
+    let stock = Arc::new(successor::with_disk(stock, disk.as_ref()));
     let store = match &legacy {
         Some(legacy) => StoreCore::keeping(stock.clone(), legacy.words()),
         None => StoreCore::new(stock.clone()),
@@ -432,6 +430,7 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
         run.complain(format!("a task hangs: {end:?} with {} clients at work", run.at_work.get()));
     }
     drop(executor);
+    run.disk.iter().for_each(|disk| disk.clear());
     report(&run)
 }
 

@@ -33,6 +33,7 @@ pub(crate) const KEPT_MEMORY: &str = "resized-node-keeps-its-memory";
 pub(crate) const UNNOTICED_PRESSURE: &str = "node-under-pressure-keeps-its-memory";
 pub(crate) const LASTING_PRESSURE: &str = "node-lends-no-more-after-pressure";
 pub(crate) const NOT_PUSHED: &str = "revocation-not-announced";
+pub(crate) const TWO_AT_ONCE: &str = "leases-taken-back-on-two-nodes-at-once";
 pub(crate) const KEPT_GRANT: &str = "fenced-grant-stays-in-the-table";
 
 /// How a lease ends.

@@ -19,7 +19,8 @@ use crate::plane::node::Node;
 use crate::plane::post::Delivery;
 use crate::plane::{
     EPOCH_REUSED, Ending, FORGETFUL_BROKER, KEPT_GRANT, KEPT_MEMORY, LASTING_PRESSURE, LATE_REVOCATION,
-    NOT_PUSHED, Plane, PlaneConfig, UNCLEARED_MEMORY, UNCOUNTED_RENEWAL, UNFENCED_GRANT, UNNOTICED_PRESSURE,
+    NOT_PUSHED, Plane, PlaneConfig, TWO_AT_ONCE, UNCLEARED_MEMORY, UNCOUNTED_RENEWAL, UNFENCED_GRANT,
+    UNNOTICED_PRESSURE,
 };
 use crate::runner::{RunReport, Scenario};
 use client::{Client, Seat};
@@ -42,6 +43,7 @@ const MUTATIONS: &[&str] = &[
     UNNOTICED_PRESSURE,
     LASTING_PRESSURE,
     NOT_PUSHED,
+    TWO_AT_ONCE,
 ];
 
 /// The duration of a lease, in milliseconds: shorter than in production, so that more leases end in a run.

@@ -1,12 +1,12 @@
 //! `farpool mount --keep DIR`: files that survive a restart of the daemon.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use farpool_file::{FileStore, KEPT_WORDS_BYTES};
 use farpool_keep::{Found, KeepDir, Kept};
 use farpool_mount::{KeptMount, kept_files};
-use farpool_pool::{Pool, PoolConfig};
+use farpool_pool::{KeptState, OverflowConfig, Pool, PoolConfig};
 
 use crate::output::say;
 use crate::size::ByteSize;
@@ -17,6 +17,7 @@ const RESTART_WITHIN_S: u64 = 8;
 
 /// The directory of a mount's state, and the state found in it.
 pub struct Keeping {
+    path: PathBuf,
     dir: KeepDir,
     kept: Kept,
 }
@@ -36,14 +37,19 @@ impl Keeping {
                 Kept::default()
             }
         };
-        Ok(Keeping { dir, kept })
+        Ok(Keeping { path: path.to_owned(), dir, kept })
     }
 
     /// The store with the files that were found. Data whose leases have ended are lost.
-    pub fn store(&mut self, config: PoolConfig) -> Result<(FileStore, KeptMount)> {
+    pub fn store(
+        &mut self,
+        config: PoolConfig,
+        overflow: Option<&OverflowConfig>,
+    ) -> Result<(FileStore, KeptMount)> {
         let kept = std::mem::take(&mut self.kept);
         let journal = self.dir.journal();
-        let (pool, adoption) = Pool::connect_keeping(config, journal.clone(), &kept)?;
+        let state = KeptState { journal: journal.clone(), kept: &kept, dir: &self.path };
+        let (pool, adoption) = Pool::connect_keeping(config, overflow, state)?;
         let wanted = kept_files(&kept);
         let words = self.dir.words().try_clone().context("cannot share the words of blocks")?;
         let (store, files) = FileStore::keeping(pool, words, &kept, adoption, |file| wanted.contains(&file))
@@ -56,7 +62,7 @@ impl Keeping {
             if !losses.is_empty() {
                 let lost = ByteSize(losses.iter().sum());
                 say(format!(
-                    "lost   {lost} in {}: leases or nodes have ended; reading the lost part gives EIO",
+                    "lost   {lost} in {}: their leases, nodes or overflow files are gone; reading the lost part gives EIO",
                     files_of(losses.len())
                 ));
             }
@@ -66,11 +72,11 @@ impl Keeping {
     }
 
     /// Prints how to find the files again, now that the mount has ended.
-    pub fn say_goodbye(&self, path: &Path) {
+    pub fn say_goodbye(&self) {
         if self.dir.journal().is_whole() {
             say(format!(
                 "kept   for about {RESTART_WITHIN_S} s: mount again with --keep {} to find the files again",
-                path.display()
+                self.path.display()
             ));
         }
     }

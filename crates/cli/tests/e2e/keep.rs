@@ -354,3 +354,42 @@ fn keeping_and_accelerating_do_not_go_together() {
     let output = run_command(place.command(&pool, &["--accelerate"]));
     assert_complaint(&output, 2, "--accelerate");
 }
+
+#[test]
+fn what_lies_in_the_overflow_directory_is_found_again_and_nothing_stays_there_that_is_not_needed() {
+    let pool = Pool::start(PoolOptions { nodes: 1, memory: "16MiB", ..PoolOptions::default() });
+    let place = Place::new();
+    let overflow = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let options = ["--overflow", overflow.path().to_str().unwrap()];
+    let folders =
+        || fs::read_dir(overflow.path()).unwrap().map(|entry| entry.unwrap().path()).collect::<Vec<_>>();
+    let mount = place.mount(&pool, &options);
+    write_new(&mount.file("big"), &pattern(40 * MIB, 1));
+    let folder = folders().pop().unwrap();
+    let count = || fs::read_dir(&folder).unwrap().count();
+    assert_eq!(fs::metadata(&folder).unwrap().mode() & 0o777, 0o700);
+    assert!(count() > 2, "regions and what they belong to");
+
+    let mount = place.again(&pool, mount, &options);
+    assert!(fs::read(mount.file("big")).unwrap() == pattern(40 * MIB, 1));
+    write_new(&mount.file("more"), &pattern(4 * MIB, 2));
+    let mut killed = mount;
+    killed.process.kill();
+    place.wait_until_unmounted(killed);
+    assert_complaint(&place.refused(&pool), 1, "--overflow of before");
+    let mut mount = place.mount(&pool, &options);
+    assert!(fs::read(mount.file("big")).unwrap() == pattern(40 * MIB, 1));
+    assert!(fs::read(mount.file("more")).unwrap() == pattern(4 * MIB, 2));
+
+    fs::remove_file(mount.file("big")).unwrap();
+    fs::remove_file(mount.file("more")).unwrap();
+    eventually("empty regions have gone from the directory", || count() == 1);
+    let output = mount.unmount();
+    assert!(output.status.success(), "{output:?}");
+    drop(mount);
+    fs::remove_dir_all(place.keep()).unwrap();
+    let next = place.mount(&pool, &options);
+    assert_eq!(folders().len(), 1, "the folder of the state that was deleted is gone");
+    assert!(!folders().contains(&folder));
+    drop(next);
+}

@@ -1,5 +1,6 @@
 //! What a node does with clients that break the rules: that are late, or use an old or a wrong key.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use farpool_fabric::{OpError, Queue, TransportChoice, Uncertain};
@@ -217,9 +218,9 @@ fn leases_are_listed_by_owner_and_taken_back_from_the_one_that_is_named() {
 
     let owner = format!("{OWNER:016x}");
     let revoke = |size: &str| run(["leases", "revoke", &owner, size, "--broker", &pool.address]);
-    let revoked = revoke("2MiB");
-    assert!(revoked.stdout.starts_with("2 MiB are being taken back"), "{revoked:?}");
-    assert!(leases.iter().all(|lease| client.renew(lease).revoked));
+    let revoked = revoke("1MiB");
+    assert!(revoked.stdout.starts_with("1 MiB are being taken back"), "{revoked:?}");
+    assert_eq!(leases.iter().filter(|lease| client.renew(lease).revoked).count(), 1);
     let json: serde_json::Value =
         serde_json::from_str(&run(["leases", "list", "--json", "--broker", &pool.address]).stdout).unwrap();
     let listed = json["leases"].as_array().unwrap();
@@ -230,6 +231,49 @@ fn leases_are_listed_by_owner_and_taken_back_from_the_one_that_is_named() {
             .filter(taken_back)
             .all(|lease| lease["owner"] == *owner && lease["class"] == "revocable")
     );
-    assert_eq!((listed.len(), listed.iter().filter(taken_back).count()), (4, 2));
+    assert_eq!((listed.len(), listed.iter().filter(taken_back).count()), (4, 1));
+}
+
+#[test]
+fn leases_are_taken_back_on_one_node_at_a_time_while_the_owner_gives_them_back() {
+    let pool = Pool::start(PoolOptions { nodes: 2, memory: "4MiB", region_size: "1MiB" });
+    let client = Client::new(&pool.address, OWNER, TransportChoice::Tcp);
+    let (leases, _pinned) = (client.acquire(4), client.acquire_pinned());
+    let owner = format!("{OWNER:016x}");
+    let revoke =
+        |size: &str| run(["leases", "revoke", &owner, size, "--broker", &pool.address, "--grace", "60"]);
+    let revoked = std::thread::scope(|scope| {
+        let revoking = scope.spawn(|| revoke("4MiB"));
+        let mut left: Vec<&Lease> = leases.iter().collect();
+        eventually("all leases were taken back", || {
+            let leaving: Vec<&Lease> = left.extract_if(.., |lease| client.renew(lease).revoked).collect();
+            let nodes: BTreeSet<u64> =
+                leaving.iter().map(|lease| lease.address.as_ref().unwrap().node).collect();
+            assert!(nodes.len() <= 1, "two nodes take leases back at a time");
+            leaving.into_iter().for_each(|lease| client.release(lease));
+            left.is_empty()
+        });
+        revoking.join().unwrap()
+    });
+    assert_eq!(revoked.stdout.matches("2 MiB are being taken back").count(), 2, "{revoked:?}");
     assert_complaint(&revoke("1MiB"), 1, "pinned");
+}
+
+#[test]
+fn no_more_leases_are_taken_back_from_an_owner_that_did_not_give_the_first_ones_back() {
+    let pool = Pool::start(PoolOptions { nodes: 2, memory: "4MiB", region_size: "1MiB" });
+    let client = Client::new(&pool.address, OWNER, TransportChoice::Tcp);
+    let leases = client.acquire(2);
+    let owner = format!("{OWNER:016x}");
+    let revoked = std::thread::scope(|scope| {
+        let args = ["leases", "revoke", &owner, "2MiB", "--broker", &pool.address, "--grace", "0"];
+        let revoking = scope.spawn(move || run(args));
+        eventually("the command has ended", || {
+            let renewed = leases.iter().filter(|lease| client.renew(lease).renewed).count();
+            assert!(renewed > 0, "leases on both nodes have ended");
+            revoking.is_finished()
+        });
+        revoking.join().unwrap()
+    });
+    assert!(!revoked.status.success() && revoked.stderr.contains("make room first"), "{revoked:?}");
 }

@@ -113,7 +113,5 @@ fn a_directory_that_cannot_be_used_is_refused_with_the_fix() {
     assert_complaint(&mount(&["--overflow", "/dev/shm"]), 1, "name a directory on a disk");
     assert_complaint(&mount(&["--overflow", "/proc"]), 1, "name a directory on ext4");
     assert_complaint(&mount(&["--overflow", "/nowhere"]), 1, "No such file");
-    let together = mount(&["--overflow", "/var/tmp", "--keep", "/dev/shm/kept"]);
-    assert_complaint(&together, 2, "cannot be used with");
     assert_complaint(&mount(&["--overflow-limit", "1GiB"]), 2, "--overflow");
 }

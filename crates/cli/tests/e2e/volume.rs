@@ -263,3 +263,19 @@ fn volume_of_a_directory_that_is_no_mount_names_the_fix() {
     let output = run(["volume", "status", directory.path().to_str().unwrap()]);
     assert_complaint(&output, 1, "farpool mount");
 }
+
+#[test]
+fn revoking_all_leases_of_a_mirrored_file_without_room_elsewhere_stops_after_one_node_and_loses_nothing() {
+    let pool = Pool::start(PoolOptions { nodes: 2, memory: "16MiB", ..PoolOptions::default() });
+    let mount = Mount::of(&pool, &["--redundancy", "mirror"]);
+    let data = pattern(12 * MIB, 1);
+    write_new(&mount.file("data"), &data);
+    let listed = run(["leases", "list", "--json", "--broker", &pool.address]).stdout;
+    let listed: Value = serde_json::from_str(&listed).unwrap();
+    let owner = listed["leases"][0]["owner"].as_str().unwrap().to_owned();
+    let revoked = run(["leases", "revoke", &owner, "32MiB", "--grace", "0", "--broker", &pool.address]);
+    assert!(!revoked.status.success() && revoked.stderr.contains("make room first"), "{revoked:?}");
+    assert!(read_from_far(&mount.file("data")) == data);
+    volume("rebuild", &mount); // the memory that was taken back is free again
+    assert!(read_from_far(&mount.file("data")) == data);
+}

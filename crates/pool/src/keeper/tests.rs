@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::net::{SocketAddr, TcpListener};
+use std::path::Path;
 
 use farpool_control::Listener;
 use farpool_fabric::TransportChoice;
@@ -23,7 +24,7 @@ use tonic::{Request, Response};
 
 use super::*;
 use crate::keeping::{Keeping, KeptPool};
-use crate::pool::Pool;
+use crate::pool::{KeptState, Pool};
 use crate::space::{EXTENT_BYTES, Extent};
 
 const REGION_BYTES: u64 = 4 * EXTENT_BYTES;
@@ -307,8 +308,9 @@ fn leases_of_a_killed_process_are_asked_for_again_until_the_node_answers_and_out
     let rig = Rig::new();
     let left = left_by_a_killed_process(&rig, REGION_BYTES);
     *rig.played.failing_renewals.lock() = 2;
-    let (pool, adoption) =
-        Pool::connect_keeping(rig.config(), Arc::new(left.successor()), &left.kept()).unwrap();
+    let (kept, dir) = (left.kept(), Path::new("/"));
+    let state = KeptState { journal: Arc::new(left.successor()), kept: &kept, dir };
+    let (pool, adoption) = Pool::connect_keeping(rig.config(), None, state).unwrap();
     assert_eq!(adoption.extents_held().collect::<Vec<_>>(), [0, 1, 2, 3]);
     assert_eq!((pool.owner(), regions_of(&pool)), (OwnerId(7), 11));
     assert_eq!(rig.asked_of_node().len(), 3);
@@ -322,7 +324,9 @@ fn leases_of_a_killed_process_are_asked_for_again_until_the_node_answers_and_out
 fn a_pool_whose_regions_have_another_size_than_those_of_a_killed_process_is_refused() {
     let rig = Rig::new();
     let left = left_by_a_killed_process(&rig, 2 * REGION_BYTES);
-    let connected = Pool::connect_keeping(rig.config(), Arc::new(left.successor()), &left.kept());
+    let (kept, dir) = (left.kept(), Path::new("/"));
+    let state = KeptState { journal: Arc::new(left.successor()), kept: &kept, dir };
+    let connected = Pool::connect_keeping(rig.config(), None, state);
     let Err(PoolError::OtherRegionSize { kept, found }) = connected else { panic!("it is not refused") };
     assert_eq!((kept, found), (2 * REGION_BYTES, REGION_BYTES));
 }

@@ -21,6 +21,10 @@ use super::{Overflow, OverflowRegion};
 use crate::error::OverflowError;
 use crate::space::EXTENT_BYTES;
 
+mod folder;
+
+pub(crate) use folder::KeptBy;
+
 /// Threads that read and write: a local disk needs several requests at a time for its full speed.
 const THREADS: usize = 4;
 /// Transfers that wait or are in progress; each has a buffer of an extent's size.
@@ -45,6 +49,8 @@ pub(crate) struct Directory {
     path: PathBuf,
     /// Open, so that what is later mounted over the path does not matter.
     dir: Arc<File>,
+    /// Whether `dir` is the owner's folder, in which regions have names.
+    is_kept: bool,
     limit_bytes: Option<u64>,
     /// Bytes of all regions.
     allocated: Arc<AtomicU64>,
@@ -77,8 +83,13 @@ impl Room {
 }
 
 impl Directory {
-    /// Checks that a directory can hold regions, and starts the threads.
-    pub(crate) fn open(path: &Path, limit_bytes: Option<u64>) -> Result<Directory, OverflowError> {
+    /// Checks that a directory can hold regions, and starts the threads. Removes files and folders to which
+    /// nothing refers (F2 of `folder`). `kept`: regions get names, and a later process finds them again.
+    pub(crate) fn open(
+        path: &Path,
+        limit_bytes: Option<u64>,
+        kept: Option<KeptBy<'_>>,
+    ) -> Result<Directory, OverflowError> {
         let failed = |error: io::Error| OverflowError::Unusable { dir: path.to_owned(), reason: error };
         let flags = OFlags::DIRECTORY.bits() as i32;
         let dir = OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(failed)?;
@@ -89,6 +100,14 @@ impl Directory {
         if !IN_PLACE.contains(&kind) {
             return Err(OverflowError::NotInPlace { dir: path.to_owned() });
         }
+        let workers = Workers::start().map_err(failed)?;
+        let (all, own) = (dir.try_clone().map_err(failed)?, kept.map(|by| by.own_folder()));
+        // It may take long, and nothing depends on it.
+        workers.post(move || folder::clear_others(&all, own.as_ref()));
+        let dir = match kept {
+            Some(by) => folder::take(&dir, by).map_err(failed)?,
+            None => dir,
+        };
         let is_direct = match unnamed_file(&dir, true) {
             Err(Errno::INVAL) => {
                 unnamed_file(&dir, false).map_err(|errno| failed(errno.into()))?;
@@ -96,7 +115,6 @@ impl Directory {
             }
             opened => opened.map(|_| true).map_err(|errno| failed(errno.into()))?,
         };
-        let workers = Workers::start().map_err(failed)?;
         let free = rustix::fs::fstatvfs(&dir).map_err(|errno| failed(errno.into()))?;
         let allocated = Arc::new(AtomicU64::new(0));
         let bytes = AtomicU64::new(room(&free, limit_bytes, 0));
@@ -108,6 +126,7 @@ impl Directory {
             workers,
             path,
             dir,
+            is_kept: kept.is_some(),
             limit_bytes,
             allocated,
             is_direct,
@@ -116,6 +135,15 @@ impl Directory {
             allocation_log,
             transfer_log,
         })
+    }
+
+    fn region(&self, new: NewFile, bytes: u64) -> Arc<dyn OverflowRegion> {
+        self.allocated.fetch_add(bytes, Ordering::Relaxed);
+        self.room.shrinks(bytes);
+        let (workers, allocated) = (self.workers.clone(), self.allocated.clone());
+        let (file, name) = new.disarm();
+        let (file, log) = (Some(Arc::new(file)), self.transfer_log.clone());
+        Arc::new(RegionFile { file, name, bytes, workers, allocated, log })
     }
 
     fn complain(&self, reason: &str) {
@@ -140,26 +168,72 @@ fn room(file_system: &StatVfs, limit_bytes: Option<u64>, allocated: u64) -> u64 
     limit_bytes.map_or(in_file_system, |limit| in_file_system.min(limit.saturating_sub(allocated)))
 }
 
-/// Allocates the storage of a region, if there is room for it.
-fn allocate(dir: &File, is_direct: bool, bytes: u64, limit: Option<u64>, held: u64) -> io::Result<File> {
+/// A region's file. Dropping it removes its name, unless it was [disarmed](Self::disarm).
+struct NewFile {
+    file: Option<File>,
+    /// The folder and the number under which a later process finds it; `None`: it has no name.
+    name: Option<(Arc<File>, u32)>,
+}
+
+impl NewFile {
+    fn kept(file: File, folder: &Arc<File>, index: u32) -> Self {
+        NewFile { file: Some(file), name: Some((folder.clone(), index)) }
+    }
+
+    fn unnamed(file: File) -> Self {
+        NewFile { file: Some(file), name: None }
+    }
+
+    fn file(&self) -> &File {
+        self.file.as_ref().expect("only disarming takes it")
+    }
+
+    /// The file, which keeps its name, and the name.
+    fn disarm(mut self) -> (File, Option<(Arc<File>, u32)>) {
+        (self.file.take().expect("only disarming takes it"), self.name.take())
+    }
+}
+
+impl Drop for NewFile {
+    fn drop(&mut self) {
+        if let Some((folder, index)) = &self.name {
+            folder::remove_region(folder, *index);
+        }
+    }
+}
+
+/// Allocates the storage of a region, if there is room for it: in a new file with the name of `index`, or in
+/// one without a name. An error leaves no file.
+fn allocate(
+    dir: &Arc<File>,
+    index: Option<u32>,
+    is_direct: bool,
+    bytes: u64,
+    limit: Option<u64>,
+    held: u64,
+) -> io::Result<NewFile> {
     if room(&rustix::fs::fstatvfs(dir)?, limit, held) < bytes {
         return Err(Errno::NOSPC.into());
     }
-    let file = unnamed_file(dir, is_direct)?;
-    rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, bytes)?;
-    Ok(file)
+    let new = match index {
+        Some(index) => NewFile::kept(folder::create_file(dir, index, is_direct)?, dir, index),
+        None => NewFile::unnamed(unnamed_file(dir, is_direct)?),
+    };
+    rustix::fs::fallocate(new.file(), FallocateFlags::empty(), 0, bytes)?;
+    Ok(new)
 }
 
 impl Overflow for Directory {
-    fn allocate(&self, bytes: u64) -> BoxFuture<'_, Option<Arc<dyn OverflowRegion>>> {
+    fn allocate(&self, index: u32, bytes: u64) -> BoxFuture<'_, Option<Arc<dyn OverflowRegion>>> {
         // Relaxed, here and below: the flag guards no other memory.
         if self.allocating.swap(true, Ordering::Relaxed) {
             return std::future::ready(None).boxed();
         }
         let (dir, is_direct, limit) = (self.dir.clone(), self.is_direct, self.limit_bytes);
         let (held, allocating) = (self.allocated.load(Ordering::Relaxed), self.allocating.clone());
+        let index = self.is_kept.then_some(index);
         let allocated = self.workers.run(move || {
-            let file = allocate(&dir, is_direct, bytes, limit, held);
+            let file = allocate(&dir, index, is_direct, bytes, limit, held);
             allocating.store(false, Ordering::Relaxed);
             file
         });
@@ -175,13 +249,21 @@ impl Overflow for Directory {
                     return None;
                 }
             };
-            self.allocated.fetch_add(bytes, Ordering::Relaxed);
-            self.room.shrinks(bytes);
-            let (workers, allocated) = (self.workers.clone(), self.allocated.clone());
-            let (file, log) = (Some(Arc::new(file)), self.transfer_log.clone());
-            Some(Arc::new(RegionFile { file, bytes, workers, allocated, log }) as _)
+            Some(self.region(file, bytes))
         }
         .boxed()
+    }
+
+    fn find(&self, index: u32, bytes: u64) -> io::Result<Option<Arc<dyn OverflowRegion>>> {
+        if !self.is_kept {
+            return Ok(None);
+        }
+        let file = match folder::open_file(&self.dir, index, self.is_direct) {
+            Err(Errno::NOENT) => return Ok(None),
+            file => file?,
+        };
+        let is_whole = file.metadata()?.len() >= bytes;
+        Ok(is_whole.then(|| self.region(NewFile::kept(file, &self.dir, index), bytes)))
     }
 
     fn room_bytes(&self) -> u64 {
@@ -204,10 +286,12 @@ impl Overflow for Directory {
     }
 }
 
-/// A region as an unnamed file.
+/// A region as a file.
 struct RegionFile {
     /// `None` only while this is dropped.
     file: Option<Arc<File>>,
+    /// The folder and the number under which a later process finds it; `None`: it has no name.
+    name: Option<(Arc<File>, u32)>,
     bytes: u64,
     workers: Arc<Workers>,
     allocated: Arc<AtomicU64>,
@@ -238,6 +322,12 @@ impl Drop for RegionFile {
 }
 
 impl OverflowRegion for RegionFile {
+    fn discard(&self) {
+        if let Some((folder, index)) = self.name.clone() {
+            self.workers.post(move || folder::remove_region(&folder, index));
+        }
+    }
+
     fn log_failure(&self, reason: &str) {
         if let Some(left_out) = self.log.occurs(Instant::now()) {
             tracing::error!(reason, left_out, "a transfer to or from the overflow directory has failed");
@@ -277,7 +367,7 @@ struct Workers {
 }
 
 /// Jobs in order of arrival. There are at most [`TRANSFERS`] transfers, one allocation, one look at the room,
-/// and one release for each region.
+/// and one release and one removal for each region.
 #[derive(Default)]
 struct Queue {
     jobs: Mutex<Jobs>,

@@ -43,7 +43,7 @@ impl Scripted {
 }
 
 impl Overflow for Scripted {
-    fn allocate(&self, bytes: u64) -> BoxFuture<'_, Option<Arc<dyn OverflowRegion>>> {
+    fn allocate(&self, _: u32, bytes: u64) -> BoxFuture<'_, Option<Arc<dyn OverflowRegion>>> {
         if self.left.load(Ordering::Relaxed) == 0 {
             return ready(None).boxed();
         }
@@ -51,6 +51,10 @@ impl Overflow for Scripted {
         let memory = Mutex::new(vec![0; bytes as usize]);
         let region = InMemory { memory, left: self.left.clone(), mood: self.mood.clone() };
         ready(Some(Arc::new(region) as _)).boxed()
+    }
+
+    fn find(&self, _: u32, _: u64) -> io::Result<Option<Arc<dyn OverflowRegion>>> {
+        Ok(None)
     }
 
     fn room_bytes(&self) -> u64 {
@@ -82,6 +86,8 @@ impl OverflowRegion for InMemory {
         let from = offset as usize..offset as usize + to.len();
         self.transfer(move || to.copy_from_slice(&self.memory.lock()[from]))
     }
+
+    fn discard(&self) {}
 
     fn log_failure(&self, _: &str) {}
 

@@ -86,9 +86,9 @@ impl AsGuest {
         Some(opened)
     }
 
-    /// Finds the extents of an operation whose leases have ended by the owner's clock although the owner has
-    /// not noticed yet: a direct client knows of no later end. Returns how many cells of the operation lie
-    /// before each of them.
+    /// Finds the extents that an operation touches and whose leases have ended by the owner's clock, even if
+    /// the owner has not noticed that yet. No direct client was told of a later end. Returns, for each such
+    /// extent, how many cells of the operation lie before it.
     fn extents_with_ended_leases(&self, file: &FileCore<Chosen>, asked: &Asked) -> Vec<u64> {
         let (Asked::Read(cells) | Asked::Write(cells)) = asked else { return Vec::new() };
         let now_ms = self.run.stock().now().0;

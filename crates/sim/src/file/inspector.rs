@@ -1,11 +1,12 @@
-//! Compares far memory with what files believe of it, at moments of the run that the seed chooses, and before
-//! and after the last scrub. Reads of clients cannot replace this: they are satisfied with a parity that is
-//! wrong as long as they do not need it.
+//! Compares the contents of far memory with the block words of files, at moments of the run that the seed
+//! chooses, and before and after the last scrub. Reads by clients cannot replace this: a read does not notice
+//! a wrong parity block unless it needs that block.
 //!
-//! I1. A parity that counts as stored is the exclusive or of its column. If one block of the column cannot be
-//!     had, the others yield it.
-//! I2. Where no store can fail, each block is what its word says, unless one of its bits was flipped there.
-//! I3. Where at most one node is hurt at a time and the owner lives, this holds for each parity.
+//! I1. A parity block that counts as stored is the exclusive or of the data blocks of its column. If one
+//!     block of the column cannot be read, the others yield it.
+//! I2. In runs in which no store can fail, each block matches its word, unless one of its bits was flipped in
+//!     its present place.
+//! I3. In runs in which at most one node is hurt at a time and the owner lives, I2 holds for parity blocks.
 
 use std::collections::BTreeSet;
 use std::rc::Rc;

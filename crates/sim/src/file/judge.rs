@@ -385,6 +385,11 @@ impl<'a> Judge<'a> {
             }
         };
         let is_redundant = self.world.survivable && self.row.is_some();
+        // A disk that hangs has the same consequences as a node that was lost during the operation.
+        let error = match error {
+            FileError::Storage { offset } => FileError::Lost { offset },
+            error => error,
+        };
         let is_explained = match error {
             // A write may have been abandoned half-way. Nothing else explains the loss.
             FileError::Lost { .. } if is_redundant => self.is_in_doubt(failed, &cells),

@@ -1,5 +1,5 @@
 //! The overflow directory of a run: a disk whose transfers take time, and whose writes may hang and land
-//! late.
+//! late. If there are successors, regions stay until they are discarded.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -39,12 +39,15 @@ struct State {
     /// Regions with storage that could still be given.
     left: u64,
     regions: BTreeMap<u32, Weak<Region>>,
+    /// The regions that a successor finds; `None`: there are no successors.
+    kept: Option<BTreeMap<u32, Arc<Region>>>,
 }
 
 /// A region's memory, and the writes that were given up and have not landed.
 #[derive(Debug)]
 struct Region {
     disk: Arc<Disk>,
+    index: u32,
     is_reserved: bool,
     contents: Mutex<(Vec<u8>, Vec<Landing>)>,
 }
@@ -62,10 +65,18 @@ impl Disk {
         kind: DiskKind,
         mutation: Option<&'static str>,
         random: Random,
+        has_successors: bool,
     ) -> Arc<Disk> {
         HERE.set(Some((world.clone(), host)));
         let left = kind.regions.unwrap_or(u64::MAX);
-        Arc::new(Disk(Mutex::new(State { kind, mutation, random, left, regions: BTreeMap::new() })))
+        let (regions, kept) = (BTreeMap::new(), has_successors.then(BTreeMap::new));
+        Arc::new(Disk(Mutex::new(State { kind, mutation, random, left, regions, kept })))
+    }
+
+    /// Drops all kept regions at the end of the run: they refer to the disk, which would never be freed.
+    pub(super) fn clear(&self) {
+        let kept = locked(&self.0).kept.take();
+        drop(kept); // outside of the lock, which dropping a region takes
     }
 
     /// What lies in a block of a region now.
@@ -94,7 +105,7 @@ impl Disk {
 pub(super) struct Giver(pub(super) Arc<Disk>);
 
 impl Overflow for Giver {
-    fn allocate(&self, bytes: u64) -> BoxFuture<'_, Option<Arc<dyn OverflowRegion>>> {
+    fn allocate(&self, index: u32, bytes: u64) -> BoxFuture<'_, Option<Arc<dyn OverflowRegion>>> {
         let unreserved = self.0.is(OVERFLOW_UNRESERVED);
         let mut state = locked(&self.0.0);
         let is_reserved = state.left > 0;
@@ -103,10 +114,17 @@ impl Overflow for Giver {
         }
         state.left = state.left.saturating_sub(1);
         let contents = Mutex::new((vec![0; bytes as usize], Vec::new()));
-        let region = Arc::new(Region { disk: self.0.clone(), is_reserved, contents });
-        let index = state.regions.last_key_value().map_or(0, |(last, _)| last + 1);
+        let region = Arc::new(Region { disk: self.0.clone(), index, is_reserved, contents });
         state.regions.insert(index, Arc::downgrade(&region));
+        if let Some(kept) = &mut state.kept {
+            assert!(kept.insert(index, region.clone()).is_none(), "two regions have one name");
+        }
         ready(Some(region as _)).boxed()
+    }
+
+    fn find(&self, index: u32, _: u64) -> io::Result<Option<Arc<dyn OverflowRegion>>> {
+        let state = locked(&self.0.0);
+        Ok(state.kept.as_ref().and_then(|kept| kept.get(&index)).map(|region| region.clone() as _))
     }
 
     fn room_bytes(&self) -> u64 {
@@ -134,12 +152,16 @@ impl Region {
     }
 }
 
-/// A write that hangs. Once it is given up, it may land.
-struct Hanging<'a>(&'a Region, usize, &'a [u8]);
+/// A write in progress. If it is given up, or its process dies, it may land later.
+struct Unfinished<'a> {
+    region: &'a Region,
+    at: usize,
+    data: &'a [u8],
+}
 
-impl Drop for Hanging<'_> {
+impl Drop for Unfinished<'_> {
     fn drop(&mut self) {
-        locked(&self.0.contents).1.push((self.1, self.2.to_vec()));
+        locked(&self.region.contents).1.push((self.at, self.data.to_vec()));
     }
 }
 
@@ -152,6 +174,11 @@ impl OverflowRegion for Region {
             Ok(())
         }
         .boxed_local()
+    }
+
+    fn discard(&self) {
+        let discarded = locked(&self.disk.0).kept.as_mut().and_then(|kept| kept.remove(&self.index));
+        drop(discarded); // the caller has another reference
     }
 
     fn log_failure(&self, _: &str) {}
@@ -171,11 +198,12 @@ impl OverflowRegion for Region {
                 let permille = state.kind.hang_permille;
                 state.random.chance(permille)
             };
+            let unfinished = Unfinished { region: self, at, data };
             if hangs {
-                let _hanging = Hanging(self, at, data);
                 pending::<()>().await;
             }
             self.disk.take_time().await;
+            std::mem::forget(unfinished); // it is carried out here, so nothing lands later
             self.land();
             locked(&self.contents).0[at..at + data.len()].copy_from_slice(data);
             Ok(())

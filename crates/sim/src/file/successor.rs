@@ -15,6 +15,7 @@ use farpool_wire::control::NodeAddress;
 use farpool_wire::{NodeId, OwnerId};
 
 use super::keeper::{self, LEASES_PER_REQUEST};
+use super::overflow::{Disk, Giver};
 use super::{Phase, REGION_EXTENTS, Run, client};
 use crate::plane::Plane;
 use crate::plane::post::{Answer, Post, Question};
@@ -72,6 +73,14 @@ pub(super) fn stock_of(
     })
 }
 
+/// The stock with its overflow directory, if there is one.
+pub(super) fn with_disk(stock: Stock, disk: Option<&Arc<Disk>>) -> Stock {
+    match disk {
+        Some(disk) => stock.with_overflow(Arc::new(Giver(disk.clone()))),
+        None => stock,
+    }
+}
+
 /// Kills all processes that work on files. Another owner starts after a while. Returns when that owner has
 /// taken over, or has died, too.
 pub(super) async fn owner_dies(run: &Rc<Run>, lasting: Duration) {
@@ -96,8 +105,8 @@ pub(super) async fn owner_dies(run: &Rc<Run>, lasting: Duration) {
     }
     let next = Arc::new(legacy.journal.borrow().successor());
     *legacy.journal.borrow_mut() = next;
-    *run.stock.borrow_mut() =
-        Arc::new(stock_of(&run.plane, run.host, legacy.owner, legacy.limit_regions, Some(legacy)));
+    let stock = stock_of(&run.plane, run.host, legacy.owner, legacy.limit_regions, Some(legacy));
+    *run.stock.borrow_mut() = Arc::new(with_disk(stock, run.disk.as_ref()));
     let taking_over = run.clone();
     run.tasks.spawn(home, async move { take_over(&taking_over).await });
     while run.home() == home && run.successors_wanted.get() > 0 {
@@ -125,6 +134,7 @@ async fn take_over(run: &Rc<Run>) {
         }
         run.world.sleep_by(run.host, ADOPT_PAUSE).await;
     }
+    stock.adopt_overflow(&adoption).expect("the disk has what it keeps");
     stock.adoption_ends(&mut adoption);
     adopt_files(run, &kept, adoption, post).await;
 }

@@ -14,7 +14,7 @@ use crate::plane::post::Delivery;
 pub(super) const REDUNDANT_PERMILLE: u32 = 300;
 /// The share of worlds in which extents move most of the time, in thousandths.
 const MOVING_PERMILLE: u32 = 120;
-/// The share of worlds with an overflow directory, of those in which the owner does not die, in thousandths.
+/// The share of worlds with an overflow directory, in thousandths.
 const OVERFLOW_PERMILLE: u32 = 400;
 /// The share of files that want more nodes than there are, in thousandths.
 const TOO_MANY_PERMILLE: u32 = 20;

@@ -18,7 +18,7 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 
 use super::post::{Answer, Answering, Post, Question};
-use super::{FORGETFUL_BROKER, Plane};
+use super::{FORGETFUL_BROKER, Plane, TWO_AT_ONCE};
 
 /// The timeouts of production's broker.
 const GRANT_PATIENCE: Duration = Duration::from_secs(2);
@@ -64,6 +64,7 @@ pub(crate) fn start(plane: &Rc<Plane>) {
         post: RefCell::new(None),
         is_ready: Cell::new(false),
         forgets: plane.is_broken(FORGETFUL_BROKER) && broker.starts.get() > 1,
+        forgets_revocations: plane.is_broken(TWO_AT_ONCE),
     });
     let answering = life.clone();
     let post = Post::open(plane, process, move |question| answering.clone().answer(question));
@@ -80,6 +81,8 @@ struct Life {
     is_ready: Cell<bool>,
     /// Mutation: a restarted broker ignores which leases nodes hold.
     forgets: bool,
+    /// Mutation: the broker does not notice which leases are being taken back.
+    forgets_revocations: bool,
 }
 
 impl Life {
@@ -94,28 +97,38 @@ impl Life {
     async fn begin(&self) {
         let remembered: Vec<RegisterRequest> = self.plane.broker.disk.borrow().values().cloned().collect();
         remembered.iter().for_each(|report| self.pool.borrow_mut().remember(self.now(), &self.heard(report)));
-        let nodes = self.pool.borrow().reachable(self.now());
-        let post = self.post();
-        let mut tables: FuturesUnordered<_> = nodes
-            .iter()
-            .map(|address| post.ask(self.process_of(address), Question::Regions, REGIONS_PATIENCE))
-            .collect();
-        while let Some(answer) = tables.next().await {
-            if let Some(Answer::Table(RegionsResponse {
-                address, region_bytes, regions_total, lent, ..
-            })) = answer
-            {
-                let report = RegisterRequest { address, region_bytes, regions_total, lent };
-                let _ = self.pool.borrow_mut().report(self.now(), &self.heard(&report));
-            }
-        }
+        self.learn_tables().await;
         self.is_ready.set(true);
+    }
+
+    /// Asks all nodes for their tables, and records these.
+    async fn learn_tables(&self) {
+        let nodes = self.pool.borrow().reachable(self.now());
+        if self.forgets_revocations {
+            *self.pool.borrow_mut() = Pool::default();
+        }
+        let mut tables: FuturesUnordered<_> = nodes.iter().map(|address| self.learn_table(address)).collect();
+        while tables.next().await.is_some() {}
+    }
+
+    /// Asks a node for its table, and records it.
+    async fn learn_table(&self, address: &NodeAddress) {
+        let answer = self.post().ask(self.process_of(address), Question::Regions, REGIONS_PATIENCE).await;
+        if let Some(Answer::Table(RegionsResponse { address, region_bytes, regions_total, lent, .. })) =
+            answer
+        {
+            let report = RegisterRequest { address, region_bytes, regions_total, lent };
+            let _ = self.pool.borrow_mut().report(self.now(), &self.heard(&report));
+        }
     }
 
     fn heard(&self, report: &RegisterRequest) -> RegisterRequest {
         let mut report = report.clone();
         if self.forgets {
             report.lent.clear();
+        }
+        if self.forgets_revocations {
+            report.lent.iter_mut().for_each(|state| state.revoked = false);
         }
         report
     }
@@ -202,26 +215,18 @@ impl Life {
         let until_ns = self.plane.world.now_ns() + ACQUIRE_NS;
         let mut back = TakingBack::new(OwnerId(request.owner), request.count);
         while self.plane.world.now_ns() < until_ns {
-            let plan = back.next(&mut self.pool.borrow_mut(), self.now());
-            if plan.is_empty() {
-                break;
-            }
-            let post = self.post();
-            let ask = async |(address, share): (NodeAddress, u32)| {
-                let question = Question::Revoke(RevokeRequest { count: share, ..request });
-                (
-                    NodeId(address.node),
-                    share,
-                    post.ask(self.process_of(&address), question, GRANT_PATIENCE).await,
-                )
-            };
-            let mut answers: FuturesUnordered<_> = plan.into_iter().map(ask).collect();
-            while let Some((node, share, answer)) = answers.next().await {
-                let mut pool = self.pool.borrow_mut();
-                match answer {
-                    Some(Answer::Revoked(said)) => back.revoked(&mut pool, node, share, &said),
-                    _ => back.failed(&mut pool, self.now(), node, share),
+            let Some((address, share)) = back.next(&mut self.pool.borrow_mut(), self.now()) else { break };
+            let question = Question::Revoke(RevokeRequest { count: share, ..request });
+            let answer = self.post().ask(self.process_of(&address), question, GRANT_PATIENCE).await;
+            let node = NodeId(address.node);
+            match answer {
+                Some(Answer::Revoked(said)) => {
+                    back.revoked(&mut self.pool.borrow_mut(), self.now(), node, share, &said);
+                    if self.forgets_revocations {
+                        self.learn_tables().await;
+                    }
                 }
+                _ => back.failed(&mut self.pool.borrow_mut(), self.now(), node, share),
             }
         }
         back.answer(&self.pool.borrow(), self.now())

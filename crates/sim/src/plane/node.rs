@@ -1,6 +1,7 @@
 //! Nodes: the real core and the real regions, in a simulated shell.
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -13,8 +14,8 @@ use farpool_lease::{LeaseClass, Lending, Millis};
 use farpool_node::{LimitChange, Measured, NodeCore, PRESSURE_GRACE, lease_message, renew_outcome, resize};
 use farpool_wire::control::{
     AddGrantRequest, AddGrantResponse, AwaitRevocationRequest, AwaitRevocationResponse, FenceGrantRequest,
-    GrantRequest, GrantResponse, HeartbeatRequest, LeaseRef, NodeAddress, RegionsResponse, RegisterRequest,
-    ReleaseRequest, RenewRequest, RenewResponse, ResizeRequest, RevokeRequest,
+    GrantRequest, GrantResponse, HeartbeatRequest, LeaseRef, NodeAddress, RegionState, RegionsResponse,
+    RegisterRequest, ReleaseRequest, RenewRequest, RenewResponse, ResizeRequest, RevokeRequest,
 };
 use farpool_wire::{AccessKey, Epoch, GrantMode, NodeId, OwnerId, RegionId};
 use futures_util::future::{Either, select};
@@ -52,15 +53,21 @@ pub(crate) struct Node {
     service: Service,
     /// How much memory other processes of its machine use, in regions.
     pub(crate) demand: Cell<u32>,
+    /// For how long processes of its machine have waited for memory.
+    stalled: Cell<Duration>,
     /// The number of its current incarnation, as its disk has it.
     incarnation: Cell<u32>,
     shell: RefCell<Option<Arc<Shell>>>,
+    /// Leases that the broker has asked it to take back: region and epoch.
+    asked_back: RefCell<BTreeSet<(u32, u64)>>,
 }
 
 impl Node {
     pub(crate) fn new(id: NodeId, host: HostId, process: ProcessId, regions: u32, service: Service) -> Self {
         let (process, incarnation, demand) = (Cell::new(process), Cell::new(0), Cell::new(0));
-        Node { id, host, process, regions, service, demand, incarnation, shell: RefCell::new(None) }
+        let (shell, asked_back) = (RefCell::new(None), RefCell::default());
+        let stalled = Cell::default();
+        Node { id, host, process, regions, service, demand, stalled, incarnation, shell, asked_back }
     }
 
     /// How much memory of its machine is available while its core is this one, in regions.
@@ -73,6 +80,22 @@ impl Node {
     pub(crate) fn suits_its_machine(&self, core: &NodeCore) -> bool {
         let leaves_reserve = self.available(core) >= RESERVE || core.with_memory() == 0;
         leaves_reserve && (self.demand.get() > 0 || core.allowed() == self.regions)
+    }
+
+    /// Forgets which leases it was asked to take back.
+    pub(crate) fn forget_asked_back(&self) {
+        self.asked_back.borrow_mut().clear();
+    }
+
+    /// Whether a lease is still held that it was asked to take back.
+    pub(crate) fn is_taking_back(&self) -> bool {
+        let asked = self.asked_back.borrow();
+        self.table().iter().any(|state| state.held && asked.contains(&(state.region, state.epoch)))
+    }
+
+    /// Its regions that are not free; none while it does not run.
+    pub(crate) fn table(&self) -> Vec<RegionState> {
+        self.shell().map_or_else(Vec::new, |shell| shell.core.lock().states(shell.now()))
     }
 
     /// The node's memory and table, while it runs.
@@ -241,7 +264,13 @@ impl Life {
     fn revoke(&self, request: &RevokeRequest) -> Answer {
         let (now, owner) = (self.shell.now(), OwnerId(request.owner));
         let grace = Millis(request.grace_ms);
-        let answer = self.shell.core.lock().revoke(now, owner, request.count, grace);
+        let mut core = self.shell.core.lock();
+        let before = core.states(now);
+        let answer = core.revoke(now, owner, request.count, grace);
+        let after = core.states(now);
+        drop(core);
+        let newly = after.into_iter().filter(|state| state.revoked && !before.contains(state));
+        self.node.asked_back.borrow_mut().extend(newly.map(|state| (state.region, state.epoch)));
         self.judge(|promises| promises.revoked(now, owner, (request.count, grace), &answer));
         self.note_revoked(now);
         Answer::Revoked(answer)
@@ -296,8 +325,12 @@ impl Life {
         let (now, bytes) = (self.shell.now(), self.plane.region_bytes);
         let change = {
             let mut core = self.shell.core.lock();
-            let available_bytes = u64::from(self.node.available(&core)) * bytes;
-            let measured = Measured { available_bytes, stalled: Duration::ZERO };
+            let available = self.node.available(&core);
+            if available == 0 {
+                self.node.stalled.set(self.node.stalled.get() + TICK);
+            }
+            let available_bytes = u64::from(available) * bytes;
+            let measured = Measured { available_bytes, stalled: self.node.stalled.get() };
             self.shell.pressure.lock().apply(&mut core, now, measured, bytes)
         };
         let Some(LimitChange { allowed, taken_back, .. }) = change else { return };
@@ -375,13 +408,17 @@ impl Life {
 
     fn table(&self) -> RegionsResponse {
         let now = self.shell.now();
-        let lent = self.shell.core.lock().states(now);
+        let (lent, target, expired) = {
+            let core = self.shell.core.lock();
+            (core.states(now), core.target(), core.expired_revocations())
+        };
         self.judge(|promises| promises.listed(now, &lent));
         RegionsResponse {
             address: Some(self.address()),
             region_bytes: self.plane.region_bytes,
             regions_total: self.node.regions,
-            regions_target: self.shell.core.lock().target(),
+            regions_target: target,
+            expired_revocations: expired,
             lent,
         }
     }

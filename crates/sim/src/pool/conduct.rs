@@ -21,10 +21,13 @@ const QUIET_LOOKS: u32 = 20;
 /// The interval between two checks: longer than between two heartbeats, by any clock.
 const LOOK_EVERY: Duration = Duration::from_millis(1_300);
 const LOOKS_THAT_AGREE: u32 = 3;
+/// How long a stall keeps a node from taking memory again, at the most: two windows of five seconds.
+const STALL_COUNTS_FOR: Millis = Millis(10_000);
 /// The number of checks within which all regions must be returned once all clients have left: the leases of
 /// dead clients have to expire, and a node takes memory again only some time after its machine needed it.
-const RETURN_LOOKS: u32 =
-    20 + (CALM.0 + REGIONS.end * STEP_PAUSE.0).div_ceil(LOOK_EVERY.as_millis() as u64) as u32;
+const RETURN_LOOKS: u32 = 20
+    + (STALL_COUNTS_FOR.0 + CALM.0 + REGIONS.end * STEP_PAUSE.0).div_ceil(LOOK_EVERY.as_millis() as u64)
+        as u32;
 /// How long an operator waits for an answer when it has leases taken back.
 const TAKING_BACK_PATIENCE: Duration = Duration::from_secs(8);
 /// Within this time an owner whose request to be told of revocations was lost sends another, by any clock.
@@ -62,8 +65,8 @@ pub(super) async fn conduct(run: Rc<Run>) {
 /// revocable and not yet revoked.
 fn true_holdings(run: &Run) -> BTreeMap<OwnerId, (u64, u64)> {
     let mut holdings: BTreeMap<OwnerId, (u64, u64)> = BTreeMap::new();
-    for shell in run.nodes.iter().filter_map(|node| node.shell()) {
-        for state in shell.core.lock().states(shell.now()).iter().filter(|state| state.held) {
+    for node in &run.nodes {
+        for state in node.table().iter().filter(|state| state.held) {
             let of_owner = holdings.entry(OwnerId(state.owner)).or_default();
             of_owner.0 += 1;
             let revocable = LeaseClass::from_wire(state.class) == Some(LeaseClass::Revocable);
@@ -125,8 +128,8 @@ async fn judge_beliefs(run: &Rc<Run>) {
     }
 }
 
-/// Checks that an owner's leases are taken back when an operator asks for them, and that the owner soon hears
-/// of it.
+/// Checks that an owner's leases are taken back when an operator asks for them, on one node at a time, and
+/// that the owner soon hears of it.
 async fn judge_taking_back(run: &Rc<Run>, operator: &Post) {
     let revocable = |owner: OwnerId| true_holdings(run).get(&owner).map_or(0, |(_, revocable)| *revocable);
     let owner =
@@ -134,19 +137,29 @@ async fn judge_taking_back(run: &Rc<Run>, operator: &Post) {
     let Some(owner) = owner else { return };
     // Requests to be told that were lost earlier are repeated.
     run.world.sleep(WAITS_AGAIN_WITHIN).await;
+    run.nodes.iter().for_each(|node| node.forget_asked_back());
+    let is_taken_back = |state: &RegionState| state.held && state.revoked && state.owner == owner.0;
+    let had_begun = run.nodes.iter().any(|node| node.table().iter().any(is_taken_back));
     let request = RevokeRequest { owner: owner.0, count: revocable(owner) as u32, grace_ms: 0 };
     let answer =
         operator.ask(run.broker.process.get(), Question::RevokeFrom(request), TAKING_BACK_PATIENCE).await;
-    let left = revocable(owner);
-    if left > 0 {
-        run.complain(format!("{left} leases of owner {owner} are not taken back: {answer:?}"));
+    let taking_back: Vec<_> = run.nodes.iter().filter(|node| node.is_taking_back()).collect();
+    if taking_back.len() > 1 {
+        run.complain(format!("{} nodes take leases of owner {owner} back at a time", taking_back.len()));
+    }
+    let is_left = |state: &RegionState| {
+        let revocable = LeaseClass::from_wire(state.class) == Some(LeaseClass::Revocable);
+        state.held && !state.revoked && revocable && state.owner == owner.0
+    };
+    let is_short = revocable(owner) > 0 && taking_back.iter().all(|node| node.table().iter().any(is_left));
+    if is_short && !had_begun {
+        run.complain(format!("no node has taken back all leases of owner {owner} that it could: {answer:?}"));
     }
     run.world.sleep(ANNOUNCED_WITHIN).await;
     for client in run.clients.borrow().iter().flatten().filter(|client| client.owner == owner) {
         for (region, epoch) in client.staying() {
             let is_revoked = |state: &RegionState| state.region == region.index && state.revoked;
-            let shell = run.node(region.node).shell();
-            let table = shell.map_or_else(Vec::new, |shell| shell.core.lock().states(shell.now()));
+            let table = run.node(region.node).table();
             if table.iter().any(|state| is_revoked(state) && state.epoch == epoch.0) {
                 run.complain(format!("owner {owner} has not heard that {region} is taken back"));
             }

@@ -1,3 +1,7 @@
+use std::collections::BTreeSet;
+
+use farpool_wire::OwnerId;
+
 use super::*;
 
 const REGION_BYTES: u64 = 1 << 20;
@@ -23,9 +27,9 @@ fn wait_until(condition: impl Fn() -> bool) {
 #[test]
 fn a_region_reads_what_was_written_there_and_has_no_name() {
     let dir = disk();
-    let directory = Directory::open(dir.path(), None).unwrap();
+    let directory = Directory::open(dir.path(), None, None).unwrap();
     run(async {
-        let region = directory.allocate(REGION_BYTES).await.unwrap();
+        let region = directory.allocate(0, REGION_BYTES).await.unwrap();
         let data: Vec<u8> = (0..EXTENT_BYTES).map(|at| (at / 512 * 7 + at) as u8).collect();
         let writes = (0..4).map(|extent| region.write(extent * EXTENT_BYTES, &data));
         assert!(futures_util::future::join_all(writes).await.into_iter().all(|written| written.is_ok()));
@@ -43,16 +47,16 @@ fn a_region_reads_what_was_written_there_and_has_no_name() {
 #[test]
 fn regions_are_given_up_to_the_limit_and_their_room_is_there_again_once_they_are_dropped() {
     let dir = disk();
-    let directory = Directory::open(dir.path(), Some(2 * REGION_BYTES + 1)).unwrap();
+    let directory = Directory::open(dir.path(), Some(2 * REGION_BYTES + 1), None).unwrap();
     assert_eq!(directory.room_bytes(), 2 * REGION_BYTES + 1);
     run(async {
-        let first = directory.allocate(REGION_BYTES).await.unwrap();
-        let second = directory.allocate(REGION_BYTES).await;
-        assert!(second.is_some() && directory.allocate(REGION_BYTES).await.is_none());
+        let first = directory.allocate(0, REGION_BYTES).await.unwrap();
+        let second = directory.allocate(0, REGION_BYTES).await;
+        assert!(second.is_some() && directory.allocate(0, REGION_BYTES).await.is_none());
         wait_until(|| directory.room_bytes() == 1);
         drop(first);
         wait_until(|| directory.room_bytes() == REGION_BYTES + 1);
-        assert!(directory.allocate(REGION_BYTES).await.is_some());
+        assert!(directory.allocate(0, REGION_BYTES).await.is_some());
     });
 }
 
@@ -60,8 +64,9 @@ fn regions_are_given_up_to_the_limit_and_their_room_is_there_again_once_they_are
 fn the_storage_of_a_region_is_allocated_before_it_is_given() {
     use std::os::unix::fs::MetadataExt;
     let dir = disk();
-    let file = allocate(&File::open(dir.path()).unwrap(), true, REGION_BYTES, None, 0).unwrap();
-    let found = file.metadata().unwrap();
+    let folder = Arc::new(File::open(dir.path()).unwrap());
+    let file = allocate(&folder, None, true, REGION_BYTES, None, 0).unwrap();
+    let found = file.file().metadata().unwrap();
     assert!(found.blocks() * 512 >= REGION_BYTES && found.len() == REGION_BYTES, "{}", found.blocks());
     assert_eq!(found.mode() & 0o777, 0o600);
 }
@@ -80,26 +85,130 @@ fn a_tenth_of_the_file_system_stays_free() {
     assert_eq!(room(&found, Some(100 * 4096), 101 * 4096), 0);
     let too_much = rustix::fs::statvfs(dir.path()).unwrap();
     let too_much = too_much.f_bavail * too_much.f_frsize;
-    let refused = allocate(&File::open(dir.path()).unwrap(), true, too_much, None, 0).unwrap_err();
+    let folder = Arc::new(File::open(dir.path()).unwrap());
+    let refused = allocate(&folder, None, true, too_much, None, 0).err().unwrap();
     assert_eq!(refused.kind(), io::ErrorKind::StorageFull);
 }
 
 #[test]
 fn a_directory_that_cannot_be_used_is_refused_with_the_reason() {
-    let in_memory = Directory::open(Path::new("/dev/shm"), None).err().unwrap();
+    let in_memory = Directory::open(Path::new("/dev/shm"), None, None).err().unwrap();
     assert!(matches!(in_memory, OverflowError::InMemory { .. }), "{in_memory}");
-    let missing = Directory::open(&disk().path().join("none"), None).err().unwrap();
+    let missing = Directory::open(&disk().path().join("none"), None, None).err().unwrap();
     assert!(missing.to_string().contains("No such file"), "{missing}");
-    let unnamed = Directory::open(Path::new("/proc"), None).err().unwrap();
+    let unnamed = Directory::open(Path::new("/proc"), None, None).err().unwrap();
     assert!(matches!(unnamed, OverflowError::NotInPlace { .. }), "{unnamed}");
 }
 
 #[test]
 fn while_one_allocation_hangs_no_other_begins() {
     let dir = disk();
-    let directory = Directory::open(dir.path(), None).unwrap();
+    let directory = Directory::open(dir.path(), None, None).unwrap();
     directory.allocating.store(true, Ordering::Relaxed);
-    assert!(run(directory.allocate(REGION_BYTES)).is_none());
+    assert!(run(directory.allocate(0, REGION_BYTES)).is_none());
     directory.allocating.store(false, Ordering::Relaxed);
-    assert!(run(directory.allocate(REGION_BYTES)).is_some());
+    assert!(run(directory.allocate(0, REGION_BYTES)).is_some());
+}
+
+/// Removes what nothing refers to.
+fn clear(dir: &Path) {
+    folder::clear_others(&File::open(dir).unwrap(), None);
+}
+
+const OWNER: OwnerId = OwnerId(7);
+
+/// What lies in a folder, sorted.
+fn listed(folder: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten();
+    let mut names: Vec<String> =
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn kept_regions_are_found_again_with_their_contents_until_they_are_discarded() {
+    use std::os::unix::fs::MetadataExt;
+    let (dir, state) = (disk(), disk());
+    let folder = dir.path().join(format!("farpool-{OWNER}"));
+    let open = |named: &[u32]| {
+        let named = &named.iter().copied().collect();
+        let by = KeptBy { owner: OWNER, dir: state.path(), named };
+        Directory::open(dir.path(), None, Some(by)).unwrap()
+    };
+    run(async {
+        let directory = open(&[]);
+        for index in [0, 1, 2] {
+            let region = directory.allocate(index, REGION_BYTES).await.unwrap();
+            region.write(0, &[index as u8 + 1; 8192]).await.unwrap();
+            if index == 1 {
+                region.discard();
+            }
+        }
+        assert!(directory.allocate(2, REGION_BYTES).await.is_none(), "it exists already");
+    });
+    let modes =
+        [folder.clone(), folder.join("0")].map(|path| std::fs::metadata(path).unwrap().mode() & 0o777);
+    assert_eq!(modes, [0o700, 0o600]);
+    wait_until(|| listed(&folder) == ["0", "2", "kept-by"]);
+    std::fs::write(folder.join("9"), "nothing names this one").unwrap();
+    run(async {
+        let directory = open(&[0, 2, 3]);
+        assert_eq!(listed(&folder), ["0", "2", "kept-by"]);
+        let mut found = [0; 8192];
+        directory.find(2, REGION_BYTES).unwrap().unwrap().read(0, &mut found).await.unwrap();
+        assert_eq!(found, [3; 8192]);
+        assert!(directory.find(3, REGION_BYTES).unwrap().is_none());
+        assert!(directory.find(0, REGION_BYTES).unwrap().is_some());
+        assert!(directory.find(0, REGION_BYTES + 1).unwrap().is_none(), "it was cut off");
+    });
+}
+
+#[test]
+fn folders_of_owners_that_live_or_whose_state_is_there_stay_and_others_are_removed() {
+    let (dir, state, other) = (disk(), disk(), disk());
+    let named = &BTreeSet::new();
+    let by = |owner: u64, dir| Some(KeptBy { owner: OwnerId(owner), dir, named });
+    let open = |by| Directory::open(dir.path(), None, by);
+    let folder = |owner: u64| dir.path().join(format!("farpool-{}", OwnerId(owner)));
+    let is_there = |owner: u64| folder(owner).exists();
+    let living = open(by(1, other.path())).unwrap();
+    drop(open(by(2, state.path())).unwrap());
+    std::fs::create_dir_all(dir.path().join("farpool-of-somebody-else/theirs")).unwrap();
+    clear(dir.path());
+    assert!(is_there(1) && is_there(2), "their states are there");
+    // The directory of the state has been emptied, and has another owner's state now.
+    let next = open(by(3, state.path())).unwrap();
+    wait_until(|| !is_there(2));
+    assert!(is_there(1) && is_there(3));
+    let in_use = open(by(3, state.path())).err().unwrap();
+    assert!(in_use.to_string().contains("is in use"), "{in_use}");
+    drop(state);
+    clear(dir.path());
+    assert!(is_there(3), "its owner lives");
+    drop((living, next));
+    wait_until(|| {
+        clear(dir.path());
+        !is_there(3)
+    });
+    let kept_by = folder(1).join("kept-by");
+    let mut bytes = std::fs::read(&kept_by).unwrap();
+    for cut in [0, 36, 40, bytes.len() - other.path().as_os_str().len()] {
+        std::fs::write(&kept_by, &bytes[..cut]).unwrap();
+        clear(dir.path());
+        assert!(is_there(1), "what is cut off says nothing");
+    }
+    bytes[0] ^= 1;
+    std::fs::write(kept_by, bytes).unwrap();
+    clear(dir.path());
+    assert_eq!(listed(dir.path()), ["farpool-of-somebody-else"], "its state is from an earlier boot");
+}
+
+#[test]
+fn a_directory_without_the_folder_in_which_kept_data_lie_is_refused_and_left_as_it_was() {
+    let (dir, state) = (disk(), disk());
+    let by = KeptBy { owner: OWNER, dir: state.path(), named: &BTreeSet::from([4]) };
+    let refused = Directory::open(dir.path(), None, Some(by)).err().unwrap();
+    assert!(refused.to_string().contains("name the directory of before"), "{refused}");
+    assert!(listed(dir.path()).is_empty());
 }
