@@ -6,7 +6,7 @@ use std::process::Command;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 use crate::child::{output, tied};
@@ -15,17 +15,15 @@ use crate::stop::StopFlag;
 
 /// Interval of the looks at the mount, each of which looks at every extent.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
-/// A node gives its memory back once the files use this part of the pool's extents: a quarter.
+/// A node gives its memory back once the files use this part of the pool: a quarter.
 const FILLED_DIVISOR: u64 = 4;
-/// An extent has 256 KiB.
-const EXTENTS_PER_MIB: u64 = 4;
 
 /// How far memory and the overflow directory shared a run's temporary files.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Overflowed {
     /// The most that lay in the overflow directory at a time.
     pub most_mib: u64,
-    /// If a node gave its memory back: how long that took.
+    /// If a node gave its memory back during the run: how long that took.
     pub taken_back: Option<Duration>,
 }
 
@@ -34,7 +32,7 @@ pub(super) struct OverflowWatch<'a> {
     far: &'a FarMemory,
     looked_at: Instant,
     most_bytes: u64,
-    /// At how many extents in use to shrink the node, and how. `None`: never, or done.
+    /// At how many bytes in use to shrink the node, and how. `None`: never, or done.
     shrink_at: Option<(u64, Command)>,
     shrinking: Option<JoinHandle<Result<Duration>>>,
     stop: StopFlag,
@@ -87,8 +85,8 @@ impl<'a> OverflowWatch<'a> {
 
     /// Also empties a node once the files use part of a pool of `pool_mib`.
     pub(super) fn emptying(far: &'a FarMemory, operator: &Operator, pool_mib: u64, stop: &StopFlag) -> Self {
-        let extents = pool_mib * EXTENTS_PER_MIB / FILLED_DIVISOR;
-        OverflowWatch { shrink_at: Some((extents, operator.resize("shrink", 0))), ..Self::new(far, stop) }
+        let bytes = (pool_mib << 20) / FILLED_DIVISOR;
+        OverflowWatch { shrink_at: Some((bytes, operator.resize("shrink", 0))), ..Self::new(far, stop) }
     }
 
     /// To be called often during the run.
@@ -97,10 +95,12 @@ impl<'a> OverflowWatch<'a> {
             return;
         }
         self.looked_at = Instant::now();
-        let Ok(volume) = self.far.volume() else { return }; // the query then fails as well
-        let number = |name: &str| volume[name].as_u64().unwrap_or(0);
-        self.most_bytes = self.most_bytes.max(number("overflow_bytes"));
-        if let Some((_, command)) = self.shrink_at.take_if(|(extents, _)| number("extents") >= *extents) {
+        // If the mount does not answer, the query fails as well.
+        let Ok(volume) = self.far.volume() else { return };
+        self.most_bytes = self.most_bytes.max(volume["overflow_bytes"].as_u64().unwrap_or(0));
+        let Ok(found) = rustix::fs::statvfs(self.far.mount_point()) else { return };
+        let used = (found.f_blocks - found.f_bfree) * found.f_frsize;
+        if let Some((_, command)) = self.shrink_at.take_if(|(bytes, _)| used >= *bytes) {
             let stop = self.stop.clone();
             self.shrinking = Some(thread::spawn(move || {
                 let started = Instant::now();
@@ -110,10 +110,8 @@ impl<'a> OverflowWatch<'a> {
         }
     }
 
-    /// To be called when the run has ended.
+    /// To be called when the run has ended. A short run may have ended before anything was taken back.
     pub(super) fn end(self) -> Result<Overflowed> {
-        ensure!(self.shrink_at.is_none(), "the query ended before its temporary files used much of the pool");
-        ensure!(self.most_bytes > 0, "nothing of the temporary files lay in the overflow directory");
         let taken_back = match self.shrinking.map(JoinHandle::join) {
             None => None,
             Some(Ok(ended)) => Some(ended?),
