@@ -30,7 +30,7 @@ help: ## list the targets
 	@echo
 	@echo "  DEMO_SCALE=0.05 make demo              a small demo: a minute, no claim on speed"
 	@echo "  DEMO_PROFILE=release DEMO_SCALE=1 DEMO_ROUNDS=5 make demo"
-	@echo "                                         the figures of the README: half an hour, 13 GiB of memory"
+	@echo "                                         the figures of the README: half an hour, 16 GiB of memory"
 	@echo "  FARPOOL_TRANSPORT=tcp make demo        far memory over TCP only"
 
 .PHONY: setup
@@ -64,7 +64,7 @@ uninstall: ## remove that again
 BENCH_BUILD = FARPOOL_COMMIT="$$(git rev-parse --short=10 HEAD)" cargo build --locked --release --package farpool-cli --package farpool-preload
 
 .PHONY: bench-all
-bench-all: ## renew every table and plot in docs/bench: an hour and a half, 13 GiB of memory
+bench-all: ## renew every table and plot in docs/bench: an hour and a half, 16 GiB of memory
 	@echo "This takes about an hour and a half on two processors, which should have nothing else to do."
 	@$(MAKE) bench-io bench-txn bench-files
 

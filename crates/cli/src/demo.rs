@@ -12,7 +12,7 @@ use crate::output::tell;
 /// Loads TPC-H, runs a join and a sort that spill (Hash+Sort of Li et al., SIGMOD 2016) with temporary files
 /// on a tmpfs, in far memory with and without the interposer, on the local disk and, as root, on a throttled
 /// volume, and prints seconds and whether the rows agree. Needs an installed PostgreSQL, FUSE and, at scale
-/// factor 1, some 13 GiB of memory and 11 GiB of disk. It says at the start how long it will take.
+/// factor 1, some 16 GiB of memory and 11 GiB of disk. It says at the start how long it will take.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:

@@ -27,6 +27,8 @@ const PREFIX: &str = "farpool-";
 /// In a folder: the directory with the owner's state ([`Referrer`]).
 const KEPT_BY: &CStr = c"kept-by";
 const NEW_KEPT_BY: &CStr = c"kept-by.new";
+/// How often a folder is made that other processes remove: each removes it once at the most.
+const MAX_TRIES: u32 = 16;
 /// A link that names the mount namespace of this process.
 const NAMESPACE: &str = "/proc/self/ns/mnt";
 /// Longer than what refers to a folder, with the longest path (4,096 bytes).
@@ -52,22 +54,9 @@ impl KeptBy<'_> {
 
 /// Opens and locks the folder of an owner, and removes what the owner's state does not name.
 pub(super) fn take(dir: &File, by: KeptBy<'_>) -> io::Result<File> {
-    let name = name_of(by.owner);
-    let advise = |advice: &str| io::Error::other(format!("its folder {} {advice}", name.to_string_lossy()));
-    match mkdirat(dir, &name, Mode::RWXU) {
-        Ok(()) if !by.named.is_empty() => {
-            unlinkat(dir, &name, AtFlags::REMOVEDIR)?;
-            return Err(advise("is missing, in which data of this mount lie: name the directory of before"));
-        }
-        Ok(()) | Err(Errno::EXIST) => {}
-        Err(errno) => return Err(errno.into()),
-    }
-    let folder = open_own(dir, &name).map_err(|_| {
-        advise("belongs to another user, or is open to others: remove it, or name a directory of your own")
-    })?;
-    if !lock_exclusive(&folder, LOCK_PATIENCE)? {
-        return Err(advise("is in use: end the other process, or name another directory"));
-    }
+    // Another process may remove a folder that was just made, since nothing refers to it yet.
+    let made = (0..MAX_TRIES).find_map(|_| make(dir, by).transpose());
+    let folder = made.unwrap_or_else(|| Err(io::ErrorKind::ResourceBusy.into()))?;
     let wanted = Referrer::here(by.dir)?.to_bytes();
     if kept_by(&folder).ok().as_ref() != Some(&wanted) {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -82,6 +71,31 @@ pub(super) fn take(dir: &File, by: KeptBy<'_>) -> io::Result<File> {
         }
     }
     Ok(folder)
+}
+
+/// Makes the folder of an owner if it is not there, and opens and locks it. `None`: it was removed meanwhile.
+fn make(dir: &File, by: KeptBy<'_>) -> io::Result<Option<File>> {
+    let name = name_of(by.owner);
+    let advise = |advice: &str| io::Error::other(format!("its folder {} {advice}", name.to_string_lossy()));
+    match mkdirat(dir, &name, Mode::RWXU) {
+        Ok(()) if !by.named.is_empty() => {
+            unlinkat(dir, &name, AtFlags::REMOVEDIR)?;
+            return Err(advise("is missing, in which data of this mount lie: name the directory of before"));
+        }
+        Ok(()) | Err(Errno::EXIST) => {}
+        Err(errno) => return Err(errno.into()),
+    }
+    let folder = match open_own(dir, &name) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        folder => folder.map_err(|_| {
+            advise("belongs to another user, or is open to others: remove it, or name a directory of your own")
+        })?,
+    };
+    if !lock_exclusive(&folder, LOCK_PATIENCE)? {
+        return Err(advise("is in use: end the other process, or name another directory"));
+    }
+    let is_there = fstat(&folder)?.st_nlink > 0;
+    Ok(is_there.then_some(folder))
 }
 
 /// Removes folders of this user to which nothing refers any more (F2). `own`: this process's own folder, and
