@@ -88,7 +88,9 @@ fn make(dir: &File, by: KeptBy<'_>) -> io::Result<Option<File>> {
     let folder = match open_own(dir, &name) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         folder => folder.map_err(|_| {
-            advise("belongs to another user, or is open to others: remove it, or name a directory of your own")
+            advise(
+                "belongs to another user, or is open to others: remove it, or name a directory of your own",
+            )
         })?,
     };
     if !lock_exclusive(&folder, LOCK_PATIENCE)? {
