@@ -88,6 +88,8 @@ Mutations:
   refused-connection-taken-for-death   a node that answers renewals is given up for refusing connections
   overflow-handed-out-unreserved       the overflow directory gives a region for which it has no storage
   overflow-read-before-written         the overflow directory acknowledges a write before it can be read
+  kept-overflow-not-taken-over         a successor does not find the regions of the overflow directory
+  kept-overflow-without-its-data       a successor finds the regions of the overflow directory empty
   moved-back-over-newer                other clients write to an extent while it moves")]
     File(SeedArgs),
     /// Transactions: snapshots, commits and conflicts on records of several nodes, slow, torn and out of step

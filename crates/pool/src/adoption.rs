@@ -44,11 +44,6 @@ impl Adoption {
         self.taken.contains(&extent)
     }
 
-    /// The indices of the regions that lie in the overflow directory.
-    pub(crate) fn overflow_indices(&self) -> BTreeSet<u32> {
-        self.overflow().map(|(_, region)| region.id.index).collect()
-    }
-
     fn overflow(&self) -> impl Iterator<Item = (u64, &KeptRegion)> {
         let regions = self.regions.iter().map(|(number, region)| (*number, region));
         regions.filter(|(_, region)| region.is_in_overflow() && !region.is_gone)

@@ -109,6 +109,15 @@ impl KeptRegion {
     }
 }
 
+/// The indices of the regions in the state that lie in the overflow directory.
+pub(crate) fn overflow_indices(kept: &Kept) -> BTreeSet<u32> {
+    let regions = regions_of(kept).into_values();
+    regions
+        .filter(|region| region.is_in_overflow() && !region.is_gone)
+        .map(|region| region.id.index)
+        .collect()
+}
+
 /// The regions in the state, by number. Invalid entries are left out.
 pub(crate) fn regions_of(kept: &Kept) -> BTreeMap<u64, KeptRegion> {
     let mut regions: BTreeMap<u64, KeptRegion> = BTreeMap::new();

@@ -38,11 +38,11 @@ pub trait Overflow: Send + Sync {
     /// `None`: there is no room, or the storage did not answer in time.
     fn allocate(&self, index: u32, bytes: u64) -> BoxFuture<'_, Option<Arc<dyn OverflowRegion>>>;
 
-    /// Finds the region that an earlier process has kept under `index`. `None`: it is not there any more, or
-    /// has less than `bytes`.
+    /// Takes the region that an earlier process has kept under `index`, without waiting for the storage.
+    /// `None`: it is not there any more, has less than `bytes`, or was taken already.
     ///
     /// # Errors
-    /// When it may be there, but cannot be opened now.
+    /// When it may be there, but could not be opened.
     fn find(&self, index: u32, bytes: u64) -> io::Result<Option<Arc<dyn OverflowRegion>>>;
 
     /// How many bytes could still be allocated, as of some moments ago.

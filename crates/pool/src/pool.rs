@@ -17,8 +17,8 @@ use crate::adoption::Adoption;
 use crate::error::{GrantError, NoSpace, OverflowError, PoolError};
 use crate::holder::ClientGrant;
 use crate::keeper::{self, Keeper, View};
-use crate::keeping::KeptPool;
-use crate::overflow::directory::{Directory, KeptBy};
+use crate::keeping::{KeptPool, overflow_indices};
+use crate::overflow::directory::{Directory, KeptBy, Opening};
 use crate::region::LeasedRegion;
 use crate::session::{Confined, Session};
 use crate::sharing;
@@ -97,8 +97,8 @@ impl Pool {
         config: PoolConfig,
         overflow: Option<&OverflowConfig>,
     ) -> Result<Pool, PoolError> {
-        let open = |overflow: &OverflowConfig| Directory::open(&overflow.dir, overflow.limit_bytes, None);
-        let directory = overflow.map(open).transpose()?;
+        let opening = overflow.map(|overflow| Opening::start(overflow, None)).transpose()?;
+        let directory = opening.map(Opening::wait).transpose()?;
         let view = keeper::first_view(&config)?;
         let stock = Self::stock_of(&config, &view, OwnerId(random_id()), None)?;
         Self::start(config, Arc::new(with_directory(stock, directory)))
@@ -114,33 +114,20 @@ impl Pool {
         state: KeptState<'_>,
     ) -> Result<(Pool, Adoption), PoolError> {
         let KeptState { journal, kept, dir } = state;
-        let (stock, mut adoption) = match &KeptPool::find(kept) {
-            Some(earlier) => {
-                // First renew the leases: they may end while this process waits for a broker.
-                let region_bytes = earlier.region_bytes;
-                if region_bytes == 0 || !region_bytes.is_multiple_of(EXTENT_BYTES) {
-                    return Err(PoolError::RegionSize { region_bytes, extent_bytes: EXTENT_BYTES });
-                }
-                let view = View { region_bytes, free_regions: 0 };
-                let stock = Self::stock_of(&config, &view, OwnerId(earlier.owner), Some(journal))?;
-                let mut adoption = stock.begin_adoption(kept);
-                keeper::adopt(&config, &stock, &mut adoption)?;
-                let view = keeper::first_view(&config)?;
-                if view.region_bytes != 0 && view.region_bytes != region_bytes {
-                    return Err(PoolError::OtherRegionSize { kept: region_bytes, found: view.region_bytes });
-                }
-                stock.pool_has_free(view.free_regions);
-                (stock, adoption)
-            }
-            None => Self::new_kept_stock(&config, journal)?,
-        };
-        let named = &adoption.overflow_indices();
-        let by = KeptBy { owner: stock.owner(), dir, named };
-        let open = |overflow: &OverflowConfig| Directory::open(&overflow.dir, overflow.limit_bytes, Some(by));
+        let earlier = KeptPool::find(kept);
+        let owner = OwnerId(earlier.as_ref().map_or_else(random_id, |earlier| earlier.owner));
+        let named = overflow_indices(kept);
         if overflow.is_none() && !named.is_empty() {
             return Err(OverflowError::NotNamed { state: dir.to_owned() }.into());
         }
-        let stock = with_directory(stock, overflow.map(open).transpose()?);
+        // Beside the renewal of the leases: a disk that hangs costs no lease.
+        let by = KeptBy { owner, dir: dir.to_owned(), named };
+        let opening = overflow.map(|overflow| Opening::start(overflow, Some(by))).transpose()?;
+        let (stock, mut adoption) = match &earlier {
+            Some(earlier) => Self::adopted_stock(&config, earlier, kept, journal)?,
+            None => Self::new_kept_stock(&config, owner, journal)?,
+        };
+        let stock = with_directory(stock, opening.map(Opening::wait).transpose()?);
         stock.adopt_overflow(&adoption).map_err(|reason| {
             let dir = overflow.map_or(dir, |overflow| &overflow.dir).to_owned();
             OverflowError::Unusable { dir, reason }
@@ -149,15 +136,39 @@ impl Pool {
         Ok((Self::start(config, Arc::new(stock))?, adoption))
     }
 
+    /// The stock of an earlier owner, with its leases that still run.
+    fn adopted_stock(
+        config: &PoolConfig,
+        earlier: &KeptPool,
+        kept: &Kept,
+        journal: Arc<dyn Journal>,
+    ) -> Result<(Stock, Adoption), PoolError> {
+        // First renew the leases: they may end while this process waits for a broker.
+        let region_bytes = earlier.region_bytes;
+        if region_bytes == 0 || !region_bytes.is_multiple_of(EXTENT_BYTES) {
+            return Err(PoolError::RegionSize { region_bytes, extent_bytes: EXTENT_BYTES });
+        }
+        let view = View { region_bytes, free_regions: 0 };
+        let stock = Self::stock_of(config, &view, OwnerId(earlier.owner), Some(journal))?;
+        let mut adoption = stock.begin_adoption(kept);
+        keeper::adopt(config, &stock, &mut adoption)?;
+        let view = keeper::first_view(config)?;
+        if view.region_bytes != 0 && view.region_bytes != region_bytes {
+            return Err(PoolError::OtherRegionSize { kept: region_bytes, found: view.region_bytes });
+        }
+        stock.pool_has_free(view.free_regions);
+        Ok((stock, adoption))
+    }
+
     /// The stock of a new owner, which keeps what it holds.
     fn new_kept_stock(
         config: &PoolConfig,
+        owner: OwnerId,
         journal: Arc<dyn Journal>,
     ) -> Result<(Stock, Adoption), PoolError> {
         let view = keeper::first_view(config)?;
-        let owner = random_id();
-        let stock = Self::stock_of(config, &view, OwnerId(owner), Some(journal.clone()))?;
-        journal.append(&[KeptPool { owner, region_bytes: stock.region_bytes() }.put()]);
+        let stock = Self::stock_of(config, &view, owner, Some(journal.clone()))?;
+        journal.append(&[KeptPool { owner: owner.0, region_bytes: stock.region_bytes() }.put()]);
         let adoption = stock.begin_adoption(&Kept::default());
         Ok((stock, adoption))
     }

@@ -338,7 +338,8 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
     };
     let plane = Plane::new(world.clone(), executor.tasks(), config);
     let has_guests = random.chance(600);
-    let is_about_owners = matches!(mutation, Some(FREES_UNWRITTEN | LOCKS_LEFT | LATE_FORGOTTEN));
+    let is_about_owners = matches!(mutation, Some(FREES_UNWRITTEN | LOCKS_LEFT | LATE_FORGOTTEN))
+        || worlds::is_about_kept_overflow(mutation);
     let limit_regions = (!is_redundant && random.chance(300)).then(|| 2 + random.below(5));
     let owner = OwnerId(plane.next_name());
     let legacy =

@@ -208,22 +208,8 @@ impl Stage {
             Spot::Throttled => volume.is_some(),
             _ => true,
         });
-        let mut far = Vec::new();
-        for &spot in spots.iter().filter(|spot| spot.is_far()) {
-            let memory_mib = spot.node_mib(scale);
-            let step = progress.step(format!("starting {NODES} nodes with {memory_mib} MiB each"));
-            match start_pool(farpool, work.path(), log_dir, spot, memory_mib, stop) {
-                // Not fatal: for one, the overflow directory's file system may be refused.
-                Err(error) if spot.overflows() && !stop.is_raised() => {
-                    notes.push(format!("{} was not measured: {error:#}", spot.name()));
-                }
-                started => {
-                    far.push((spot, started?));
-                    step.done(&format!("for {}", spot.name()));
-                }
-            }
-        }
-        spots.retain(|spot| !spot.overflows() || far.iter().any(|(started, _)| started == spot));
+        let far = start_pools(options, work.path(), &spots, &mut notes, stop, &progress)?;
+        spots.retain(|spot| !spot.is_far() || far.iter().any(|(started, _)| started == spot));
         notes.iter().for_each(|note| progress.note(&format!("note: {note}")));
         let dir = &subfolder(work.path(), "postgres")?;
         let log = &log_dir.join("postgres.log");
@@ -398,6 +384,34 @@ fn region_mib(spot: Spot, node_mib: u64) -> u64 {
 pub fn node_mib(scale: f64) -> u64 {
     let share = (FAR_MIB_PER_SCALE * scale) as u64 / u64::from(NODES);
     share.max(NODE_MIN_MIB).next_multiple_of(REGION_MIB)
+}
+
+/// Starts the pools of the places that need one. A place with overflow is left out if its pool cannot be
+/// started: for one, the file system of the overflow directory may be refused.
+fn start_pools(
+    options: &StageOptions<'_>,
+    work: &Path,
+    spots: &[Spot],
+    notes: &mut Vec<String>,
+    stop: &StopFlag,
+    progress: &Progress,
+) -> Result<Vec<(Spot, FarMemory)>> {
+    let log_dir = options.log_dir.unwrap_or(work);
+    let mut pools = Vec::new();
+    for &spot in spots.iter().filter(|spot| spot.is_far()) {
+        let memory_mib = spot.node_mib(options.scale);
+        let step = progress.step(format!("starting {NODES} nodes with {memory_mib} MiB each"));
+        match start_pool(options.farpool, work, log_dir, spot, memory_mib, stop) {
+            Err(error) if spot.overflows() && !stop.is_raised() => {
+                notes.push(format!("{} was not measured: {error:#}", spot.name()));
+            }
+            started => {
+                pools.push((spot, started?));
+                step.done(&format!("for {}", spot.name()));
+            }
+        }
+    }
+    Ok(pools)
 }
 
 /// Starts a pool of two nodes with a mount, in a folder of its own; logs go to another folder below

@@ -1,6 +1,6 @@
 //! Regions as files of a local directory, read and written by a few threads.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -22,8 +22,10 @@ use crate::error::OverflowError;
 use crate::space::EXTENT_BYTES;
 
 mod folder;
+mod opening;
 
 pub(crate) use folder::KeptBy;
+pub(crate) use opening::Opening;
 
 /// Threads that read and write: a local disk needs several requests at a time for its full speed.
 const THREADS: usize = 4;
@@ -51,6 +53,8 @@ pub(crate) struct Directory {
     dir: Arc<File>,
     /// Whether `dir` is the owner's folder, in which regions have names.
     is_kept: bool,
+    /// The files of regions that an earlier process has kept, and their sizes.
+    found: Mutex<BTreeMap<u32, io::Result<(File, u64)>>>,
     limit_bytes: Option<u64>,
     /// Bytes of all regions.
     allocated: Arc<AtomicU64>,
@@ -88,7 +92,7 @@ impl Directory {
     pub(crate) fn open(
         path: &Path,
         limit_bytes: Option<u64>,
-        kept: Option<KeptBy<'_>>,
+        kept: Option<&KeptBy>,
     ) -> Result<Directory, OverflowError> {
         let failed = |error: io::Error| OverflowError::Unusable { dir: path.to_owned(), reason: error };
         let flags = OFlags::DIRECTORY.bits() as i32;
@@ -101,7 +105,7 @@ impl Directory {
             return Err(OverflowError::NotInPlace { dir: path.to_owned() });
         }
         let workers = Workers::start().map_err(failed)?;
-        let (all, own) = (dir.try_clone().map_err(failed)?, kept.map(|by| by.own_folder()));
+        let (all, own) = (dir.try_clone().map_err(failed)?, kept.map(KeptBy::own_folder));
         // It may take long, and nothing depends on it.
         workers.post(move || folder::clear_others(&all, own.as_ref()));
         let dir = match kept {
@@ -115,6 +119,7 @@ impl Directory {
             }
             opened => opened.map(|_| true).map_err(|errno| failed(errno.into()))?,
         };
+        let found = kept.map(|by| kept_files(&dir, by, is_direct)).unwrap_or_default();
         let free = rustix::fs::fstatvfs(&dir).map_err(|errno| failed(errno.into()))?;
         let allocated = Arc::new(AtomicU64::new(0));
         let bytes = AtomicU64::new(room(&free, limit_bytes, 0));
@@ -127,6 +132,7 @@ impl Directory {
             path,
             dir,
             is_kept: kept.is_some(),
+            found: Mutex::new(found),
             limit_bytes,
             allocated,
             is_direct,
@@ -151,6 +157,19 @@ impl Directory {
             tracing::warn!(dir = %self.path.display(), reason, left_out, "the overflow directory gives no more storage");
         }
     }
+}
+
+/// Opens the files of the regions that a state names, if they are still there.
+fn kept_files(folder: &File, by: &KeptBy, is_direct: bool) -> BTreeMap<u32, io::Result<(File, u64)>> {
+    let open = |index| {
+        let file = folder::open_file(folder, index, is_direct)?;
+        let bytes = file.metadata()?.len();
+        Ok((file, bytes))
+    };
+    let opened = by.named.iter().map(|&index| (index, open(index)));
+    let is_there =
+        |file: &io::Result<_>| !matches!(file, Err(error) if error.kind() == io::ErrorKind::NotFound);
+    opened.filter(|(_, file)| is_there(file)).collect()
 }
 
 /// A file that has no name: nothing of it is left when this process ends, however it ends.
@@ -255,15 +274,10 @@ impl Overflow for Directory {
     }
 
     fn find(&self, index: u32, bytes: u64) -> io::Result<Option<Arc<dyn OverflowRegion>>> {
-        if !self.is_kept {
+        let Some((file, found_bytes)) = self.found.lock().remove(&index).transpose()? else {
             return Ok(None);
-        }
-        let file = match folder::open_file(&self.dir, index, self.is_direct) {
-            Err(Errno::NOENT) => return Ok(None),
-            file => file?,
         };
-        let is_whole = file.metadata()?.len() >= bytes;
-        Ok(is_whole.then(|| self.region(NewFile::kept(file, &self.dir, index), bytes)))
+        Ok((found_bytes >= bytes).then(|| self.region(NewFile::kept(file, &self.dir, index), bytes)))
     }
 
     fn room_bytes(&self) -> u64 {

@@ -50,6 +50,10 @@ pub(super) const LOCKS_LEFT: &str = "locks-of-a-dead-owner-not-settled";
 pub(super) const OVERFLOW_UNRESERVED: &str = "overflow-handed-out-unreserved";
 /// The overflow directory acknowledges a write before it can be read.
 pub(super) const OVERFLOW_UNWRITTEN: &str = "overflow-read-before-written";
+/// A successor does not find the regions of the overflow directory.
+pub(super) const OVERFLOW_NOT_FOUND: &str = "kept-overflow-not-taken-over";
+/// A successor finds the regions of the overflow directory empty.
+pub(super) const OVERFLOW_EMPTY: &str = "kept-overflow-without-its-data";
 /// Other clients write to an extent while it moves.
 pub(super) const MOVED_OVER_NEWER: &str = "moved-back-over-newer";
 
@@ -73,6 +77,8 @@ pub(super) const MUTATIONS: &[&str] = &[
     REFUSED_IS_DEAD,
     OVERFLOW_UNRESERVED,
     OVERFLOW_UNWRITTEN,
+    OVERFLOW_NOT_FOUND,
+    OVERFLOW_EMPTY,
     MOVED_OVER_NEWER,
 ];
 

@@ -13,7 +13,7 @@ use farpool_wire::BLOCK_BYTES;
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, LocalBoxFuture, pending, ready};
 
-use super::broken::{OVERFLOW_UNRESERVED, OVERFLOW_UNWRITTEN};
+use super::broken::{OVERFLOW_EMPTY, OVERFLOW_NOT_FOUND, OVERFLOW_UNRESERVED, OVERFLOW_UNWRITTEN};
 use super::worlds::DiskKind;
 
 /// How long a transfer takes, in microseconds.
@@ -79,6 +79,11 @@ impl Disk {
         drop(kept); // outside of the lock, which dropping a region takes
     }
 
+    /// The indices of the regions that a successor finds.
+    pub(super) fn kept(&self) -> Vec<u32> {
+        locked(&self.0).kept.iter().flat_map(BTreeMap::keys).copied().collect()
+    }
+
     /// What lies in a block of a region now.
     pub(super) fn contents(&self, region: u32, offset: u64) -> Option<Vec<u8>> {
         let region = locked(&self.0).regions.get(&region)?.upgrade()?;
@@ -123,8 +128,14 @@ impl Overflow for Giver {
     }
 
     fn find(&self, index: u32, _: u64) -> io::Result<Option<Arc<dyn OverflowRegion>>> {
-        let state = locked(&self.0.0);
-        Ok(state.kept.as_ref().and_then(|kept| kept.get(&index)).map(|region| region.clone() as _))
+        if self.0.is(OVERFLOW_NOT_FOUND) {
+            return Ok(None);
+        }
+        let found = locked(&self.0.0).kept.as_ref().and_then(|kept| kept.get(&index)).cloned();
+        if let Some(region) = found.as_ref().filter(|_| self.0.is(OVERFLOW_EMPTY)) {
+            locked(&region.contents).0.fill(0);
+        }
+        Ok(found.map(|region| region as _))
     }
 
     fn room_bytes(&self) -> u64 {

@@ -10,7 +10,7 @@ use farpool_fabric::sim::HostId;
 use farpool_fabric::{Peer, SharedMemory, create_sealed};
 use farpool_file::{KEPT_WORDS_BYTES, StoreCore};
 use farpool_keep::{Kept, MemoryJournal};
-use farpool_pool::{Adoption, EXTENT_BYTES, Stock, StockConfig};
+use farpool_pool::{Adoption, EXTENT_BYTES, OVERFLOW_NODE, Stock, StockConfig};
 use farpool_wire::control::NodeAddress;
 use farpool_wire::{NodeId, OwnerId};
 
@@ -135,8 +135,19 @@ async fn take_over(run: &Rc<Run>) {
         run.world.sleep_by(run.host, ADOPT_PAUSE).await;
     }
     stock.adopt_overflow(&adoption).expect("the disk has what it keeps");
+    judge_overflow(run);
     stock.adoption_ends(&mut adoption);
     adopt_files(run, &kept, adoption, post).await;
+}
+
+/// Checks that the successor has all regions that the disk keeps: those are never lost (O2).
+fn judge_overflow(run: &Run) {
+    let held = run.stock().regions();
+    for index in run.disk.iter().flat_map(|disk| disk.kept()) {
+        if !held.iter().any(|region| region.id.node == OVERFLOW_NODE && region.id.index == index) {
+            run.complain(format!("region {index} of the overflow directory is missing after the takeover"));
+        }
+    }
 }
 
 async fn adopt_files(run: &Rc<Run>, kept: &Kept, adoption: Adoption, post: Rc<Post>) {

@@ -5,7 +5,9 @@
 use farpool_fabric::sim::{Faults, Random};
 use farpool_file::Redundancy;
 
-use super::broken::{MOVED_OVER_NEWER, OVERFLOW_UNRESERVED, OVERFLOW_UNWRITTEN};
+use super::broken::{
+    MOVED_OVER_NEWER, OVERFLOW_EMPTY, OVERFLOW_NOT_FOUND, OVERFLOW_UNRESERVED, OVERFLOW_UNWRITTEN,
+};
 use super::link::{Lie, Shaking};
 use super::{Ills, LATE_FORGOTTEN, LOST_WRITE, LOST_WRITE_PERMILLE, UNLOCKED_EARLY};
 use crate::plane::post::Delivery;
@@ -45,7 +47,8 @@ pub(super) fn disk(seed: u64, mutation: Option<&'static str>, is_calm: bool) -> 
     // A separate stream of randomness, so that the worlds of other seeds stay the same.
     let mut random = Random::new(seed, 37);
     let is_about_disks = is_about_disks(mutation);
-    let has_disk = random.chance(OVERFLOW_PERMILLE) || is_about_disks || mutation == Some(MOVED_OVER_NEWER);
+    let needs_disk = is_about_disks || is_about_kept_overflow(mutation) || mutation == Some(MOVED_OVER_NEWER);
+    let has_disk = random.chance(OVERFLOW_PERMILLE) || needs_disk;
     let is_small = mutation.map_or(random.chance(300), |broken| broken == OVERFLOW_UNRESERVED);
     let hang_permille = if random.chance(300) && !is_calm { 20 } else { 0 };
     has_disk.then(|| DiskKind { regions: is_small.then(|| random.below(4)), hang_permille })
@@ -54,6 +57,11 @@ pub(super) fn disk(seed: u64, mutation: Option<&'static str>, is_calm: bool) -> 
 /// Whether a mutation is one of the overflow directory itself. Its worlds have no other faults.
 pub(super) fn is_about_disks(mutation: Option<&'static str>) -> bool {
     matches!(mutation, Some(OVERFLOW_UNRESERVED | OVERFLOW_UNWRITTEN))
+}
+
+/// Whether a mutation is about what a successor finds in the overflow directory.
+pub(super) fn is_about_kept_overflow(mutation: Option<&'static str>) -> bool {
+    matches!(mutation, Some(OVERFLOW_NOT_FOUND | OVERFLOW_EMPTY))
 }
 
 /// Whether extents move most of the time in the world of this seed, while no node is lost.

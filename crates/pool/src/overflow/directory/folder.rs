@@ -35,17 +35,17 @@ const NAMESPACE: &str = "/proc/self/ns/mnt";
 const MAX_KEPT_BY_BYTES: u64 = 8 << 10;
 
 /// The state that names regions.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct KeptBy<'a> {
+#[derive(Clone, Debug)]
+pub(crate) struct KeptBy {
     /// The owner of the state.
     pub(crate) owner: OwnerId,
     /// The directory in which the state lies.
-    pub(crate) dir: &'a Path,
+    pub(crate) dir: PathBuf,
     /// The indices of the regions that it names.
-    pub(crate) named: &'a BTreeSet<u32>,
+    pub(crate) named: BTreeSet<u32>,
 }
 
-impl KeptBy<'_> {
+impl KeptBy {
     /// The folder of this owner, and the place of its state.
     pub(super) fn own_folder(&self) -> (CString, Option<PathBuf>) {
         (name_of(self.owner), self.dir.canonicalize().ok())
@@ -53,11 +53,11 @@ impl KeptBy<'_> {
 }
 
 /// Opens and locks the folder of an owner, and removes what the owner's state does not name.
-pub(super) fn take(dir: &File, by: KeptBy<'_>) -> io::Result<File> {
+pub(super) fn take(dir: &File, by: &KeptBy) -> io::Result<File> {
     // Another process may remove a folder that was just made, since nothing refers to it yet.
     let made = (0..MAX_TRIES).find_map(|_| make(dir, by).transpose());
     let folder = made.unwrap_or_else(|| Err(io::ErrorKind::ResourceBusy.into()))?;
-    let wanted = Referrer::here(by.dir)?.to_bytes();
+    let wanted = Referrer::here(&by.dir)?.to_bytes();
     if kept_by(&folder).ok().as_ref() != Some(&wanted) {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = openat(&folder, NEW_KEPT_BY, flags, Mode::RUSR | Mode::WUSR)?;
@@ -74,7 +74,7 @@ pub(super) fn take(dir: &File, by: KeptBy<'_>) -> io::Result<File> {
 }
 
 /// Makes the folder of an owner if it is not there, and opens and locks it. `None`: it was removed meanwhile.
-fn make(dir: &File, by: KeptBy<'_>) -> io::Result<Option<File>> {
+fn make(dir: &File, by: &KeptBy) -> io::Result<Option<File>> {
     let name = name_of(by.owner);
     let advise = |advice: &str| io::Error::other(format!("its folder {} {advice}", name.to_string_lossy()));
     match mkdirat(dir, &name, Mode::RWXU) {
