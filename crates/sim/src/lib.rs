@@ -9,6 +9,7 @@
 //!
 //! Not here: the simulated world itself (`farpool_fabric::sim`), the command line (crate `cli`).
 
+mod cache;
 mod fabric;
 mod file;
 mod hash;
@@ -23,6 +24,7 @@ mod staying;
 mod transacting;
 mod txn;
 
+pub use cache::CACHE;
 pub use fabric::FABRIC;
 pub use file::FILE;
 pub use hash::HASH;

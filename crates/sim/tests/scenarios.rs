@@ -81,4 +81,4 @@ macro_rules! scenarios {
     };
 }
 
-scenarios!(fabric, pool, file, txn, hash, members);
+scenarios!(fabric, pool, file, txn, hash, members, cache);

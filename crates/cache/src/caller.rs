@@ -1,0 +1,407 @@
+//! A process of the database, or one of its threads, as a user of the cache.
+
+use std::cell::Cell;
+use std::io;
+use std::marker::PhantomData;
+
+use crate::grace;
+use crate::ground::Ground;
+use crate::layout::{self, Layout};
+use crate::places::{Named, Place};
+use crate::rules::{Rules, Shipped};
+use crate::words::{Door, Entry, EntryState, FileWord, Header, Key, SlotState, SlotWord};
+
+/// Longest write that invalidates block by block. A longer one changes the file as a whole.
+const MAX_BLOCKS: u32 = 64;
+
+/// A file that is known: its number, and its birth, which tells it from files that had the number before.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FileRef {
+    pub(crate) file: u32,
+    pub(crate) birth: u64,
+}
+
+/// What became of a read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// The page came from the cache.
+    Hit,
+    /// The disk was read; this is how many bytes it gave.
+    Disk(usize),
+}
+
+/// A user of the cache, with a place of its own. A future that is dropped halfway leaves the place occupied:
+/// only a process that ends may do that.
+#[derive(Debug)]
+pub struct Caller<G, R = Shipped> {
+    ground: G,
+    layout: Layout,
+    place: u32,
+    /// Where the next free slot is looked for.
+    next_hint: Cell<u32>,
+    rules: PhantomData<fn() -> R>,
+}
+
+/// What a page's admission rests on: all of it must be the same when the entry is taken.
+#[derive(Clone, Copy)]
+struct Token {
+    bucket: u32,
+    key: Key,
+    header: u64,
+    /// Writers of the bucket other than this process.
+    writers: u64,
+    file_at: usize,
+    file: FileWord,
+    door: u64,
+}
+
+impl<G: Ground, R: Rules> Caller<G, R> {
+    /// Takes a place for `holder`, a number that names this process and is not 0. `None`: all are taken.
+    pub async fn join(ground: G, layout: Layout, holder: u64) -> Option<Caller<G, R>> {
+        for place in 0..layout.shape().places {
+            let at = layout.place(place);
+            if (Place { ground: &ground, at }).take(holder).await {
+                let next_hint = Cell::new(place % layout.hints());
+                return Some(Caller { ground, layout, place, next_hint, rules: PhantomData });
+            }
+        }
+        None
+    }
+
+    /// Gives the place back.
+    pub async fn leave(self) {
+        self.place().free().await;
+    }
+
+    fn place(&self) -> Place<'_, G> {
+        Place { ground: &self.ground, at: self.layout.place(self.place) }
+    }
+
+    /// Reads one block into `to`. `pread` reads it from the disk, and returns how many bytes it found.
+    ///
+    /// # Errors
+    /// Those of `pread`.
+    pub async fn read(
+        &self,
+        file: FileRef,
+        block: u32,
+        to: &mut [u8],
+        pread: impl AsyncFnOnce(&mut [u8]) -> io::Result<usize>,
+    ) -> io::Result<Outcome> {
+        let place = self.layout.place(self.place);
+        grace::enter(&self.ground, place).await;
+        let read = self.read_in_place(file, block, to, pread).await;
+        grace::leave(&self.ground, place).await;
+        read
+    }
+
+    async fn read_in_place(
+        &self,
+        file: FileRef,
+        block: u32,
+        to: &mut [u8],
+        pread: impl AsyncFnOnce(&mut [u8]) -> io::Result<usize>,
+    ) -> io::Result<Outcome> {
+        let door = self.ground.load(layout::DOOR).await;
+        let usable = if Door::of(door) == Door::Open { self.usable(file).await } else { None };
+        let Some((word, id)) = usable else { return Ok(Outcome::Disk(pread(to).await?)) };
+        let (bucket, key) = (self.layout.bucket(file.file, block), Key::new(id, block));
+        if self.find(bucket, key, to).await {
+            return Ok(Outcome::Hit);
+        }
+        let header = self.ground.load(self.layout.header(bucket)).await;
+        let read = pread(to).await?;
+        if read == to.len() {
+            let (writers, file_at) = (Header(header).writers(), self.layout.file(file.file));
+            self.admit(Token { bucket, key, header, writers, file_at, file: word, door }, to).await;
+        }
+        Ok(Outcome::Disk(read))
+    }
+
+    /// The file's word and id, if its pages may be found now.
+    async fn usable(&self, file: FileRef) -> Option<(FileWord, u32)> {
+        let word = FileWord(self.ground.load(self.layout.file(file.file)).await);
+        let is_known = self.is_known_file(file).await;
+        word.usable_id().filter(|_| is_known).map(|id| (word, id))
+    }
+
+    /// Whether the number still means this file. It does not change until the place is left.
+    async fn is_known_file(&self, file: FileRef) -> bool {
+        self.ground.load(self.layout.birth(file.file)).await == file.birth
+    }
+
+    /// Reads a page that is cached (C1).
+    async fn find(&self, bucket: u32, key: Key, to: &mut [u8]) -> bool {
+        for entry in self.layout.entries(bucket) {
+            let at = self.layout.entry(entry);
+            let found = Entry(self.ground.load(at).await);
+            if found.state() != EntryState::Valid || self.ground.load(self.layout.key(entry)).await != key.0 {
+                continue;
+            }
+            if !self.ground.read_slot(found.slot(), to).await {
+                continue;
+            }
+            let again = Entry(self.ground.load(at).await);
+            if again.unvisited() == found.unvisited() {
+                if !again.is_visited() {
+                    // If another process has changed the entry, the mark is lost, and nothing else.
+                    self.ground.replace(at, again.0, again.visited().0).await;
+                }
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Makes a page that was read from the disk, or written there, findable (C2).
+    async fn admit(&self, token: Token, page: &[u8]) {
+        if !R::may_admit(token.header, token.header, token.writers) || self.is_known(token).await {
+            return;
+        }
+        let Some((slot, taken)) = self.take_slot().await else { return };
+        let entered = match self.ground.write_slot(slot, page).await {
+            true => self.take_entry(token.bucket, slot).await,
+            false => None,
+        };
+        let Some((entry, claimed)) = entered else { return self.free_slot(slot, taken).await };
+        let (at, pending) = (self.layout.entry(entry), claimed.pending());
+        self.ground.store(self.layout.key(entry), token.key.0).await;
+        if R::claims_entries() {
+            self.ground.store(at, pending.0).await;
+        }
+        let used = taken.next(SlotState::Used, entry);
+        self.ground.store(self.layout.slot(slot), used.0).await;
+        self.ground.barrier().await;
+        if self.still_holds(token).await && self.ground.replace(at, pending.0, pending.validated().0).await {
+            return;
+        }
+        // A writer may have emptied it already.
+        self.ground.replace(at, pending.0, pending.emptied().0).await;
+        self.free_slot(slot, used).await;
+    }
+
+    async fn still_holds(&self, token: Token) -> bool {
+        let header = self.ground.load(self.layout.header(token.bucket)).await;
+        R::may_admit(token.header, header, token.writers)
+            && self.ground.load(token.file_at).await == token.file.0
+            && self.ground.load(layout::DOOR).await == token.door
+    }
+
+    /// Whether the page is there already, or is being admitted.
+    async fn is_known(&self, token: Token) -> bool {
+        for entry in self.layout.entries(token.bucket) {
+            let state = Entry(self.ground.load(self.layout.entry(entry)).await).state();
+            if state != EntryState::Empty && self.ground.load(self.layout.key(entry)).await == token.key.0 {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Takes a free slot, if a hint names one.
+    async fn take_slot(&self) -> Option<(u32, SlotWord)> {
+        let (first, hints) = (self.next_hint.get(), self.layout.hints());
+        for number in 0..hints {
+            let hint = (first + number) % hints;
+            let at = self.layout.hint(hint);
+            let found = self.ground.load(at).await;
+            if found == 0 || !self.ground.replace(at, found, 0).await {
+                continue;
+            }
+            self.next_hint.set((hint + 1) % hints);
+            let slot = (found - 1) as u32;
+            let free = SlotWord(self.ground.load(self.layout.slot(slot)).await);
+            let taken = free.next(SlotState::Taken, self.place);
+            if free.state() == SlotState::Free
+                && self.ground.replace(self.layout.slot(slot), free.0, taken.0).await
+            {
+                return Some((slot, taken));
+            }
+        }
+        None
+    }
+
+    /// Frees a slot that no reader can have found.
+    async fn free_slot(&self, slot: u32, word: SlotWord) {
+        self.ground.store(self.layout.slot(slot), word.next(SlotState::Free, 0).0).await;
+        // If the hint is in use again, the keeper finds the slot.
+        let hint = self.layout.hint(self.next_hint.get());
+        self.ground.replace(hint, 0, u64::from(slot) + 1).await;
+    }
+
+    /// Takes an entry of a bucket: an empty one, or else one that was not visited lately. If there is none,
+    /// none counts as visited any more.
+    async fn take_entry(&self, bucket: u32, slot: u32) -> Option<(u32, Entry)> {
+        for entry in self.layout.entries(bucket) {
+            let at = self.layout.entry(entry);
+            let empty = Entry(self.ground.load(at).await);
+            let claimed = claimed::<R>(empty, slot);
+            if empty.state() == EntryState::Empty && self.ground.replace(at, empty.0, claimed.0).await {
+                return Some((entry, claimed));
+            }
+        }
+        for entry in self.layout.entries(bucket) {
+            let at = self.layout.entry(entry);
+            let found = Entry(self.ground.load(at).await);
+            if found.state() != EntryState::Valid {
+                continue;
+            }
+            let claimed = claimed::<R>(found, slot);
+            let next = if found.is_visited() { found.unvisited() } else { claimed };
+            if self.ground.replace(at, found.0, next.0).await && next == claimed {
+                return Some((entry, next));
+            }
+        }
+        None
+    }
+
+    /// Writes `blocks` blocks from `first` on, or parts of them. `pwrite` writes to the disk. `page` is what
+    /// it writes, if that is all of one block.
+    ///
+    /// # Errors
+    /// Those of `pwrite`.
+    pub async fn write(
+        &self,
+        file: FileRef,
+        (first, blocks): (u32, u32),
+        page: Option<&[u8]>,
+        pwrite: impl AsyncFnOnce() -> io::Result<usize>,
+    ) -> io::Result<usize> {
+        if blocks > MAX_BLOCKS {
+            return self.change(file, pwrite).await;
+        }
+        let place = self.place();
+        grace::enter(&self.ground, place.at).await;
+        let door = self.ground.load(layout::DOOR).await;
+        let written = if Door::of(door) == Door::Closed {
+            pwrite().await
+        } else {
+            let named = Named::Blocks { file: file.file, first, blocks };
+            place.name(named).await;
+            let page = page.filter(|_| blocks == 1).map(|page| (first, page));
+            let written = self.write_invalidating(file, named, page, door, pwrite).await;
+            place.withdraw().await;
+            written
+        };
+        grace::leave(&self.ground, place.at).await;
+        written
+    }
+
+    async fn write_invalidating(
+        &self,
+        file: FileRef,
+        named: Named,
+        page: Option<(u32, &[u8])>,
+        door: u64,
+        pwrite: impl AsyncFnOnce() -> io::Result<usize>,
+    ) -> io::Result<usize> {
+        let mut begun = 0;
+        for bucket in named.buckets(&self.layout) {
+            begun = self.ground.add(self.layout.header(bucket), Header::BEGIN).await;
+        }
+        self.ground.barrier().await;
+        if R::writers_invalidate() {
+            for block in blocks_of(named) {
+                self.invalidate(self.layout.bucket(file.file, block), block).await;
+            }
+        }
+        let usable = self.usable(file).await;
+        let written = pwrite().await;
+        if let (Some((block, page)), Some((word, id)), Ok(bytes)) = (page, usable, &written)
+            && *bytes == page.len()
+            && Door::of(door) == Door::Open
+        {
+            let bucket = self.layout.bucket(file.file, block);
+            let (key, file_at) = (Key::new(id, block), self.layout.file(file.file));
+            let (header, writers) = (begun.wrapping_add(Header::BEGIN), Header(begun).writers());
+            self.admit(Token { bucket, key, header, writers, file_at, file: word, door }, page).await;
+        }
+        for bucket in named.buckets(&self.layout) {
+            self.ground.add(self.layout.header(bucket), Header::END.wrapping_neg()).await;
+        }
+        written
+    }
+
+    /// Empties the entries of a block, whatever id they have: the file may get another id meanwhile.
+    async fn invalidate(&self, bucket: u32, block: u32) {
+        for entry in self.layout.entries(bucket) {
+            loop {
+                let at = self.layout.entry(entry);
+                let found = Entry(self.ground.load(at).await);
+                let key = Key(self.ground.load(self.layout.key(entry)).await);
+                if !found.may_be_emptied()
+                    || key.block() != block
+                    || self.ground.replace(at, found.0, found.emptied().0).await
+                {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Changes a file as a whole, by `change`: truncates it, or writes more than a few blocks (C3).
+    ///
+    /// # Errors
+    /// Those of `change`.
+    pub async fn change<T>(
+        &self,
+        file: FileRef,
+        change: impl AsyncFnOnce() -> io::Result<T>,
+    ) -> io::Result<T> {
+        let place = self.place();
+        grace::enter(&self.ground, place.at).await;
+        let door = self.ground.load(layout::DOOR).await;
+        let changed = if Door::of(door) == Door::Closed || !self.is_known_file(file).await {
+            change().await
+        } else {
+            place.name(Named::File { file: file.file }).await;
+            self.update_file(file.file, FileWord::closed_once_more).await;
+            let changed = change().await;
+            let id = fresh_id(&self.ground).await;
+            self.update_file(file.file, |word| word.opened(if R::changes_ids() { id } else { word.id() }))
+                .await;
+            place.withdraw().await;
+            changed
+        };
+        grace::leave(&self.ground, place.at).await;
+        changed
+    }
+
+    /// Makes a file's pages unreachable for good: it was unlinked.
+    pub async fn retire(&self, file: FileRef) {
+        let place = self.place();
+        grace::enter(&self.ground, place.at).await;
+        if self.is_known_file(file).await && R::retires() {
+            self.update_file(file.file, FileWord::retired).await;
+        }
+        grace::leave(&self.ground, place.at).await;
+    }
+
+    async fn update_file(&self, file: u32, update: impl Fn(FileWord) -> FileWord) {
+        let at = self.layout.file(file);
+        loop {
+            let word = FileWord(self.ground.load(at).await);
+            if self.ground.replace(at, word.0, update(word).0).await {
+                return;
+            }
+        }
+    }
+}
+
+fn claimed<R: Rules>(entry: Entry, slot: u32) -> Entry {
+    let claimed = entry.claimed(slot, R::GENERATION_MASK);
+    if R::claims_entries() { claimed } else { claimed.pending() }
+}
+
+fn blocks_of(named: Named) -> std::ops::Range<u32> {
+    match named {
+        Named::Blocks { first, blocks, .. } => first..first.saturating_add(blocks),
+        Named::File { .. } => 0..0,
+    }
+}
+
+/// An id that no file has had. (Ids have 32 bits. After four billion changes of whole files the index must be
+/// made anew: id 0 finds nothing, so the cache then only gets slower.)
+pub(crate) async fn fresh_id<G: Ground>(ground: &G) -> u32 {
+    u32::try_from(ground.add(layout::NEXT_ID, 1).await + 1).unwrap_or(0)
+}

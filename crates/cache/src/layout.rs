@@ -1,0 +1,159 @@
+//! Where the words lie in shared memory.
+//!
+//! ```text
+//! common   door, era, next id, next birth, 4 words unused           64 B
+//! places   each: holder, era, what, file, first block, blocks,
+//!                entry, slot                                          64 B
+//! files    each: word, birth, 6 words for its identity and state      64 B
+//! buckets  each: header, 7 × (key, entry), 1 word unused             128 B
+//! slots    one word each
+//! hints    one word each: numbers of slots that may be free
+//! ```
+
+use crate::words::Key;
+
+/// Entries of a bucket.
+pub(crate) const ENTRIES: usize = 7;
+const COMMON_WORDS: usize = 8;
+const PLACE_WORDS: usize = 8;
+const FILE_WORDS: usize = 8;
+const BUCKET_WORDS: usize = 16;
+/// Words of hints: enough for what is free at a time.
+const HINTS: usize = 1024;
+
+/// How large a cache is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Shape {
+    /// Processes, or threads of them, that use it at a time.
+    pub places: u32,
+    /// Files that are known at a time.
+    pub files: u32,
+    /// Pages that fit.
+    pub slots: u32,
+}
+
+/// The places of all words, as offsets in words.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Layout {
+    shape: Shape,
+    buckets: u32,
+    hints: u32,
+}
+
+pub(crate) const DOOR: usize = 0;
+/// Counts what places are waited for.
+pub(crate) const ERA: usize = 1;
+pub(crate) const NEXT_ID: usize = 2;
+pub(crate) const NEXT_BIRTH: usize = 3;
+
+impl Layout {
+    /// The layout of a cache. There are at least 1.75 entries for each slot: with fewer, full buckets refuse
+    /// pages for which there is a slot.
+    pub fn new(shape: Shape) -> Layout {
+        let buckets = shape.slots.div_ceil(4).max(1);
+        Layout { shape, buckets, hints: shape.slots.clamp(1, HINTS as u32) }
+    }
+
+    /// How large it is.
+    pub fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    /// Words of shared memory, all of them 0 at the beginning.
+    pub fn words(&self) -> usize {
+        self.hint(self.hints)
+    }
+
+    pub(crate) fn hints(&self) -> u32 {
+        self.hints
+    }
+
+    pub(crate) fn place(&self, place: u32) -> usize {
+        COMMON_WORDS + place as usize * PLACE_WORDS
+    }
+
+    pub(crate) fn file(&self, file: u32) -> usize {
+        self.place(self.shape.places) + file as usize * FILE_WORDS
+    }
+
+    /// A file's birth: no other file that was ever known has the same.
+    pub(crate) fn birth(&self, file: u32) -> usize {
+        self.file(file) + 1
+    }
+
+    pub(crate) fn header(&self, bucket: u32) -> usize {
+        self.file(self.shape.files) + bucket as usize * BUCKET_WORDS
+    }
+
+    pub(crate) fn key(&self, entry: u32) -> usize {
+        let (bucket, number) = (entry / ENTRIES as u32, entry as usize % ENTRIES);
+        self.header(bucket) + 1 + 2 * number
+    }
+
+    pub(crate) fn entry(&self, entry: u32) -> usize {
+        self.key(entry) + 1
+    }
+
+    /// How many entries all buckets have.
+    pub(crate) fn all_entries(&self) -> u32 {
+        self.buckets * ENTRIES as u32
+    }
+
+    /// The entries of a bucket.
+    pub(crate) fn entries(&self, bucket: u32) -> std::ops::Range<u32> {
+        bucket * ENTRIES as u32..(bucket + 1) * ENTRIES as u32
+    }
+
+    pub(crate) fn slot(&self, slot: u32) -> usize {
+        self.header(self.buckets) + slot as usize
+    }
+
+    pub(crate) fn hint(&self, hint: u32) -> usize {
+        self.slot(self.shape.slots) + hint as usize
+    }
+
+    /// The bucket of a file's block. It does not depend on the file's id, so that a writer finds it whatever
+    /// happens to the id meanwhile.
+    pub(crate) fn bucket(&self, file: u32, block: u32) -> u32 {
+        // The finaliser of SplitMix64. Consecutive blocks go to different buckets.
+        let mut mixed = Key::new(file, block).0.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^= mixed >> 31;
+        ((u128::from(mixed) * u128::from(self.buckets)) >> 64) as u32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_overlaps() {
+        let layout = Layout::new(Shape { places: 3, files: 2, slots: 9 });
+        let mut used = vec![0; layout.words()];
+        let mut mark =
+            |at: usize, words: usize| used[at..at + words].iter_mut().for_each(|count| *count += 1);
+        mark(0, COMMON_WORDS);
+        (0..3).for_each(|place| mark(layout.place(place), PLACE_WORDS));
+        (0..2).for_each(|file| mark(layout.file(file), FILE_WORDS));
+        for bucket in 0..layout.buckets {
+            mark(layout.header(bucket), 1);
+            layout.entries(bucket).for_each(|entry| mark(layout.key(entry), 2));
+            mark(layout.header(bucket) + BUCKET_WORDS - 1, 1);
+        }
+        (0..9).for_each(|slot| mark(layout.slot(slot), 1));
+        (0..layout.hints()).for_each(|hint| mark(layout.hint(hint), 1));
+        assert!(used.iter().all(|count| *count == 1), "{used:?}");
+    }
+
+    #[test]
+    fn blocks_spread_over_the_buckets() {
+        let layout = Layout::new(Shape { places: 1, files: 1, slots: 4_000 });
+        assert!(u64::from(layout.buckets) * ENTRIES as u64 >= 4_000 * 7 / 4);
+        let mut counts = vec![0; layout.buckets as usize];
+        (0..4_000).for_each(|block| counts[layout.bucket(3, block) as usize] += 1);
+        let refused: usize = counts.iter().map(|count: &usize| count.saturating_sub(ENTRIES)).sum();
+        assert!(refused < 120, "{refused} of 4000 pages find no entry");
+    }
+}

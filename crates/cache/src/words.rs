@@ -1,0 +1,287 @@
+//! What the words in shared memory hold. All are 64 bits.
+//!
+//! ```text
+//! header      version:44 | writers:20
+//! key         id:32 | block:32
+//! entry       generation:29 | visited:1 | state:2 | slot:32
+//! file        unused:24 | id:32 | closers:8
+//! slot        sequence:30 | state:2 | whom:32     a place if taken, an entry if used
+//! door        generation:62 | state:2
+//! ```
+
+/// Enough for a write of most blocks by each of 4,096 processes, all of which share one bucket.
+const WRITER_BITS: u32 = 20;
+
+/// A bucket's header: how many writers work on its blocks, and how often one has begun.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Header(pub(crate) u64);
+
+impl Header {
+    /// Added by a writer that begins.
+    pub(crate) const BEGIN: u64 = (1 << WRITER_BITS) | 1;
+    /// Subtracted by a writer that ends: only the count.
+    pub(crate) const END: u64 = 1;
+
+    pub(crate) fn writers(self) -> u64 {
+        self.0 & ((1 << WRITER_BITS) - 1)
+    }
+
+    /// The next version, with no writers.
+    pub(crate) fn cleared(self) -> Header {
+        Header(((self.0 >> WRITER_BITS) + 1) << WRITER_BITS)
+    }
+}
+
+/// The block that an entry is about.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Key(pub(crate) u64);
+
+impl Key {
+    pub(crate) fn new(id: u32, block: u32) -> Key {
+        Key(u64::from(id) << 32 | u64::from(block))
+    }
+
+    pub(crate) fn block(self) -> u32 {
+        self.0 as u32
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum EntryState {
+    Empty = 0,
+    /// A process is admitting a page, and its key is there.
+    Pending = 1,
+    Valid = 2,
+    /// A process has taken the entry, and has not stored the key yet. Nobody else changes the entry
+    /// meanwhile: whoever emptied it would let a third process take it, whose key this one would overwrite.
+    Claimed = 3,
+}
+
+/// An entry without its key.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Entry(pub(crate) u64);
+
+const STATE_SHIFT: u32 = 32;
+const VISITED: u64 = 1 << 34;
+const GENERATION_SHIFT: u32 = 35;
+
+impl Entry {
+    pub(crate) fn state(self) -> EntryState {
+        match self.0 >> STATE_SHIFT & 3 {
+            1 => EntryState::Pending,
+            2 => EntryState::Valid,
+            3 => EntryState::Claimed,
+            _ => EntryState::Empty,
+        }
+    }
+
+    /// Whether a process that holds no right to it may empty it.
+    pub(crate) fn may_be_emptied(self) -> bool {
+        matches!(self.state(), EntryState::Pending | EntryState::Valid)
+    }
+
+    pub(crate) fn slot(self) -> u32 {
+        self.0 as u32
+    }
+
+    fn generation(self) -> u64 {
+        self.0 >> GENERATION_SHIFT
+    }
+
+    /// Holds a page in this slot.
+    pub(crate) fn holds(self, slot: u32) -> bool {
+        self.state() != EntryState::Empty && self.slot() == slot
+    }
+
+    /// Taken for a page in `slot`. `mask`: which bits of the generation are counted.
+    pub(crate) fn claimed(self, slot: u32, mask: u64) -> Entry {
+        let generation = (self.generation() + 1) & mask;
+        Entry(generation << GENERATION_SHIFT | u64::from(slot)).with(EntryState::Claimed)
+    }
+
+    /// With its key stored.
+    pub(crate) fn pending(self) -> Entry {
+        self.with(EntryState::Pending)
+    }
+
+    pub(crate) fn validated(self) -> Entry {
+        self.with(EntryState::Valid)
+    }
+
+    fn with(self, state: EntryState) -> Entry {
+        Entry(self.0 & !(3 << STATE_SHIFT) | (state as u64) << STATE_SHIFT)
+    }
+
+    pub(crate) fn emptied(self) -> Entry {
+        Entry(self.generation() << GENERATION_SHIFT)
+    }
+
+    pub(crate) fn is_visited(self) -> bool {
+        self.0 & VISITED != 0
+    }
+
+    pub(crate) fn visited(self) -> Entry {
+        Entry(self.0 | VISITED)
+    }
+
+    pub(crate) fn unvisited(self) -> Entry {
+        Entry(self.0 & !VISITED)
+    }
+}
+
+/// A file that is known here.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct FileWord(pub(crate) u64);
+
+impl FileWord {
+    pub(crate) fn open(id: u32) -> FileWord {
+        FileWord(u64::from(id) << 8)
+    }
+
+    /// 0: retired, or no file.
+    pub(crate) fn id(self) -> u32 {
+        (self.0 >> 8) as u32
+    }
+
+    fn closers(self) -> u64 {
+        self.0 & 0xff
+    }
+
+    /// The id under which pages may be found and admitted now.
+    pub(crate) fn usable_id(self) -> Option<u32> {
+        (self.closers() == 0 && self.id() != 0).then_some(self.id())
+    }
+
+    pub(crate) fn closed_once_more(self) -> FileWord {
+        FileWord(self.0 + 1)
+    }
+
+    /// One closer less. The file gets another id, unless it is retired.
+    pub(crate) fn opened(self, fresh: u32) -> FileWord {
+        let id = if self.id() == 0 { 0 } else { fresh };
+        FileWord(u64::from(id) << 8 | (self.closers() - 1))
+    }
+
+    pub(crate) fn retired(self) -> FileWord {
+        FileWord(self.closers())
+    }
+
+    /// No closers. The file gets another id, unless it is retired.
+    pub(crate) fn cleared(self, fresh: u32) -> FileWord {
+        FileWord::open(if self.id() == 0 { 0 } else { fresh })
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum SlotState {
+    Free = 0,
+    /// A place has it, to admit a page.
+    Taken = 1,
+    /// An entry has it, or had it until it was emptied.
+    Used = 2,
+}
+
+/// Who has a slot.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct SlotWord(pub(crate) u64);
+
+impl SlotWord {
+    pub(crate) fn state(self) -> SlotState {
+        match self.0 >> 32 & 3 {
+            1 => SlotState::Taken,
+            2 => SlotState::Used,
+            // 3 is never stored.
+            _ => SlotState::Free,
+        }
+    }
+
+    /// The place or the entry that has it.
+    pub(crate) fn whom(self) -> u32 {
+        self.0 as u32
+    }
+
+    /// With another state: never equal to an earlier word of this slot.
+    pub(crate) fn next(self, state: SlotState, whom: u32) -> SlotWord {
+        SlotWord(((self.0 >> 34) + 1) << 34 | (state as u64) << 32 | u64::from(whom))
+    }
+}
+
+/// What may be done now (C5).
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Door {
+    /// Processes use their files as if there were no cache.
+    Closed = 0,
+    /// Writers invalidate; nobody admits or finds a page.
+    Invalidating = 1,
+    /// All of it.
+    Open = 2,
+}
+
+impl Door {
+    pub(crate) fn of(word: u64) -> Door {
+        match word & 3 {
+            1 => Door::Invalidating,
+            2 => Door::Open,
+            _ => Door::Closed,
+        }
+    }
+
+    /// The word for the next state: never equal to an earlier one.
+    pub(crate) fn next_word(self, word: u64) -> u64 {
+        ((word >> 2) + 1) << 2 | self as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_header_counts_writers_and_never_repeats() {
+        let idle = Header(5 << WRITER_BITS);
+        let busy = Header(idle.0 + 2 * Header::BEGIN);
+        assert_eq!((busy.writers(), Header(busy.0 - Header::END).writers()), (2, 1));
+        assert_ne!(Header(idle.0 + Header::BEGIN - Header::END), idle);
+        assert_eq!((busy.cleared().writers(), busy.cleared().0 > busy.0), (0, true));
+    }
+
+    #[test]
+    fn an_entry_is_claimed_then_pending_then_valid_and_has_another_generation_next_time() {
+        let claimed = Entry(0).claimed(7, u64::MAX);
+        assert!(claimed.state() == EntryState::Claimed && claimed.holds(7) && !claimed.may_be_emptied());
+        let pending = claimed.pending();
+        let valid = pending.validated();
+        assert_eq!((pending.state(), pending.slot()), (EntryState::Pending, 7));
+        assert_eq!((valid.state(), valid.slot(), valid.is_visited()), (EntryState::Valid, 7, false));
+        assert_eq!(valid.visited().unvisited(), valid);
+        assert!(valid.visited().is_visited() && valid.visited().holds(7) && !valid.holds(8));
+        let emptied = valid.visited().emptied();
+        assert!(emptied.state() == EntryState::Empty && !emptied.holds(7));
+        assert_ne!(emptied.claimed(7, u64::MAX), claimed);
+        assert_eq!(emptied.claimed(7, 1).emptied().claimed(7, 1), claimed, "one bit counts to two");
+    }
+
+    #[test]
+    fn a_file_is_usable_while_nobody_closes_it_and_has_another_id_afterwards() {
+        let file = FileWord::open(3);
+        assert_eq!(file.usable_id(), Some(3));
+        let closed = file.closed_once_more().closed_once_more();
+        assert_eq!((closed.id(), closed.usable_id()), (3, None));
+        assert_eq!(closed.opened(4).usable_id(), None);
+        assert_eq!(closed.opened(4).opened(5).usable_id(), Some(5));
+        assert_eq!(closed.cleared(6).usable_id(), Some(6));
+        let retired = closed.retired();
+        assert_eq!((retired.opened(7).opened(8).usable_id(), retired.cleared(9).usable_id()), (None, None));
+    }
+
+    #[test]
+    fn words_of_slots_and_doors_do_not_repeat() {
+        let free = SlotWord(0);
+        let taken = free.next(SlotState::Taken, 9);
+        assert_eq!((taken.state(), taken.whom()), (SlotState::Taken, 9));
+        assert_ne!(taken.next(SlotState::Free, 0), free);
+        let open = Door::Open.next_word(0);
+        assert_eq!(Door::of(open), Door::Open);
+        assert_ne!(Door::Open.next_word(Door::Closed.next_word(open)), open);
+    }
+}

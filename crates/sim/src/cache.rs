@@ -1,0 +1,176 @@
+//! `sim cache`: processes of a database read and write files through the page cache, truncate and unlink
+//! them, stop and die, while the keeper evicts, turns the door and dies, too (`docs/src/cache.md`).
+//!
+//! Any process may run between two accesses to shared memory. The judge demands of each block what the disk
+//! alone would give: an atomic register.
+
+mod broken;
+mod database;
+mod memory;
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+use std::time::Duration;
+
+use farpool_cache::{Door, FileRef, Layout, Shape};
+use farpool_fabric::sim::{Executor, HostId, ProcessId, Random, Tasks, World, WorldConfig};
+
+use crate::register::{NEVER, Touch, check};
+use crate::runner::{RunReport, Scenario, run_to_end};
+use crate::staying::Left;
+use broken::Broken;
+use memory::{Disk, Memory};
+
+/// The scenario of the page cache.
+pub const CACHE: Scenario = Scenario { name: "cache", mutations: broken::MUTATIONS, run };
+
+/// Far longer than any run takes: a task that has not ended by then hangs.
+const RUN_NS: u64 = 60_000_000_000;
+/// How long mishaps occur.
+const BUSY: Duration = Duration::from_millis(2);
+const FILES: u32 = 2;
+const BLOCKS: u32 = 3;
+
+/// What all parts of one run share.
+struct Run {
+    world: World,
+    tasks: Tasks,
+    host: HostId,
+    seed: u64,
+    layout: Layout,
+    memory: Rc<Memory>,
+    disk: Rc<Disk>,
+    files: RefCell<Vec<(FileNumber, FileRef)>>,
+    /// Files that some process has begun to unlink.
+    unlinked: RefCell<BTreeSet<FileNumber>>,
+    /// When each file that was unlinked had been retired.
+    retired: RefCell<BTreeMap<FileNumber, u64>>,
+    history: RefCell<History>,
+    complaints: RefCell<Vec<String>>,
+    /// The living processes of the database, with their holder numbers.
+    living: RefCell<BTreeMap<u64, ProcessId>>,
+    is_busy: Cell<bool>,
+    left: Left,
+    names: Cell<u64>,
+    hits: Cell<u64>,
+}
+
+/// A file's place in the list of files, and how often the place was used before.
+type FileNumber = (u32, u64);
+
+/// A block, the value that is being written there, and when that began.
+type Begun = (Block, u64, u64);
+
+/// A block of a file.
+type Block = (FileNumber, u32);
+
+/// What was read from, and written to, each block of each file.
+#[derive(Default)]
+struct History {
+    touches: BTreeMap<Block, Vec<Touch>>,
+    /// Writes that have not ended, by the process that carries them out.
+    open: BTreeMap<u64, Vec<Begun>>,
+}
+
+impl Run {
+    fn next_name(&self) -> u64 {
+        self.names.set(self.names.get() + 1);
+        self.names.get()
+    }
+
+    fn random(&self) -> Random {
+        Random::new(self.seed, 1_000 + self.next_name())
+    }
+
+    fn complain(&self, what: String) {
+        self.world.note("violation", &[]);
+        self.complaints.borrow_mut().push(what);
+    }
+
+    /// A moment of its own, later than all before.
+    fn moment(&self) -> u64 {
+        self.next_name()
+    }
+
+    /// A process begins to write values to blocks.
+    fn writes(&self, holder: u64, blocks: &[(Block, u64)]) {
+        let now = self.moment();
+        let open = blocks.iter().map(|(block, value)| (*block, *value, now)).collect();
+        self.history.borrow_mut().open.insert(holder, open);
+    }
+
+    /// Its writes have ended, or it has: then they may or may not have happened.
+    fn wrote(&self, holder: u64, certain: bool) {
+        let end = self.moment();
+        let mut history = self.history.borrow_mut();
+        for (block, value, start) in history.open.remove(&holder).unwrap_or_default() {
+            let what = if certain {
+                "file {}.{}: block {} was written: {}"
+            } else {
+                "file {}.{}: block {}: a dead writer of {}"
+            };
+            self.world.note(what, &[block.0.0.into(), block.0.1, block.1.into(), value]);
+            let touch = Touch { value, writes: true, start, end, certain };
+            history.touches.entry(block).or_default().push(touch);
+        }
+    }
+
+    fn kill(&self, holder: u64) {
+        let Some(process) = self.living.borrow_mut().remove(&holder) else { return };
+        self.world.note("process {} of the database dies", &[holder]);
+        self.tasks.kill(process);
+        self.wrote(holder, false);
+    }
+
+    fn judge(&self) -> u64 {
+        let mut operations = 0;
+        for (((file, birth), block), touches) in &self.history.borrow().touches {
+            operations += touches.len() as u64;
+            debug_assert!(touches.iter().all(|touch| touch.end != NEVER));
+            if let Err(what) = check(0, touches) {
+                self.complain(format!("file {file}.{birth}, block {block}: {what}"));
+            }
+        }
+        operations
+    }
+}
+
+fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
+    broken::set(mutation);
+    let mut random = Random::new(seed, 50);
+    let world = World::new(WorldConfig { trace, ..WorldConfig::new(seed) });
+    let executor = Executor::new(world.clone());
+    let processes = 2 + random.below(3) as u32;
+    let shape = Shape { places: processes + 2, files: FILES, slots: 2 + random.below(8) as u32 };
+    let layout = Layout::new(shape);
+    let host = world.add_host(1_000_000);
+    let run = Rc::new(Run {
+        memory: Rc::new(Memory::new(&world, &layout, Random::new(seed, 51))),
+        disk: Rc::new(Disk::new(&world, Random::new(seed, 52))),
+        world: world.clone(),
+        tasks: executor.tasks(),
+        host,
+        seed,
+        layout,
+        files: RefCell::default(),
+        unlinked: RefCell::default(),
+        retired: RefCell::default(),
+        history: RefCell::default(),
+        complaints: RefCell::default(),
+        living: RefCell::default(),
+        is_busy: Cell::new(true),
+        left: Left::default(),
+        names: Cell::default(),
+        hits: Cell::default(),
+    });
+    database::start::<Broken>(&run, processes, &mut random);
+    let (panicked, failure) = run_to_end(executor, RUN_NS, || run.left.get());
+    failure.into_iter().for_each(|what| run.complain(what));
+    let operations = run.judge();
+    let violations = run.complaints.take();
+    RunReport { seed, panicked, violations, operations, ..RunReport::of_world(&world) }
+}
+
+/// The states of the door from closed to open.
+const DOORS: [Door; 3] = [Door::Closed, Door::Invalidating, Door::Open];

@@ -1,0 +1,93 @@
+//! Rules of the cache that are wrong on purpose, one in each run.
+
+use std::cell::Cell;
+
+use farpool_cache::{Rules, Shipped};
+
+/// A page is admitted without another look at the header of its bucket.
+const TOKEN_UNCHECKED: &str = "token-not-checked-before-admission";
+/// A writer leaves the entries of its block as they are.
+const NOT_INVALIDATED: &str = "no-invalidation";
+/// A page is admitted while another process writes the block.
+const BESIDE_A_WRITER: &str = "admission-beside-a-writer";
+/// A slot is given again at once.
+const REUSED_EARLY: &str = "slot-reused-before-readers-have-left";
+/// The header of a dead writer's bucket loses one writer, whether or not the dead one had announced itself.
+const SUBTRACTED: &str = "dead-writer-subtracted";
+/// The door does not wait for places that are occupied.
+const DOOR_HASTY: &str = "door-opened-over-an-occupied-place";
+/// A keeper that finds the door half open trusts the entries.
+const OLD_TRUSTED: &str = "entries-trusted-from-before-the-door-was-closed";
+/// A file that was changed as a whole keeps its id.
+const SAME_EPOCH: &str = "truncation-without-an-epoch";
+/// The pages of a file that was unlinked are found.
+const NOT_RETIRED: &str = "retired-file-hits";
+
+pub(super) const MUTATIONS: &[&str] = &[
+    TOKEN_UNCHECKED,
+    NOT_INVALIDATED,
+    BESIDE_A_WRITER,
+    REUSED_EARLY,
+    SUBTRACTED,
+    DOOR_HASTY,
+    OLD_TRUSTED,
+    SAME_EPOCH,
+    NOT_RETIRED,
+];
+
+thread_local! {
+    static BROKEN: Cell<Option<&'static str>> = const { Cell::new(None) };
+}
+
+/// Sets the mutation for the runs of this thread from now on.
+pub(super) fn set(mutation: Option<&'static str>) {
+    BROKEN.set(mutation);
+}
+
+fn is(mutation: &str) -> bool {
+    BROKEN.get() == Some(mutation)
+}
+
+/// The rules of a run: the shipped ones, except for the one that the mutation breaks.
+pub(super) enum Broken {}
+
+impl Rules for Broken {
+    /// So few that generations repeat all the time: only the wait for places tells entries apart.
+    const GENERATION_MASK: u64 = 1;
+
+    fn may_admit(before: u64, now: u64, writers: u64) -> bool {
+        match BROKEN.get() {
+            Some(TOKEN_UNCHECKED) => writers == 0,
+            Some(BESIDE_A_WRITER) => before == now,
+            _ => Shipped::may_admit(before, now, writers),
+        }
+    }
+
+    fn writers_invalidate() -> bool {
+        !is(NOT_INVALIDATED) && Shipped::writers_invalidate()
+    }
+
+    fn doubts_old_entries() -> bool {
+        !is(OLD_TRUSTED) && Shipped::doubts_old_entries()
+    }
+
+    fn slots_wait() -> bool {
+        !is(REUSED_EARLY) && Shipped::slots_wait()
+    }
+
+    fn door_waits() -> bool {
+        !is(DOOR_HASTY) && Shipped::door_waits()
+    }
+
+    fn changes_ids() -> bool {
+        !is(SAME_EPOCH) && Shipped::changes_ids()
+    }
+
+    fn retires() -> bool {
+        !is(NOT_RETIRED) && Shipped::retires()
+    }
+
+    fn clears_headers() -> bool {
+        !is(SUBTRACTED) && Shipped::clears_headers()
+    }
+}

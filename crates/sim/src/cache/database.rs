@@ -1,0 +1,293 @@
+//! The processes of a run: those of the database, the keeper, and what befalls them.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use farpool_cache::{Caller, Door, FileRef, Keeper, Outcome, Rules};
+use farpool_fabric::sim::Random;
+
+use super::memory::{Access, PAGE};
+use super::{BLOCKS, BUSY, Block, DOORS, FILES, FileNumber, Run};
+use crate::register::Touch;
+
+/// How long the keeper rests between two rounds.
+const KEEPER_RESTS_NS: u64 = 12_000;
+/// The time between two mishaps. In some worlds processes stop so often that most are stopped.
+const MISHAP_NS: [u64; 2] = [4_000, 40_000];
+/// How often keepers die in a world where they do.
+const KEEPER_DEATHS: u32 = 6;
+/// The share of a keeper's rounds in which it wants another state of the door, in thousandths.
+const TURNS_PERMILLE: [u32; 3] = [0, 150, 600];
+const PAUSE_NS: u64 = 60_000;
+/// Rounds of the keeper within which everything is free again once nobody uses the cache.
+const LAST_ROUNDS: u32 = 40;
+
+/// Starts all processes of a run.
+pub(super) fn start<R: Rules + 'static>(run: &Rc<Run>, processes: u32, random: &mut Random) {
+    let (dies, pauses) = (random.chance(600), random.chance(600));
+    let turns = TURNS_PERMILLE[random.index(TURNS_PERMILLE.len())];
+    let deaths = if random.chance(300) { KEEPER_DEATHS } else { 0 };
+    let (starting, staying) = (run.clone(), run.left.stay());
+    run.tasks.spawn(run.world.add_process(run.host), async move {
+        let mut keeper = Keeper::<_, R>::start(Access(starting.memory.clone()), starting.layout).await;
+        for file in 0..FILES {
+            let known = keeper.add_file(file).await.expect("nobody is there yet");
+            starting.files.borrow_mut().push(((file, 0), known));
+        }
+        drop(keeper);
+        keep::<R>(&starting, turns, deaths);
+        (0..processes).for_each(|_| live::<R>(&starting));
+        befall::<R>(&starting, dies, pauses);
+        drop(staying);
+    });
+}
+
+impl Run {
+    /// A file that a process uses: now and then one that was unlinked.
+    fn some_file(
+        &self,
+        random: &mut Random,
+        known: &mut Vec<(FileNumber, FileRef)>,
+    ) -> (FileNumber, FileRef) {
+        let files = self.files.borrow();
+        let file = files[random.index(files.len())];
+        if !known.contains(&file) {
+            known.push(file);
+        }
+        if random.chance(100) { known[random.index(known.len())] } else { file }
+    }
+}
+
+/// Starts a process of the database.
+fn live<R: Rules + 'static>(run: &Rc<Run>) {
+    let (process, holder) = (run.world.add_process(run.host), run.next_name());
+    run.living.borrow_mut().insert(holder, process);
+    let (run, staying) = (run.clone(), run.left.stay());
+    let tasks = run.tasks.clone();
+    tasks.spawn(process, async move {
+        let _staying = staying;
+        let mut random = run.random();
+        let caller = loop {
+            if let Some(caller) = Caller::<_, R>::join(Access(run.memory.clone()), run.layout, holder).await {
+                break caller;
+            }
+            run.world.sleep(Duration::from_nanos(KEEPER_RESTS_NS)).await;
+        };
+        let mut known = Vec::new();
+        while run.is_busy.get() {
+            let file = run.some_file(&mut random, &mut known);
+            act(&run, &caller, holder, file, &mut random).await;
+        }
+        caller.leave().await;
+        run.living.borrow_mut().remove(&holder);
+    });
+}
+
+async fn act<R: Rules>(
+    run: &Run,
+    caller: &Caller<Access, R>,
+    holder: u64,
+    (number, file): (FileNumber, FileRef),
+    random: &mut Random,
+) {
+    let block = random.below(BLOCKS.into()) as u32;
+    match random.below(100) {
+        0..65 => drop(read(run, caller, (number, file), block).await),
+        65..92 => {
+            let blocks = if random.chance(200) { 2 } else { 1 };
+            let writes = run.fresh(number, block..block + blocks);
+            run.writes(holder, &writes);
+            let page = writes[0].1.to_le_bytes();
+            let page = (blocks == 1).then_some(&page[..]);
+            let written =
+                caller.write(file, (block, blocks), page, async || Ok(run.disk.write(&writes).await));
+            written.await.expect("the disk does not fail");
+            run.wrote(holder, true);
+        }
+        92..98 => {
+            let writes = run.fresh(number, 0..BLOCKS);
+            run.writes(holder, &writes);
+            let changed = caller.change(file, async || Ok(run.disk.write(&writes).await));
+            changed.await.expect("the disk does not fail");
+            run.wrote(holder, true);
+        }
+        _ => unlink(run, caller, (number, file)).await,
+    }
+}
+
+/// Reads a block, and records what was found.
+async fn read<R: Rules>(
+    run: &Run,
+    caller: &Caller<Access, R>,
+    (number, file): (FileNumber, FileRef),
+    block: u32,
+) -> Outcome {
+    let (mut page, start) = ([0; PAGE], run.moment());
+    let pread = async |to: &mut [u8]| Ok(run.disk.read((number, block), to).await);
+    let found = caller.read(file, block, &mut page, pread).await.expect("the disk does not fail");
+    let touch =
+        Touch { value: u64::from_le_bytes(page), writes: false, start, end: run.moment(), certain: true };
+    let what = if found == Outcome::Hit {
+        "file {}.{}: block {} holds {}, cached"
+    } else {
+        "file {}.{}: block {} holds {}"
+    };
+    run.world.note(what, &[number.0.into(), number.1, block.into(), touch.value]);
+    run.history.borrow_mut().touches.entry((number, block)).or_default().push(touch);
+    if found == Outcome::Hit {
+        run.hits.set(run.hits.get() + 1);
+        if run.retired.borrow().get(&number).is_some_and(|at| *at < start) {
+            run.complain(format!("block {block} of file {number:?} was found, which was unlinked before"));
+        }
+    }
+    found
+}
+
+/// Unlinks a file, and makes a new one in its place.
+async fn unlink<R: Rules>(run: &Run, caller: &Caller<Access, R>, (number, file): (FileNumber, FileRef)) {
+    if !run.files.borrow().contains(&(number, file)) || !run.unlinked.borrow_mut().insert(number) {
+        return;
+    }
+    caller.retire(file).await;
+    let now = run.moment();
+    run.retired.borrow_mut().entry(number).or_insert(now);
+}
+
+impl Run {
+    /// Values that no other write has, for blocks of a file.
+    fn fresh(&self, number: FileNumber, blocks: std::ops::Range<u32>) -> Vec<(Block, u64)> {
+        blocks.map(|block| ((number, block), self.next_name())).collect()
+    }
+
+    fn is_alive(&self, holder: u64) -> bool {
+        self.living.borrow().contains_key(&holder)
+    }
+}
+
+/// Starts a keeper, and after its death another one, `deaths` times.
+fn keep<R: Rules + 'static>(run: &Rc<Run>, turns_permille: u32, deaths: u32) {
+    let process = run.world.add_process(run.host);
+    let (run, staying) = (run.clone(), run.left.stay());
+    let tasks = run.tasks.clone();
+    if deaths > 0 {
+        let (run, staying) = (run.clone(), run.left.stay());
+        tasks.spawn(run.world.add_process(run.host), async move {
+            let _staying = staying;
+            let longest_ns = BUSY.as_nanos() as u64 / u64::from(KEEPER_DEATHS);
+            let lives = Duration::from_nanos(run.random().below(longest_ns));
+            run.world.sleep(lives).await;
+            run.world.note("the keeper dies", &[]);
+            run.tasks.kill(process);
+            run.world.sleep(lives / 4).await;
+            keep::<R>(&run, turns_permille, deaths - 1);
+        });
+    }
+    tasks.spawn(process, async move {
+        let _staying = staying;
+        let mut random = run.random();
+        let mut keeper = Keeper::<_, R>::start(Access(run.memory.clone()), run.layout).await;
+        let mut wanted = Door::Open;
+        while run.is_busy.get() || !run.living.borrow().is_empty() {
+            run.world.sleep(Duration::from_nanos(random.below(KEEPER_RESTS_NS))).await;
+            keeper.clear_dead(|holder| run.is_alive(holder)).await;
+            if random.chance(turns_permille) {
+                wanted = DOORS[random.index(DOORS.len())];
+            }
+            turn(&run, &mut keeper, wanted).await;
+            keeper.sweep().await;
+            know_new_files(&run, &mut keeper).await;
+        }
+        if deaths == 0 {
+            judge_end::<R>(&run, &mut keeper).await;
+        }
+    });
+}
+
+/// Turns the door one step towards a state, if it can be turned.
+async fn turn<R: Rules>(run: &Run, keeper: &mut Keeper<Access, R>, wanted: Door) {
+    let door = keeper.door().await;
+    let next = match door.cmp(&wanted) {
+        std::cmp::Ordering::Less => DOORS[door as usize + 1],
+        std::cmp::Ordering::Equal => return,
+        std::cmp::Ordering::Greater => DOORS[door as usize - 1],
+    };
+    if keeper.turn_door(next).await {
+        run.world.note("the door turns to {}", &[next as u64]);
+    }
+}
+
+/// Makes files known that take the place of unlinked ones.
+async fn know_new_files<R: Rules>(run: &Run, keeper: &mut Keeper<Access, R>) {
+    for index in 0..FILES as usize {
+        let ((file, birth), _) = run.files.borrow()[index];
+        let is_unlinked = run.unlinked.borrow().contains(&(file, birth));
+        if is_unlinked && let Some(known) = keeper.add_file(file).await {
+            run.files.borrow_mut()[index] = ((file, birth + 1), known);
+        }
+    }
+}
+
+/// Checks that everything recovers once nobody dies any more: no slot is lost, and pages are found again.
+async fn judge_end<R: Rules>(run: &Rc<Run>, keeper: &mut Keeper<Access, R>) {
+    let slots = run.layout.shape().slots;
+    let mut census = keeper.sweep().await;
+    for _ in 0..LAST_ROUNDS {
+        keeper.clear_dead(|holder| run.is_alive(holder)).await;
+        know_new_files(run, keeper).await;
+        turn(run, keeper, Door::Open).await;
+        census = keeper.sweep().await;
+        let all_are_known =
+            run.files.borrow().iter().all(|(number, _)| !run.unlinked.borrow().contains(number));
+        let all_is_found = census.free > 0 && census.free + census.pages == slots;
+        if keeper.door().await == Door::Open && all_are_known && all_is_found {
+            break;
+        }
+    }
+    if census.free == 0 || census.free + census.pages != slots {
+        run.complain(format!("of {slots} slots {census:?} are left"));
+        return;
+    }
+    let Some(caller) = Caller::<_, R>::join(Access(run.memory.clone()), run.layout, run.next_name()).await
+    else {
+        return run.complain("all places are taken, and nobody is there".to_owned());
+    };
+    let files = run.files.borrow().clone();
+    for file in files {
+        for block in 0..BLOCKS {
+            read(run, &caller, file, block).await;
+            if read(run, &caller, file, block).await != Outcome::Hit {
+                run.complain(format!("block {block} of file {:?} is not found after it was read", file.0));
+            }
+            // One evicts, the next one finds the slot, the third one frees it.
+            for _ in 0..3 {
+                keeper.sweep().await;
+            }
+        }
+    }
+    caller.leave().await;
+}
+
+/// Lets processes die and stop, and ends the busy time.
+fn befall<R: Rules + 'static>(run: &Rc<Run>, dies: bool, pauses: bool) {
+    let (run, staying) = (run.clone(), run.left.stay());
+    let tasks = run.tasks.clone();
+    tasks.spawn(run.world.add_process(run.host), async move {
+        let _staying = staying;
+        let mut random = run.random();
+        let mishap_ns = MISHAP_NS[random.index(MISHAP_NS.len())];
+        let end_ns = run.world.now_ns() + BUSY.as_nanos() as u64;
+        while run.world.now_ns() < end_ns {
+            run.world.sleep(Duration::from_nanos(random.below(mishap_ns))).await;
+            let living: Vec<u64> = run.living.borrow().keys().copied().collect();
+            let Some(holder) = living.get(random.index(living.len().max(1))).copied() else { continue };
+            if pauses && random.chance(500) {
+                let process = run.living.borrow()[&holder];
+                run.world.pause(process, Duration::from_nanos(random.below(PAUSE_NS)));
+            } else if dies {
+                run.kill(holder);
+                live::<R>(&run);
+            }
+        }
+        run.is_busy.set(false);
+    });
+}

@@ -1,0 +1,150 @@
+//! The memory of the machine, slots in far memory, and the disk.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::future::poll_fn;
+use std::rc::Rc;
+use std::task::Poll;
+use std::time::Duration;
+
+use farpool_cache::{Ground, Layout};
+use farpool_fabric::sim::{Random, World};
+
+use super::Block;
+
+/// Bytes of a page.
+pub(super) const PAGE: usize = 8;
+/// The share of accesses between which other processes run, and of those that take time, in thousandths. In
+/// some worlds memory is as slow as the disk, so that many processes are half-way through their accesses.
+const YIELD_PERMILLE: u32 = 500;
+const SLOW_PERMILLE: [u32; 3] = [20, 60, 400];
+const SLOW_NS: u64 = 3_000;
+const DISK_NS: u64 = 8_000;
+
+/// Words and slots.
+pub(super) struct Memory {
+    world: World,
+    random: RefCell<Random>,
+    slow_permille: u32,
+    words: RefCell<Vec<u64>>,
+    /// `None`: what is there is not what was last written there.
+    slots: RefCell<Vec<Option<[u8; PAGE]>>>,
+}
+
+/// The memory as a process sees it.
+#[derive(Clone)]
+pub(super) struct Access(pub(super) Rc<Memory>);
+
+impl Memory {
+    pub(super) fn new(world: &World, layout: &Layout, mut random: Random) -> Memory {
+        let slow_permille = SLOW_PERMILLE[random.index(SLOW_PERMILLE.len())];
+        let slots = vec![None; layout.shape().slots as usize];
+        let words = RefCell::new(vec![0; layout.words()]);
+        Memory { world: world.clone(), random: random.into(), slow_permille, words, slots: slots.into() }
+    }
+
+    /// Lets other processes run, perhaps.
+    async fn step(&self) {
+        let (yields, slow_ns) = {
+            let mut random = self.random.borrow_mut();
+            let slow = random.chance(self.slow_permille).then(|| random.below(SLOW_NS));
+            (random.chance(YIELD_PERMILLE), slow)
+        };
+        if let Some(ns) = slow_ns {
+            self.world.sleep(Duration::from_nanos(ns)).await;
+        } else if yields {
+            let yielded = Cell::new(false);
+            poll_fn(|context| {
+                if yielded.replace(true) {
+                    return Poll::Ready(());
+                }
+                context.waker().wake_by_ref();
+                Poll::Pending
+            })
+            .await;
+        }
+    }
+}
+
+impl Ground for Access {
+    async fn load(&self, at: usize) -> u64 {
+        self.0.step().await;
+        self.0.words.borrow()[at]
+    }
+
+    async fn store(&self, at: usize, value: u64) {
+        self.0.step().await;
+        self.0.words.borrow_mut()[at] = value;
+    }
+
+    async fn replace(&self, at: usize, old: u64, new: u64) -> bool {
+        self.0.step().await;
+        let word = &mut self.0.words.borrow_mut()[at];
+        let is_old = *word == old;
+        if is_old {
+            *word = new;
+        }
+        is_old
+    }
+
+    async fn add(&self, at: usize, addend: u64) -> u64 {
+        self.0.step().await;
+        let word = &mut self.0.words.borrow_mut()[at];
+        std::mem::replace(word, word.wrapping_add(addend))
+    }
+
+    async fn barrier(&self) {}
+
+    async fn read_slot(&self, slot: u32, to: &mut [u8]) -> bool {
+        self.0.step().await;
+        let found = self.0.slots.borrow()[slot as usize];
+        self.0.step().await;
+        found.is_some_and(|page| {
+            to.copy_from_slice(&page);
+            true
+        })
+    }
+
+    async fn write_slot(&self, slot: u32, page: &[u8]) -> bool {
+        self.0.step().await;
+        self.0.slots.borrow_mut()[slot as usize] = None;
+        self.0.step().await;
+        self.0.slots.borrow_mut()[slot as usize] = Some(page.try_into().expect("a whole page"));
+        true
+    }
+}
+
+/// Files on the disk. A block that was never written holds 0.
+pub(super) struct Disk {
+    world: World,
+    random: RefCell<Random>,
+    blocks: RefCell<BTreeMap<Block, u64>>,
+}
+
+impl Disk {
+    pub(super) fn new(world: &World, random: Random) -> Disk {
+        Disk { world: world.clone(), random: random.into(), blocks: RefCell::default() }
+    }
+
+    async fn take_time(&self) {
+        let ns = self.random.borrow_mut().below(DISK_NS);
+        self.world.sleep(Duration::from_nanos(ns)).await;
+    }
+
+    pub(super) async fn read(&self, block: Block, to: &mut [u8]) -> usize {
+        self.take_time().await;
+        let value = self.blocks.borrow().get(&block).copied().unwrap_or(0);
+        self.take_time().await;
+        to.copy_from_slice(&value.to_le_bytes());
+        PAGE
+    }
+
+    pub(super) async fn write(&self, blocks: &[(Block, u64)]) -> usize {
+        for (block, value) in blocks {
+            self.take_time().await;
+            self.blocks.borrow_mut().insert(*block, *value);
+        }
+        self.take_time().await;
+        PAGE * blocks.len()
+    }
+}
