@@ -22,10 +22,11 @@ pub trait Ground {
     /// What this process has stored is visible to all before it loads anything else.
     fn barrier(&self) -> impl Future<Output = ()>;
 
-    /// Reads a slot, and verifies it, before anything that this process loads afterwards. False: what is there is not what was last written there, or it cannot
-    /// be read.
+    /// Reads a slot, and verifies it, before anything that this process loads afterwards. False: what is there
+    /// is not what was last written there, or it cannot be read.
     fn read_slot(&self, slot: u32, to: &mut [u8]) -> impl Future<Output = bool>;
 
-    /// Writes a slot, before anything that this process stores afterwards. False: its contents are indeterminate.
+    /// Writes a slot, before anything that this process stores afterwards. False: its contents are
+    /// indeterminate.
     fn write_slot(&self, slot: u32, page: &[u8]) -> impl Future<Output = bool>;
 }

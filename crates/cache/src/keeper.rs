@@ -2,9 +2,9 @@
 //! same memory, and needs to know nothing of what this one did.
 //!
 //! A *sweep* looks at all slots and entries. A slot that is taken, or used by an entry that does not hold it,
-//! and an entry that is claimed or pending, may belong to a call that has not ended. If they are the same once every
-//! place that was occupied has been left, they belong to nobody: the call ended (an entry was emptied), or
-//! its process died. So nothing is lost when a process dies, whatever it was doing.
+//! and an entry that is claimed or pending, may belong to a call that has not ended. If they are the same once
+//! every place that was occupied has been left, they belong to nobody: the call ended (an entry was emptied),
+//! or its process died. So nothing is lost when a process dies, whatever it was doing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::marker::PhantomData;

@@ -3,7 +3,8 @@
 //! block, some of them twice, while another one writes it. Then all of them have ended, and it is read again.
 //!
 //! A model holds if every read after the write returns what was written, no second read returns what is older
-//! than the first, and no read returns another block. Each fault below breaks the protocol on purpose, and must be caught.
+//! than the first, and no read returns another block's page. Each fault below breaks the protocol on purpose,
+//! and must be caught.
 
 use std::io;
 use std::sync::atomic::Ordering;

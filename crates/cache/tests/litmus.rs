@@ -155,7 +155,7 @@ impl Crew {
         let pid = self.0.swap_remove(number);
         // SAFETY: the process is a child of this one that nobody has waited for, so the id is its.
         unsafe { libc::kill(pid, libc::SIGKILL) };
-        // SAFETY: as above; no status is asked for.
+        // SAFETY: the process is a child of this one, and a null pointer asks for no status.
         unsafe { libc::waitpid(pid, std::ptr::null_mut(), 0) };
         pid
     }

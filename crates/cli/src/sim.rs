@@ -159,18 +159,18 @@ Mutations:
   catalog-version-not-looked-at        a transaction uses a table without checking that it still exists
   tables-missing-from-collector        the collector does not learn which tables there are")]
     Members(SeedArgs),
-    /// The page cache: reads, writes and truncations while pages are evicted, and while processes stop and die
+    /// The page cache: reads, writes and truncations while pages are evicted and processes stop and die
     #[command(after_help = "\
 Mutations:
-  token-not-checked-before-admission               a page is admitted without another look at its bucket's header
-  no-invalidation                                  a writer leaves the entries of its block as they are
-  admission-beside-a-writer                        a page is admitted while another process writes the block
-  slot-reused-before-readers-have-left             a slot is given again at once
-  dead-writer-subtracted                           the header of a dead writer's bucket loses one writer
-  door-opened-over-an-occupied-place               the door does not wait for places that are occupied
-  entries-trusted-from-before-the-door-was-closed  a new keeper trusts an index that nobody kept up to date
-  truncation-without-an-epoch                      a file that was changed as a whole keeps its id
-  retired-file-hits                                the pages of a file that was unlinked are found")]
+  token-not-checked-before-admission    the header of a page's bucket is not looked at again
+  no-invalidation                       a writer leaves the entries of its block as they are
+  admission-beside-a-writer             a page is admitted while its block is being written
+  slot-reused-before-readers-have-left  a slot is given again at once
+  dead-writer-subtracted                a dead writer's header loses one writer, not all
+  door-opened-over-an-occupied-place    the door does not wait for places that are occupied
+  old-entries-trusted                   a new keeper trusts entries that nobody invalidated
+  truncation-without-an-epoch           a file that was changed as a whole keeps its id
+  retired-file-hits                     the pages of a file that was unlinked are found")]
     Cache(SeedArgs),
 }
 

@@ -17,7 +17,7 @@ const SUBTRACTED: &str = "dead-writer-subtracted";
 /// The door does not wait for places that are occupied.
 const DOOR_HASTY: &str = "door-opened-over-an-occupied-place";
 /// A keeper that finds the door half open trusts the entries.
-const OLD_TRUSTED: &str = "entries-trusted-from-before-the-door-was-closed";
+const OLD_TRUSTED: &str = "old-entries-trusted";
 /// A file that was changed as a whole keeps its id.
 const SAME_EPOCH: &str = "truncation-without-an-epoch";
 /// The pages of a file that was unlinked are found.
