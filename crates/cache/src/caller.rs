@@ -1,6 +1,5 @@
 //! A process of the database, or one of its threads, as a user of the cache.
 
-use std::cell::Cell;
 use std::io;
 use std::marker::PhantomData;
 
@@ -12,7 +11,7 @@ use crate::rules::{Rules, Shipped};
 use crate::words::{Door, Entry, EntryState, FileWord, Header, Key, SlotState, SlotWord};
 
 /// Longest write that invalidates block by block. A longer one changes the file as a whole.
-const MAX_BLOCKS: u32 = 64;
+pub(crate) const MAX_BLOCKS: u32 = 64;
 
 /// A file that is known: its number, and its birth, which tells it from files that had the number before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -30,15 +29,15 @@ pub enum Outcome {
     Disk(usize),
 }
 
-/// A user of the cache, with a place of its own. A future that is dropped halfway leaves the place occupied:
-/// only a process that ends may do that.
+/// A user of the cache. It owns one place, so it runs one call at a time. Run each call's future to its end: a
+/// dropped future leaves the place occupied until the keeper clears it as that of a dead process.
 #[derive(Debug)]
 pub struct Caller<G, R = Shipped> {
     ground: G,
     layout: Layout,
     place: u32,
     /// Where the next free slot is looked for.
-    next_hint: Cell<u32>,
+    next_hint: u32,
     rules: PhantomData<fn() -> R>,
 }
 
@@ -59,9 +58,8 @@ impl<G: Ground, R: Rules> Caller<G, R> {
     /// Takes a place for `holder`, a number that names this process and is not 0. `None`: all are taken.
     pub async fn join(ground: G, layout: Layout, holder: u64) -> Option<Caller<G, R>> {
         for place in 0..layout.shape().places {
-            let at = layout.place(place);
-            if (Place { ground: &ground, at }).take(holder).await {
-                let next_hint = Cell::new(place % layout.hints());
+            if Place::new(&ground, &layout, place).take(holder).await {
+                let next_hint = place % layout.hints();
                 return Some(Caller { ground, layout, place, next_hint, rules: PhantomData });
             }
         }
@@ -74,15 +72,16 @@ impl<G: Ground, R: Rules> Caller<G, R> {
     }
 
     fn place(&self) -> Place<'_, G> {
-        Place { ground: &self.ground, at: self.layout.place(self.place) }
+        Place::new(&self.ground, &self.layout, self.place)
     }
 
-    /// Reads one block into `to`. `pread` reads it from the disk, and returns how many bytes it found.
+    /// Reads one block into `to`. On a miss, `pread` reads it from the disk and returns how many bytes it found.
+    /// After a short read, the bytes of `to` beyond that count are indeterminate.
     ///
     /// # Errors
     /// Those of `pread`.
     pub async fn read(
-        &self,
+        &mut self,
         file: FileRef,
         block: u32,
         to: &mut [u8],
@@ -96,7 +95,7 @@ impl<G: Ground, R: Rules> Caller<G, R> {
     }
 
     async fn read_in_place(
-        &self,
+        &mut self,
         file: FileRef,
         block: u32,
         to: &mut [u8],
@@ -106,7 +105,7 @@ impl<G: Ground, R: Rules> Caller<G, R> {
         let usable = if Door::of(door) == Door::Open { self.usable(file).await } else { None };
         let Some((word, id)) = usable else { return Ok(Outcome::Disk(pread(to).await?)) };
         let (bucket, key) = (self.layout.bucket(file.file, block), Key::new(id, block));
-        if self.find(bucket, key, to).await {
+        if self.read_cached(bucket, key, to).await {
             return Ok(Outcome::Hit);
         }
         let header = self.ground.load(self.layout.header(bucket)).await;
@@ -121,17 +120,17 @@ impl<G: Ground, R: Rules> Caller<G, R> {
     /// The file's word and id, if its pages may be found now.
     async fn usable(&self, file: FileRef) -> Option<(FileWord, u32)> {
         let word = FileWord(self.ground.load(self.layout.file(file.file)).await);
-        let is_known = self.is_known_file(file).await;
+        let is_known = self.is_current(file).await;
         word.usable_id().filter(|_| is_known).map(|id| (word, id))
     }
 
     /// Whether the number still means this file. It does not change until the place is left.
-    async fn is_known_file(&self, file: FileRef) -> bool {
+    async fn is_current(&self, file: FileRef) -> bool {
         self.ground.load(self.layout.birth(file.file)).await == file.birth
     }
 
-    /// Reads a page that is cached (C1).
-    async fn find(&self, bucket: u32, key: Key, to: &mut [u8]) -> bool {
+    /// Reads a page from the cache, and marks it visited (C1). Returns whether it was there.
+    async fn read_cached(&self, bucket: u32, key: Key, to: &mut [u8]) -> bool {
         for entry in self.layout.entries(bucket) {
             let at = self.layout.entry(entry);
             let found = Entry(self.ground.load(at).await);
@@ -139,6 +138,7 @@ impl<G: Ground, R: Rules> Caller<G, R> {
                 continue;
             }
             if !self.ground.read_slot(found.slot(), to).await {
+                self.ground.replace(at, found.0, found.emptied().0).await;
                 continue;
             }
             let again = Entry(self.ground.load(at).await);
@@ -154,8 +154,9 @@ impl<G: Ground, R: Rules> Caller<G, R> {
     }
 
     /// Makes a page that was read from the disk, or written there, findable (C2).
-    async fn admit(&self, token: Token, page: &[u8]) {
-        if !R::may_admit(token.header, token.header, token.writers) || self.is_known(token).await {
+    async fn admit(&mut self, token: Token, page: &[u8]) {
+        if !R::may_admit(token.header, token.header, token.writers) || self.is_cached_or_pending(token).await
+        {
             return;
         }
         let Some((slot, taken)) = self.take_slot().await else { return };
@@ -188,7 +189,7 @@ impl<G: Ground, R: Rules> Caller<G, R> {
     }
 
     /// Whether the page is there already, or is being admitted.
-    async fn is_known(&self, token: Token) -> bool {
+    async fn is_cached_or_pending(&self, token: Token) -> bool {
         for entry in self.layout.entries(token.bucket) {
             let state = Entry(self.ground.load(self.layout.entry(entry)).await).state();
             if state != EntryState::Empty && self.ground.load(self.layout.key(entry)).await == token.key.0 {
@@ -199,8 +200,8 @@ impl<G: Ground, R: Rules> Caller<G, R> {
     }
 
     /// Takes a free slot, if a hint names one.
-    async fn take_slot(&self) -> Option<(u32, SlotWord)> {
-        let (first, hints) = (self.next_hint.get(), self.layout.hints());
+    async fn take_slot(&mut self) -> Option<(u32, SlotWord)> {
+        let (first, hints) = (self.next_hint, self.layout.hints());
         for number in 0..hints {
             let hint = (first + number) % hints;
             let at = self.layout.hint(hint);
@@ -208,7 +209,7 @@ impl<G: Ground, R: Rules> Caller<G, R> {
             if found == 0 || !self.ground.replace(at, found, 0).await {
                 continue;
             }
-            self.next_hint.set((hint + 1) % hints);
+            self.next_hint = (hint + 1) % hints;
             let slot = (found - 1) as u32;
             let free = SlotWord(self.ground.load(self.layout.slot(slot)).await);
             let taken = free.next(SlotState::Taken, self.place);
@@ -224,18 +225,18 @@ impl<G: Ground, R: Rules> Caller<G, R> {
     /// Frees a slot that no reader can have found.
     async fn free_slot(&self, slot: u32, word: SlotWord) {
         self.ground.store(self.layout.slot(slot), word.next(SlotState::Free, 0).0).await;
-        // If the hint is in use again, the keeper finds the slot.
-        let hint = self.layout.hint(self.next_hint.get());
+        // If the hint has been filled meanwhile, the keeper finds the slot.
+        let hint = self.layout.hint(self.next_hint);
         self.ground.replace(hint, 0, u64::from(slot) + 1).await;
     }
 
-    /// Takes an entry of a bucket: an empty one, or else one that was not visited lately. If there is none,
-    /// none counts as visited any more.
+    /// Claims an empty entry of a bucket, or else the first valid one without a visited mark. Clears the marks
+    /// that it passes. `None`: no entry was free to claim.
     async fn take_entry(&self, bucket: u32, slot: u32) -> Option<(u32, Entry)> {
         for entry in self.layout.entries(bucket) {
             let at = self.layout.entry(entry);
             let empty = Entry(self.ground.load(at).await);
-            let claimed = claimed::<R>(empty, slot);
+            let claimed = claim::<R>(empty, slot);
             if empty.state() == EntryState::Empty && self.ground.replace(at, empty.0, claimed.0).await {
                 return Some((entry, claimed));
             }
@@ -246,7 +247,7 @@ impl<G: Ground, R: Rules> Caller<G, R> {
             if found.state() != EntryState::Valid {
                 continue;
             }
-            let claimed = claimed::<R>(found, slot);
+            let claimed = claim::<R>(found, slot);
             let next = if found.is_visited() { found.unvisited() } else { claimed };
             if self.ground.replace(at, found.0, next.0).await && next == claimed {
                 return Some((entry, next));
@@ -255,40 +256,40 @@ impl<G: Ground, R: Rules> Caller<G, R> {
         None
     }
 
-    /// Writes `blocks` blocks from `first` on, or parts of them. `pwrite` writes to the disk. `page` is what
-    /// it writes, if that is all of one block.
+    /// Writes `blocks` blocks from `first` on, whole or in part, and returns what `pwrite` returned. `page`: what
+    /// is written, if it is one whole block; then it is admitted.
     ///
     /// # Errors
     /// Those of `pwrite`.
     pub async fn write(
-        &self,
+        &mut self,
         file: FileRef,
         (first, blocks): (u32, u32),
         page: Option<&[u8]>,
         pwrite: impl AsyncFnOnce() -> io::Result<usize>,
     ) -> io::Result<usize> {
-        if blocks > MAX_BLOCKS {
+        if blocks > MAX_BLOCKS || first.checked_add(blocks).is_none() {
             return self.change(file, pwrite).await;
         }
-        let place = self.place();
-        grace::enter(&self.ground, place.at).await;
+        let at = self.layout.place(self.place);
+        grace::enter(&self.ground, at).await;
         let door = self.ground.load(layout::DOOR).await;
         let written = if Door::of(door) == Door::Closed {
             pwrite().await
         } else {
             let named = Named::Blocks { file: file.file, first, blocks };
-            place.name(named).await;
+            self.place().name(named).await;
             let page = page.filter(|_| blocks == 1).map(|page| (first, page));
             let written = self.write_invalidating(file, named, page, door, pwrite).await;
-            place.withdraw().await;
+            self.place().withdraw().await;
             written
         };
-        grace::leave(&self.ground, place.at).await;
+        grace::leave(&self.ground, at).await;
         written
     }
 
     async fn write_invalidating(
-        &self,
+        &mut self,
         file: FileRef,
         named: Named,
         page: Option<(u32, &[u8])>,
@@ -301,7 +302,7 @@ impl<G: Ground, R: Rules> Caller<G, R> {
         }
         self.ground.barrier().await;
         if R::writers_invalidate() {
-            for block in blocks_of(named) {
+            for block in named.blocks() {
                 self.invalidate(self.layout.bucket(file.file, block), block).await;
             }
         }
@@ -313,6 +314,7 @@ impl<G: Ground, R: Rules> Caller<G, R> {
         {
             let bucket = self.layout.bucket(file.file, block);
             let (key, file_at) = (Key::new(id, block), self.layout.file(file.file));
+            // There is one block, so `begun` is the header of its bucket.
             let (header, writers) = (begun.wrapping_add(Header::BEGIN), Header(begun).writers());
             self.admit(Token { bucket, key, header, writers, file_at, file: word, door }, page).await;
         }
@@ -344,14 +346,14 @@ impl<G: Ground, R: Rules> Caller<G, R> {
     /// # Errors
     /// Those of `change`.
     pub async fn change<T>(
-        &self,
+        &mut self,
         file: FileRef,
         change: impl AsyncFnOnce() -> io::Result<T>,
     ) -> io::Result<T> {
         let place = self.place();
         grace::enter(&self.ground, place.at).await;
         let door = self.ground.load(layout::DOOR).await;
-        let changed = if Door::of(door) == Door::Closed || !self.is_known_file(file).await {
+        let changed = if Door::of(door) == Door::Closed || !self.is_current(file).await {
             change().await
         } else {
             place.name(Named::File { file: file.file }).await;
@@ -368,10 +370,10 @@ impl<G: Ground, R: Rules> Caller<G, R> {
     }
 
     /// Makes a file's pages unreachable for good: it was unlinked.
-    pub async fn retire(&self, file: FileRef) {
+    pub async fn retire(&mut self, file: FileRef) {
         let place = self.place();
         grace::enter(&self.ground, place.at).await;
-        if self.is_known_file(file).await && R::retires() {
+        if self.is_current(file).await && R::retires_files() {
             self.update_file(file.file, FileWord::retired).await;
         }
         grace::leave(&self.ground, place.at).await;
@@ -388,16 +390,10 @@ impl<G: Ground, R: Rules> Caller<G, R> {
     }
 }
 
-fn claimed<R: Rules>(entry: Entry, slot: u32) -> Entry {
+/// The word with which an entry is taken for a slot.
+fn claim<R: Rules>(entry: Entry, slot: u32) -> Entry {
     let claimed = entry.claimed(slot, R::GENERATION_MASK);
     if R::claims_entries() { claimed } else { claimed.pending() }
-}
-
-fn blocks_of(named: Named) -> std::ops::Range<u32> {
-    match named {
-        Named::Blocks { first, blocks, .. } => first..first.saturating_add(blocks),
-        Named::File { .. } => 0..0,
-    }
 }
 
 /// An id that no file has had. (Ids have 32 bits. After four billion changes of whole files the index must be

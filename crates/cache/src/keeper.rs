@@ -1,40 +1,40 @@
-//! The process that gives slots, evicts, and cleans up. There is one at a time; its successor takes over the
+//! The process that hands out slots, evicts pages, and cleans up. There is one at a time; its successor takes over the
 //! same memory, and needs to know nothing of what this one did.
 //!
 //! A *sweep* looks at all slots and entries. A slot that is taken, or used by an entry that does not hold it,
-//! and an entry that is claimed or pending, may belong to a call that has not ended. If they are the same once
-//! every place that was occupied has been left, they belong to nobody: the call ended (an entry was emptied),
-//! or its process died. So nothing is lost when a process dies, whatever it was doing.
+//! and an entry that is claimed or pending, may belong to a call that has not ended. If they are the same
+//! once every place that was occupied has been left, they belong to nobody: the call ended (an entry was
+//! emptied), or its process died. So nothing is lost when a process dies, whatever it was doing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::marker::PhantomData;
 
 use crate::caller::{FileRef, fresh_id};
-use crate::grace::Grace;
+use crate::grace::{self, Grace};
 use crate::ground::Ground;
 use crate::layout::{self, Layout};
-use crate::places::{self, Named, Place};
+use crate::places::{Named, Place};
 use crate::policy::Sieve;
 use crate::rules::{Rules, Shipped};
 use crate::words::{Door, Entry, EntryState, FileWord, Header, SlotState, SlotWord};
 
-/// One slot in so many is kept free, for pages to come,
+/// The keeper keeps one slot in so many free for new pages.
 const FREE_DIVISOR: u32 = 64;
-/// but not less than this many, or half of all.
+/// It keeps at least this many free, or half of the slots if there are fewer than twice as many.
 const FREE_MIN: u32 = 16;
 
-/// The keeper.
+/// Hands out slots, evicts pages, and cleans up after dead processes.
 #[derive(Debug)]
 pub struct Keeper<G, R = Shipped> {
     ground: G,
     layout: Layout,
     order: Sieve,
-    /// The places of words that nobody may have any more, and the words, as of the last sweep.
+    /// Slots and entries that seemed to belong to nobody in a sweep, with their words.
     suspects: Vec<Suspect>,
     /// What suspects wait for.
-    swept: Grace,
+    suspects_grace: Grace,
     /// What the next turn of the door waits for.
-    turned: Grace,
+    door_grace: Grace,
     /// Files that are being made known: their births, and what they wait for.
     adding: BTreeMap<u32, (u64, Grace)>,
     /// Valid entries may be from before the door was last closed.
@@ -47,7 +47,7 @@ pub struct Keeper<G, R = Shipped> {
 pub struct Census {
     /// Free slots.
     pub free: u32,
-    /// Slots with pages that can be found.
+    /// Slots with pages, those of files that have another id now among them.
     pub pages: u32,
 }
 
@@ -63,10 +63,20 @@ impl<G: Ground, R: Rules> Keeper<G, R> {
         let now = Grace::begin(&ground).await;
         // If the door is not open, the keeper before may have closed it for a while.
         let door = Door::of(ground.load(layout::DOOR).await);
-        let is_stale = if R::doubts_old_entries() { door != Door::Open } else { door == Door::Closed };
+        let is_stale = if R::empties_old_entries() { door != Door::Open } else { door == Door::Closed };
         let order = Sieve::new(layout.shape().slots);
         let (suspects, adding, rules) = (Vec::new(), BTreeMap::new(), PhantomData);
-        Keeper { ground, layout, order, suspects, swept: now, turned: now, adding, is_stale, rules }
+        Keeper {
+            ground,
+            layout,
+            order,
+            suspects,
+            suspects_grace: now,
+            door_grace: now,
+            adding,
+            is_stale,
+            rules,
+        }
     }
 
     /// The door's state.
@@ -74,8 +84,9 @@ impl<G: Ground, R: Rules> Keeper<G, R> {
         Door::of(self.ground.load(layout::DOOR).await)
     }
 
-    /// Makes a file known under this number, which no file has: if there was one, it was retired. `None`:
-    /// places are occupied by calls that may be about that one; to be tried again.
+    /// Makes a file known under a number. No file is known under two, nor again after it was retired, while
+    /// processes have it open. A file that had the number before must have been retired. `None`:
+    /// calls that may mean the old file are still running; try again.
     pub async fn add_file(&mut self, file: u32) -> Option<FileRef> {
         let (birth, grace) = match self.adding.get(&file) {
             Some(begun) => *begun,
@@ -96,13 +107,16 @@ impl<G: Ground, R: Rules> Keeper<G, R> {
         Some(FileRef { file, birth })
     }
 
-    /// Turns the door to the next or the previous state (C5). False: places are occupied that saw the state
-    /// before this one; to be tried again.
+    /// Turns the door to the next or the previous state (C5). False: calls that saw an earlier state are still
+    /// running; try again.
+    ///
+    /// # Panics
+    /// If `to` is neither.
     pub async fn turn_door(&mut self, to: Door) -> bool {
         let word = self.ground.load(layout::DOOR).await;
         let from = Door::of(word);
         assert!((to as u8).abs_diff(from as u8) == 1, "the door goes from {from:?} to {to:?}");
-        if R::door_waits() && !self.turned.is_over(&self.ground, &self.layout).await {
+        if R::door_waits() && !self.door_grace.is_over(&self.ground, &self.layout).await {
             return false;
         }
         if to == Door::Open && self.is_stale {
@@ -110,7 +124,7 @@ impl<G: Ground, R: Rules> Keeper<G, R> {
         }
         self.is_stale |= to == Door::Closed;
         self.ground.store(layout::DOOR, to.next_word(word)).await;
-        self.turned = Grace::begin(&self.ground).await;
+        self.door_grace = Grace::begin(&self.ground).await;
         true
     }
 
@@ -130,71 +144,84 @@ impl<G: Ground, R: Rules> Keeper<G, R> {
         self.is_stale = false;
     }
 
-    /// Clears the places of processes that have died: `is_alive` tells of a holder whether it lives. A dead
-    /// one must do nothing any more. Places that cannot be cleared yet are left to the next call.
+    /// Clears the places of processes that have died. `is_alive` finds out whether a holder lives when it is
+    /// called; a dead one must do nothing any more. Places that cannot be cleared yet are left to the next call.
     pub async fn clear_dead(&self, is_alive: impl Fn(u64) -> bool) {
         for number in 0..self.layout.shape().places {
-            let place = Place { ground: &self.ground, at: self.layout.place(number) };
+            let place = Place::new(&self.ground, &self.layout, number);
             let holder = place.holder().await;
             if holder == 0 || is_alive(holder) || !self.undo(number, &place, &is_alive).await {
                 continue;
             }
             place.withdraw().await;
-            self.ground.store(place.at + places::ERA, 0).await;
+            grace::leave(&self.ground, place.at).await;
             place.free().await;
         }
     }
 
-    /// Repairs what a dead process may have left in headers and files. False: a living process works there.
+    /// Repairs what a dead process may have left. False: a living process works there; to be tried again.
     async fn undo(&self, number: u32, place: &Place<'_, G>, is_alive: &impl Fn(u64) -> bool) -> bool {
         let Some(named) = place.named().await else { return true };
         if let Named::File { file } = named {
-            let at = self.layout.file(file);
-            let word = FileWord(self.ground.load(at).await);
-            let works_there = async |other| matches!(other, Named::File { file: named } if named == file);
-            if word.usable_id().is_none() {
-                let id = fresh_id(&self.ground).await;
-                return !self.any_living(number, is_alive, works_there).await
-                    && self.ground.replace(at, word.0, word.cleared(id).0).await;
-            }
-            return true;
+            return self.reopen(file, number, is_alive).await;
         }
-        let buckets: BTreeSet<u32> = named.buckets(&self.layout).collect();
-        for bucket in buckets {
-            let at = self.layout.header(bucket);
-            let header = Header(self.ground.load(at).await);
-            if header.writers() == 0 {
-                continue;
-            }
-            if !R::clears_headers() {
-                self.ground.add(at, Header::END.wrapping_neg()).await;
-                continue;
-            }
-            self.ground.barrier().await;
-            let works_there = async |other: Named| other.covers(&self.layout, bucket);
-            if self.any_living(number, is_alive, works_there).await
-                || !self.ground.replace(at, header.0, header.cleared().0).await
-            {
+        for bucket in named.buckets(&self.layout) {
+            if !self.clear_header(bucket, number, is_alive).await {
                 return false;
             }
+            // So that the next try goes on here, and needs one bucket at a time to be idle.
+            place.withdraw_first().await;
         }
         true
     }
 
-    /// Whether a living process other than the one at `except` has named something like that.
+    /// Reopens a file that the dead process at a place may have closed (C3).
+    async fn reopen(&self, file: u32, dead: u32, is_alive: &impl Fn(u64) -> bool) -> bool {
+        let at = self.layout.file(file);
+        let word = FileWord(self.ground.load(at).await);
+        // A retired file stays as it is: its word has no version, so that a living closer could be overlooked.
+        if word.usable_id().is_some() || word.id() == 0 {
+            return true;
+        }
+        // A process that this word counts has stored its name before: the load makes it visible.
+        if self.any_living(dead, is_alive, |other| other == Named::File { file }).await {
+            return false;
+        }
+        let id = fresh_id(&self.ground).await;
+        self.ground.replace(at, word.0, word.cleared(id).0).await
+    }
+
+    /// Clears the header of a bucket to which the dead process at a place may have added itself (C6).
+    async fn clear_header(&self, bucket: u32, dead: u32, is_alive: &impl Fn(u64) -> bool) -> bool {
+        let at = self.layout.header(bucket);
+        let header = Header(self.ground.load(at).await);
+        if header.writers() == 0 {
+            return true;
+        }
+        if !R::replaces_dead_headers() {
+            self.ground.add(at, Header::END.wrapping_neg()).await;
+            return true;
+        }
+        // A writer that this header counts has stored its name before: the load makes it visible.
+        let is_there = |other: Named| other.buckets(&self.layout).any(|named| named == bucket);
+        !self.any_living(dead, is_alive, is_there).await
+            && self.ground.replace(at, header.0, header.cleared().0).await
+    }
+
+    /// Whether a living process, at another place than `except`, has named something that conflicts.
     async fn any_living(
         &self,
         except: u32,
         is_alive: &impl Fn(u64) -> bool,
-        is_like: impl AsyncFn(Named) -> bool,
+        conflicts: impl Fn(Named) -> bool,
     ) -> bool {
         for number in (0..self.layout.shape().places).filter(|number| *number != except) {
-            let place = Place { ground: &self.ground, at: self.layout.place(number) };
+            let place = Place::new(&self.ground, &self.layout, number);
             let holder = place.holder().await;
             if holder != 0
                 && is_alive(holder)
                 && let Some(named) = place.named().await
-                && is_like(named).await
+                && conflicts(named)
             {
                 return true;
             }
@@ -206,30 +233,29 @@ impl<G: Ground, R: Rules> Keeper<G, R> {
     /// hints. To be called again and again; each call completes what the last one began. Returns what it
     /// found.
     pub async fn sweep(&mut self) -> Census {
-        if self.swept.is_over(&self.ground, &self.layout).await || !R::slots_wait() {
+        if self.suspects_grace.is_over(&self.ground, &self.layout).await || !R::slot_reuse_waits() {
             for suspect in std::mem::take(&mut self.suspects) {
-                self.free(suspect).await;
+                self.reclaim(suspect).await;
             }
         }
-        let notes = self.suspects.is_empty();
-        if notes {
-            self.note_unfinished_entries().await;
-        }
-        let free = self.look_at_slots(notes).await;
-        if notes {
-            self.swept = Grace::begin(&self.ground).await;
+        let (free, suspects) = self.scan_slots().await;
+        // They come free once nobody is in the way: evicting more pages would not bring slots any sooner.
+        let coming = suspects.len() as u32;
+        if self.suspects.is_empty() {
+            self.suspects = suspects;
+            self.suspect_unfinished_entries().await;
+            self.suspects_grace = Grace::begin(&self.ground).await;
         }
         let census = Census { free: free.len() as u32, pages: self.order.len() };
         let slots = self.layout.shape().slots;
-        let wanted = (slots / FREE_DIVISOR).max(FREE_MIN.min(slots / 2));
-        let coming = self.suspects.iter().filter(|suspect| matches!(suspect, Suspect::Slot(..))).count();
-        self.evict(wanted.saturating_sub(free.len() as u32 + coming as u32)).await;
-        self.publish(free).await;
+        let wanted = (slots / FREE_DIVISOR).max(FREE_MIN.min(slots / 2)).max(1);
+        self.evict(wanted.saturating_sub(free.len() as u32 + coming)).await;
+        self.publish_hints(free).await;
         census
     }
 
     /// Frees a suspect that is still what it was.
-    async fn free(&self, suspect: Suspect) {
+    async fn reclaim(&self, suspect: Suspect) {
         match suspect {
             Suspect::Slot(slot, word) => {
                 let free = word.next(SlotState::Free, 0);
@@ -241,7 +267,8 @@ impl<G: Ground, R: Rules> Keeper<G, R> {
         }
     }
 
-    async fn note_unfinished_entries(&mut self) {
+    /// Makes suspects of all entries that are claimed or pending.
+    async fn suspect_unfinished_entries(&mut self) {
         for entry in 0..self.layout.all_entries() {
             let found = Entry(self.ground.load(self.layout.entry(entry)).await);
             if matches!(found.state(), EntryState::Claimed | EntryState::Pending) {
@@ -250,16 +277,14 @@ impl<G: Ground, R: Rules> Keeper<G, R> {
         }
     }
 
-    /// Learns which slots hold pages, and, if `notes` is set, which ones nobody may have. Returns the free
-    /// ones.
-    async fn look_at_slots(&mut self, notes: bool) -> Vec<u32> {
-        let mut free = Vec::new();
+    /// Updates the order of eviction from all slots. Returns the free slots, and those that may belong to
+    /// nobody.
+    async fn scan_slots(&mut self) -> (Vec<u32>, Vec<Suspect>) {
+        let (mut free, mut suspects) = (Vec::new(), Vec::new());
         for slot in 0..self.layout.shape().slots {
             let word = SlotWord(self.ground.load(self.layout.slot(slot)).await);
-            if word.state() == SlotState::Free {
-                free.push(slot);
-            } else if word.state() == SlotState::Used {
-                let entry = Entry(self.ground.load(self.layout.entry(word.whom())).await);
+            if word.state() == SlotState::Used {
+                let entry = Entry(self.ground.load(self.layout.entry(word.owner())).await);
                 if entry.holds(slot) {
                     match entry.state() {
                         EntryState::Valid => self.order.insert(slot),
@@ -269,44 +294,43 @@ impl<G: Ground, R: Rules> Keeper<G, R> {
                 }
             }
             self.order.remove(slot);
-            if word.state() != SlotState::Free && notes {
-                self.suspects.push(Suspect::Slot(slot, word));
+            match word.state() {
+                SlotState::Free => free.push(slot),
+                SlotState::Taken | SlotState::Used => suspects.push(Suspect::Slot(slot, word)),
             }
         }
-        free
+        (free, suspects)
     }
 
     /// Empties the entries of some pages that were not visited lately. Their slots are suspects from the next
     /// sweep on.
     async fn evict(&mut self, pages: u32) {
         let mut left = pages;
-        // Once around all pages clears all marks.
+        // The first round clears all marks, the second one evicts.
         for _ in 0..2 * self.order.len() {
-            let Some(slot) = self.order.hand().filter(|_| left > 0) else { return };
+            if left == 0 {
+                return;
+            }
+            let Some(slot) = self.order.hand() else { return };
             let word = SlotWord(self.ground.load(self.layout.slot(slot)).await);
-            if word.state() != SlotState::Used {
-                self.order.remove(slot);
-                continue;
-            }
-            let at = self.layout.entry(word.whom());
-            let entry = Entry(self.ground.load(at).await);
-            if entry.state() == EntryState::Valid && entry.holds(slot) && entry.is_visited() {
-                self.ground.replace(at, entry.0, entry.unvisited().0).await;
-                self.order.pass();
-                continue;
-            }
-            if entry.state() == EntryState::Valid
-                && entry.holds(slot)
-                && self.ground.replace(at, entry.0, entry.emptied().0).await
-            {
-                left -= 1;
+            if word.state() == SlotState::Used {
+                let at = self.layout.entry(word.owner());
+                let entry = Entry(self.ground.load(at).await);
+                if entry.state() == EntryState::Valid && entry.holds(slot) {
+                    if entry.is_visited() {
+                        self.ground.replace(at, entry.0, entry.unvisited().0).await;
+                        self.order.pass();
+                        continue;
+                    }
+                    left -= u32::from(self.ground.replace(at, entry.0, entry.emptied().0).await);
+                }
             }
             self.order.remove(slot);
         }
     }
 
     /// Publishes the numbers of free slots where hints are missing.
-    async fn publish(&self, free: Vec<u32>) {
+    async fn publish_hints(&self, free: Vec<u32>) {
         let mut empty = Vec::new();
         let mut known = BTreeSet::new();
         for hint in 0..self.layout.hints() {
@@ -321,3 +345,6 @@ impl<G: Ground, R: Rules> Keeper<G, R> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,16 +1,13 @@
 //! Where the words lie in shared memory.
 //!
 //! ```text
-//! common   door, era, next id, next birth, 4 words unused           64 B
-//! places   each: holder, era, what, file, first block, blocks,
-//!                entry, slot                                          64 B
-//! files    each: word, birth, 6 words for its identity and state      64 B
-//! buckets  each: header, 7 × (key, entry), 1 word unused             128 B
+//! common   door, epoch, next id, next birth, 4 words unused            64 B
+//! places   each: holder, epoch, what, file, first block, blocks, 2 words unused  64 B
+//! files    each: word, birth, 6 words unused                           64 B
+//! buckets  each: header, 7 × (key, entry), 1 word unused              128 B
 //! slots    one word each
 //! hints    one word each: numbers of slots that may be free
 //! ```
-
-use crate::words::Key;
 
 /// Entries of a bucket.
 pub(crate) const ENTRIES: usize = 7;
@@ -18,8 +15,13 @@ const COMMON_WORDS: usize = 8;
 const PLACE_WORDS: usize = 8;
 const FILE_WORDS: usize = 8;
 const BUCKET_WORDS: usize = 16;
-/// Words of hints: enough for what is free at a time.
-const HINTS: usize = 1024;
+/// One hint for so many slots, which is more than the keeper keeps free,
+const HINT_DIVISOR: u32 = 32;
+/// but at least this many, or one for each slot.
+const HINTS_MIN: u32 = 1024;
+
+/// Most places: it bounds the counts in headers and in the words of files.
+pub const MAX_PLACES: u32 = 4_096;
 
 /// How large a cache is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -32,7 +34,7 @@ pub struct Shape {
     pub slots: u32,
 }
 
-/// The places of all words, as offsets in words.
+/// The offsets of all words, in words.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Layout {
     shape: Shape,
@@ -41,17 +43,22 @@ pub struct Layout {
 }
 
 pub(crate) const DOOR: usize = 0;
-/// Counts what places are waited for.
-pub(crate) const ERA: usize = 1;
+/// Counts grace periods.
+pub(crate) const EPOCH: usize = 1;
 pub(crate) const NEXT_ID: usize = 2;
 pub(crate) const NEXT_BIRTH: usize = 3;
 
 impl Layout {
     /// The layout of a cache. There are at least 1.75 entries for each slot: with fewer, full buckets refuse
     /// pages for which there is a slot.
+    ///
+    /// # Panics
+    /// If there are more than [`MAX_PLACES`] places.
     pub fn new(shape: Shape) -> Layout {
+        assert!(shape.places <= MAX_PLACES, "{} places: at most {MAX_PLACES}", shape.places);
         let buckets = shape.slots.div_ceil(4).max(1);
-        Layout { shape, buckets, hints: shape.slots.clamp(1, HINTS as u32) }
+        let hints = (shape.slots / HINT_DIVISOR).max(HINTS_MIN.min(shape.slots)).max(1);
+        Layout { shape, buckets, hints }
     }
 
     /// How large it is.
@@ -116,7 +123,7 @@ impl Layout {
     /// happens to the id meanwhile.
     pub(crate) fn bucket(&self, file: u32, block: u32) -> u32 {
         // The finaliser of SplitMix64. Consecutive blocks go to different buckets.
-        let mut mixed = Key::new(file, block).0.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = (u64::from(file) << 32 | u64::from(block)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
         mixed ^= mixed >> 31;

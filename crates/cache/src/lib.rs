@@ -2,29 +2,30 @@
 //! stay where they are, on a local disk.
 //!
 //! The processes of the database look pages up in an *index* in shared memory and read them from *slots* in
-//! far memory. They write to the disk first, and invalidate. One process, the *keeper*, gives slots, evicts,
-//! and cleans up after processes that died. It takes part in no read and no write.
+//! far memory. They write to the disk first, and invalidate. One process, the *keeper*, hands out slots,
+//! evicts pages, and cleans up after processes that died. No read and no write waits for it.
 //!
 //! Rules, for one block of a file:
 //!
-//! C1. A page counts as cached only while its entry is *valid*. A reader finds the entry, reads the slot, and
-//!     finds the same entry again. Otherwise it reads the disk.
-//! C2. A writer announces itself in the header of the block's bucket, empties the block's entries, writes to
-//!     the disk, and withdraws. A page is *admitted* (its entry becomes valid) only if the header is the same
-//!     before the page was read from the disk and after the entry was taken, and names no writer. Either the
-//!     writer sees the entry, or the admitter sees the writer: each stores first, passes a barrier, then
-//!     loads.
-//! C3. What changes a file as a whole (truncating it) closes the file before the change, and gives it another
-//!     id after. Entries have the id that the file had when they were admitted; those with an old id are never
-//!     found. An id is used once.
-//! C4. A process enters its *place* before it looks at anything here, and leaves it after. A slot or a file's
-//!     number is given again, and the door changes, only after every place that was occupied has been left.
-//!     The place of a process that died is cleared by the keeper, that of a stopped one is waited for.
-//! C5. The *door* says what may be done: nothing (closed: writers write plainly), only invalidating, or
-//!     everything (open). It goes from one state to the next one, never from closed to open.
-//! C6. What a dead writer did to a header is not known: it may have died before or after it announced itself.
-//!     The keeper clears the header only if no living writer has named its bucket, and only if the header is
-//!     still the one that it saw before it looked.
+//! C1. A page is cached only while its entry is *valid*. A reader loads the entry, reads the slot, and loads
+//!     the entry again. If the entry has changed, the read is a miss.
+//! C2. A writer adds itself to the header of the block's bucket, empties the block's entries, writes to the
+//!     disk, and subtracts itself. To *admit* a page, a process loads the header, reads the page from the
+//!     disk, takes an entry, and loads the header again. The entry becomes valid only if the header has not
+//!     changed and counts no other writer. Writer and admitter each store first, pass a barrier, and then
+//!     load. So the writer sees the entry, or the admitter sees the writer. Until its key is stored, an entry
+//!     is *claimed*: no other process empties it.
+//! C3. An operation that changes a whole file (such as truncating it) closes the file first, and reopens it
+//!     under a new id. Pages are found under the file's current id only. No id is used twice.
+//! C4. A process enters its *place* before it uses the index, and leaves it afterwards. The keeper reuses a
+//!     slot or a file's number, and changes the door, only after every place that was occupied has been left.
+//!     It clears the place of a dead process, and waits for a stopped one.
+//! C5. The *door* says which operations use the index: none (closed: writers go straight to the disk), only
+//!     invalidation, or all (open). It moves one state at a time. Writers do not invalidate while it is
+//!     closed, so the keeper empties all entries before it opens again.
+//! C6. A writer may have died before or after it added itself to a header. The keeper cannot tell, so it
+//!     never subtracts. It replaces the header by the next version without writers, if no living process has
+//!     named the bucket and the header has not changed since the keeper loaded it.
 //!
 //! Not here: memory and slots themselves ([`Ground`]), which calls of a program mean which operation, when
 //! files are known and what an unclean end means for them.
@@ -37,7 +38,7 @@ mod layout;
 #[cfg(test)]
 mod models;
 mod places;
-pub mod policy;
+mod policy;
 mod rules;
 mod shared;
 mod words;
@@ -45,7 +46,7 @@ mod words;
 pub use caller::{Caller, FileRef, Outcome};
 pub use ground::Ground;
 pub use keeper::{Census, Keeper};
-pub use layout::{Layout, Shape};
+pub use layout::{Layout, MAX_PLACES, Shape};
 pub use rules::{Rules, Shipped};
 pub use shared::{Shared, Slots};
 pub use words::Door;

@@ -42,7 +42,7 @@ const OLD: u64 = 1;
 const NEW: u64 = 2;
 const FILE: FileRef = FileRef { file: 0, birth: 1 };
 
-/// An open cache with one file and two free slots, in which nothing is cached.
+/// An open cache with one file of three blocks and four free slots. Nothing is cached.
 fn machine(fault: Fault) -> (Access, Layout) {
     let layout = Layout::new(Shape { places: 3, files: 1, slots: 4 });
     let mut words = vec![0; layout.words()];
@@ -50,7 +50,7 @@ fn machine(fault: Fault) -> (Access, Layout) {
     words[layout.file(0)] = FileWord::open(1).0;
     words[layout.birth(0)] = 1;
     (0..4).for_each(|slot| words[layout.hint(slot)] = u64::from(slot) + 1);
-    // Something was cached there before.
+    // Entry 0 keeps the key of block 0: a stale key in an empty entry must do no harm.
     words[layout.key(0)] = Key::new(1, 0).0;
     let words = words.into_iter().map(AtomicU64::new).collect();
     let slots = (0..4).map(|_| AtomicU64::new(0)).collect();
@@ -97,27 +97,31 @@ impl Ground for Access {
     }
 }
 
-enum Hasty {}
+enum NoClaim {}
 
-impl crate::Rules for Hasty {
+impl crate::Rules for NoClaim {
     fn claims_entries() -> bool {
         false
     }
 }
 
-enum Blind {}
+enum NoInvalidation {}
 
-impl crate::Rules for Blind {
+impl crate::Rules for NoInvalidation {
     fn writers_invalidate() -> bool {
         false
     }
 }
 
-fn read<R: crate::Rules>(machine: &Access, caller: &Caller<Access, R>) -> (u64, Outcome) {
+fn read<R: crate::Rules>(machine: &Access, caller: &mut Caller<Access, R>) -> (u64, Outcome) {
     read_block(machine, caller, 0)
 }
 
-fn read_block<R: crate::Rules>(machine: &Access, caller: &Caller<Access, R>, block: u32) -> (u64, Outcome) {
+fn read_block<R: crate::Rules>(
+    machine: &Access,
+    caller: &mut Caller<Access, R>,
+    block: u32,
+) -> (u64, Outcome) {
     let mut page = [0; 8];
     let pread = async |to: &mut [u8]| -> io::Result<usize> {
         to.copy_from_slice(&machine.0.disk[block as usize].load(Ordering::Acquire).to_le_bytes());
@@ -127,7 +131,7 @@ fn read_block<R: crate::Rules>(machine: &Access, caller: &Caller<Access, R>, blo
     (u64::from_le_bytes(page), found)
 }
 
-fn write<R: crate::Rules>(machine: &Access, caller: &Caller<Access, R>) {
+fn write<R: crate::Rules>(machine: &Access, caller: &mut Caller<Access, R>) {
     let pwrite = async || {
         machine.0.disk[0].store(NEW, Ordering::Release);
         Ok(8)
@@ -136,71 +140,75 @@ fn write<R: crate::Rules>(machine: &Access, caller: &Caller<Access, R>) {
 }
 
 /// `reads`: how often each of the reading processes reads.
-fn model<R: crate::Rules + 'static>(fault: Fault, reads: &'static [u32]) {
+fn check_reads_after_write<R: crate::Rules + 'static>(fault: Fault, reads: &'static [u32]) {
     let mut builder = Builder::new();
     builder.preemption_bound = Some(PREEMPTIONS);
     builder.check(move || {
         let (machine, layout) = machine(fault);
         let join = |holder| at_once(Caller::<_, R>::join(machine.clone(), layout, holder)).expect("a place");
-        let writer = join(1);
+        let mut writer = join(1);
         let reading: Vec<_> = (2..)
             .zip(reads)
             .map(|(holder, reads)| (join(holder), machine.clone(), *reads))
-            .map(|(reader, machine, reads)| {
+            .map(|(mut reader, machine, reads)| {
                 thread::spawn(move || {
-                    let found: Vec<u64> = (0..reads).map(|_| read(&machine, &reader).0).collect();
+                    let found: Vec<u64> = (0..reads).map(|_| read(&machine, &mut reader).0).collect();
                     assert!(found.is_sorted(), "an old page is found");
                     reader
                 })
             })
             .collect();
-        write(&machine, &writer);
+        write(&machine, &mut writer);
         for reader in reading {
-            let reader = reader.join().expect("the reader ends");
-            assert_eq!(read(&machine, &reader).0, NEW, "an old page is found");
+            let mut reader = reader.join().expect("the reader ends");
+            assert_eq!(read(&machine, &mut reader).0, NEW, "an old page is found");
         }
-        assert_eq!(read(&machine, &writer), (NEW, Outcome::Hit), "a page that was just read is not found");
+        assert_eq!(
+            read(&machine, &mut writer),
+            (NEW, Outcome::Hit),
+            "a page that was just read is not found"
+        );
     });
 }
 
 #[test]
 fn no_read_after_a_write_returns_what_was_there_before() {
-    model::<Shipped>(Fault::None, &[2]);
-    model::<Shipped>(Fault::None, &[1, 1]);
+    check_reads_after_write::<Shipped>(Fault::None, &[2]);
+    check_reads_after_write::<Shipped>(Fault::None, &[1, 1]);
 }
 
 #[test]
 #[should_panic(expected = "an old page is found")]
-fn barriers_are_needed() {
-    model::<Shipped>(Fault::NoBarrier, &[1]);
+fn without_barriers_an_old_page_is_found() {
+    check_reads_after_write::<Shipped>(Fault::NoBarrier, &[1]);
 }
 
 #[test]
 #[should_panic(expected = "an old page is found")]
-fn invalidation_is_needed() {
-    model::<Blind>(Fault::None, &[1]);
+fn without_invalidation_an_old_page_is_found() {
+    check_reads_after_write::<NoInvalidation>(Fault::None, &[1]);
 }
 
 /// One process admits a block to an entry in which another block was. Another process writes that other
 /// block, and then admits a third one to the same entry.
-fn model_of_keys<R: crate::Rules + 'static>() {
+fn check_keys<R: crate::Rules + 'static>() {
     let mut builder = Builder::new();
     builder.preemption_bound = Some(PREEMPTIONS);
     builder.check(|| {
         let (machine, layout) = machine(Fault::None);
         let join = |holder| at_once(Caller::<_, R>::join(machine.clone(), layout, holder)).expect("a place");
-        let (one, other) = (join(1), join(2));
+        let (mut one, mut other) = (join(1), join(2));
         let admitting = {
             let machine = machine.clone();
             thread::spawn(move || {
-                read_block(&machine, &one, 1);
+                read_block(&machine, &mut one, 1);
             })
         };
-        write(&machine, &other);
-        read_block(&machine, &other, 2);
+        write(&machine, &mut other);
+        read_block(&machine, &mut other, 2);
         admitting.join().expect("the reader ends");
         for block in [1, 2] {
-            let (found, _) = read_block(&machine, &other, block);
+            let (found, _) = read_block(&machine, &mut other, block);
             assert_eq!(found, 10 * u64::from(block), "another block's page is found");
         }
     });
@@ -208,11 +216,11 @@ fn model_of_keys<R: crate::Rules + 'static>() {
 
 #[test]
 fn an_entry_has_the_key_of_its_page() {
-    model_of_keys::<Shipped>();
+    check_keys::<Shipped>();
 }
 
 #[test]
 #[should_panic(expected = "another block's page is found")]
-fn claims_are_needed() {
-    model_of_keys::<Hasty>();
+fn without_claims_another_blocks_page_is_found() {
+    check_keys::<NoClaim>();
 }

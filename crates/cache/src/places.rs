@@ -1,14 +1,14 @@
 //! What a process names in its place: what it may have done to headers and files if it dies.
 //!
-//! A place is named before anything is done, and the name is withdrawn after all of it is undone. The keeper
-//! reads names while they change. It then reads parts of two names, and that is harmless: whoever has
-//! withdrawn a name since has changed the word that the keeper is about to replace.
+//! A process stores the name before it changes anything, and withdraws it after it has undone its changes. The
+//! keeper may read parts of two names. That is harmless: the process changed the header or the file's word
+//! before it withdrew the first name, so the keeper's compare-and-swap of that word fails.
 
 use crate::ground::Ground;
 use crate::layout::Layout;
 
 const HOLDER: usize = 0;
-pub(crate) const ERA: usize = 1;
+pub(crate) const EPOCH: usize = 1;
 const WHAT: usize = 2;
 const FILE: usize = 3;
 const FIRST: usize = 4;
@@ -28,18 +28,18 @@ const WRITES: u64 = 1;
 const CHANGES: u64 = 2;
 
 impl Named {
-    /// Whether a call of this name may have changed the header of a bucket.
-    pub(crate) fn covers(self, layout: &Layout, bucket: u32) -> bool {
-        self.buckets(layout).any(|named| named == bucket)
+    /// The blocks that are written; none if the file is changed as a whole.
+    pub(crate) fn blocks(self) -> std::ops::Range<u32> {
+        match self {
+            Named::Blocks { first, blocks, .. } => first..first.saturating_add(blocks),
+            Named::File { .. } => 0..0,
+        }
     }
 
-    /// The buckets of all blocks.
+    /// The bucket of each of these blocks; one may occur several times.
     pub(crate) fn buckets(self, layout: &Layout) -> impl Iterator<Item = u32> {
-        let (file, blocks) = match self {
-            Named::Blocks { file, first, blocks } => (file, first..first.saturating_add(blocks)),
-            Named::File { file } => (file, 0..0),
-        };
-        blocks.map(move |block| layout.bucket(file, block))
+        let (Named::Blocks { file, .. } | Named::File { file }) = self;
+        self.blocks().map(move |block| layout.bucket(file, block))
     }
 }
 
@@ -50,7 +50,11 @@ pub(crate) struct Place<'a, G> {
     pub(crate) at: usize,
 }
 
-impl<G: Ground> Place<'_, G> {
+impl<'a, G: Ground> Place<'a, G> {
+    pub(crate) fn new(ground: &'a G, layout: &Layout, number: u32) -> Self {
+        Place { ground, at: layout.place(number) }
+    }
+
     pub(crate) async fn holder(&self) -> u64 {
         self.ground.load(self.at + HOLDER).await
     }
@@ -77,6 +81,15 @@ impl<G: Ground> Place<'_, G> {
 
     pub(crate) async fn withdraw(&self) {
         self.ground.store(self.at + WHAT, NOTHING).await;
+    }
+
+    /// Withdraws the first of the blocks that a dead process has named. A keeper that dies between the two
+    /// stores leaves a block too many.
+    pub(crate) async fn withdraw_first(&self) {
+        let first = self.ground.load(self.at + FIRST).await;
+        let blocks = self.ground.load(self.at + BLOCKS).await;
+        self.ground.store(self.at + FIRST, first + 1).await;
+        self.ground.store(self.at + BLOCKS, blocks.saturating_sub(1)).await;
     }
 
     pub(crate) async fn named(&self) -> Option<Named> {

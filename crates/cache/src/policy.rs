@@ -39,11 +39,6 @@ impl Sieve {
         self.len
     }
 
-    /// Whether none is.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
     /// Whether this slot is in the order.
     pub fn contains(&self, slot: u32) -> bool {
         self.newer[slot as usize] != slot

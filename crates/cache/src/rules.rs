@@ -6,7 +6,8 @@ pub trait Rules {
     /// Bits of an entry's generation that are counted. A simulation counts few, so that they repeat.
     const GENERATION_MASK: u64 = (1 << 29) - 1;
 
-    /// Whether a page may be admitted: a bucket's header before the page was read, and its header now (C2).
+    /// Whether a page may be admitted. `before`: the bucket's header when the page was read or written. `now`:
+    /// the header after the entry was taken. `writers`: how many other processes `before` counts (C2).
     fn may_admit(before: u64, now: u64, writers: u64) -> bool {
         before == now && writers == 0
     }
@@ -16,38 +17,38 @@ pub trait Rules {
         true
     }
 
-    /// Whether an entry is claimed, so that writers leave it alone, while its key is stored.
+    /// Whether an entry stays claimed until its key is stored (C2).
     fn claims_entries() -> bool {
         true
     }
 
-    /// Whether a keeper empties the index unless it has found the door open (C5).
-    fn doubts_old_entries() -> bool {
+    /// Whether a new keeper empties all entries unless it finds the door open (C5).
+    fn empties_old_entries() -> bool {
         true
     }
 
-    /// Whether slots wait for the places that are occupied (C4).
-    fn slots_wait() -> bool {
+    /// Whether a slot is reused only after every place that was occupied has been left (C4).
+    fn slot_reuse_waits() -> bool {
         true
     }
 
-    /// As [`slots_wait`](Self::slots_wait), for the door (C5).
+    /// Whether the door changes only after every place that was occupied has been left (C4).
     fn door_waits() -> bool {
         true
     }
 
-    /// Whether a file that was changed as a whole gets another id (C3).
+    /// Whether a file gets a new id after it was changed as a whole (C3).
     fn changes_ids() -> bool {
         true
     }
 
-    /// Whether a retired file's pages are out of reach at once (C3).
-    fn retires() -> bool {
+    /// Whether unlinking a file makes its pages unreachable at once (C3).
+    fn retires_files() -> bool {
         true
     }
 
-    /// Whether the header of a dead writer's bucket is cleared as a whole, and not reduced by one (C6).
-    fn clears_headers() -> bool {
+    /// Whether the header of a dead writer's bucket is replaced, rather than reduced by one (C6).
+    fn replaces_dead_headers() -> bool {
         true
     }
 }

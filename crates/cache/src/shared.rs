@@ -7,14 +7,12 @@ use farpool_fabric::Mapping;
 
 use crate::ground::Ground;
 
-/// Places for pages.
+/// Slots in far memory.
 pub trait Slots {
-    /// Reads a slot, and verifies it, before anything that this process loads afterwards. False: what is
-    /// there is not what was last written there, or it cannot be read.
+    /// As [`Ground::read_slot`].
     fn read(&self, slot: u32, to: &mut [u8]) -> bool;
 
-    /// Writes a slot, before anything that this process stores afterwards. False: its contents are
-    /// indeterminate.
+    /// As [`Ground::write_slot`].
     fn write(&self, slot: u32, page: &[u8]) -> bool;
 }
 
@@ -57,7 +55,8 @@ impl<S: Slots> Ground for Shared<S> {
     }
 
     async fn barrier(&self) {
-        // Pairs with the barriers of the other processes: each stores first, then loads.
+        // Pairs with the other process's barrier: a writer's with an admitter's (C2), a call's with the
+        // keeper's (C4).
         fence(Ordering::SeqCst);
     }
 

@@ -4,13 +4,17 @@
 //! header      version:44 | writers:20
 //! key         id:32 | block:32
 //! entry       generation:29 | visited:1 | state:2 | slot:32
-//! file        unused:24 | id:32 | closers:8
-//! slot        sequence:30 | state:2 | whom:32     a place if taken, an entry if used
+//! file        unused:16 | id:32 | closers:16
+//! slot        sequence:30 | state:2 | owner:32    a place if taken, an entry if used
 //! door        generation:62 | state:2
 //! ```
 
-/// Enough for a write of most blocks by each of 4,096 processes, all of which share one bucket.
+use crate::caller::MAX_BLOCKS;
+use crate::layout::MAX_PLACES;
+
+/// Enough if each place writes as many blocks as one write may have, all of them of one bucket.
 const WRITER_BITS: u32 = 20;
+const _: () = assert!(MAX_PLACES * MAX_BLOCKS < 1 << WRITER_BITS);
 
 /// A bucket's header: how many writers work on its blocks, and how often one has begun.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -129,22 +133,26 @@ impl Entry {
     }
 }
 
+/// Each place closes a file at most once.
+const CLOSER_BITS: u32 = 16;
+const _: () = assert!(MAX_PLACES < 1 << CLOSER_BITS);
+
 /// A file that is known here.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct FileWord(pub(crate) u64);
 
 impl FileWord {
     pub(crate) fn open(id: u32) -> FileWord {
-        FileWord(u64::from(id) << 8)
+        FileWord(u64::from(id) << CLOSER_BITS)
     }
 
     /// 0: retired, or no file.
     pub(crate) fn id(self) -> u32 {
-        (self.0 >> 8) as u32
+        (self.0 >> CLOSER_BITS) as u32
     }
 
     fn closers(self) -> u64 {
-        self.0 & 0xff
+        self.0 & ((1 << CLOSER_BITS) - 1)
     }
 
     /// The id under which pages may be found and admitted now.
@@ -159,7 +167,7 @@ impl FileWord {
     /// One closer less. The file gets another id, unless it is retired.
     pub(crate) fn opened(self, fresh: u32) -> FileWord {
         let id = if self.id() == 0 { 0 } else { fresh };
-        FileWord(u64::from(id) << 8 | (self.closers() - 1))
+        FileWord(FileWord::open(id).0 | (self.closers() - 1))
     }
 
     pub(crate) fn retired(self) -> FileWord {
@@ -196,13 +204,13 @@ impl SlotWord {
     }
 
     /// The place or the entry that has it.
-    pub(crate) fn whom(self) -> u32 {
+    pub(crate) fn owner(self) -> u32 {
         self.0 as u32
     }
 
-    /// With another state: never equal to an earlier word of this slot.
-    pub(crate) fn next(self, state: SlotState, whom: u32) -> SlotWord {
-        SlotWord(((self.0 >> 34) + 1) << 34 | (state as u64) << 32 | u64::from(whom))
+    /// With another state. The words of a slot repeat only after 2^30 changes.
+    pub(crate) fn next(self, state: SlotState, owner: u32) -> SlotWord {
+        SlotWord(((self.0 >> 34) + 1) << 34 | (state as u64) << 32 | u64::from(owner))
     }
 }
 
@@ -226,7 +234,7 @@ impl Door {
         }
     }
 
-    /// The word for the next state: never equal to an earlier one.
+    /// The word for another state. The words of the door repeat only after 2^62 changes.
     pub(crate) fn next_word(self, word: u64) -> u64 {
         ((word >> 2) + 1) << 2 | self as u64
     }
@@ -278,7 +286,7 @@ mod tests {
     fn words_of_slots_and_doors_do_not_repeat() {
         let free = SlotWord(0);
         let taken = free.next(SlotState::Taken, 9);
-        assert_eq!((taken.state(), taken.whom()), (SlotState::Taken, 9));
+        assert_eq!((taken.state(), taken.owner()), (SlotState::Taken, 9));
         assert_ne!(taken.next(SlotState::Free, 0), free);
         let open = Door::Open.next_word(0);
         assert_eq!(Door::of(open), Door::Open);

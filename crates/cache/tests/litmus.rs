@@ -1,11 +1,12 @@
 //! Processes of this machine read and write a file through the cache, are killed and replaced, while the
 //! keeper evicts and cleans up. No read may return a page that is older than the last write that ended before
-//! it. Each fault of the protocol must be noticed.
+//! it. Three versions of the protocol that break C2 must be noticed.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
 use farpool_cache::{
@@ -18,9 +19,9 @@ const PROCESSES: u32 = 6;
 const BLOCKS: u32 = 768;
 const SLOTS: u32 = 600;
 /// How long processes run if nothing is wrong.
-const LASTS: Duration = Duration::from_secs(4);
+const RUN_FOR: Duration = Duration::from_secs(4);
 /// How long a fault may go unnoticed.
-const NOTICED_WITHIN: Duration = Duration::from_secs(20);
+const NOTICE_TIMEOUT: Duration = Duration::from_secs(20);
 /// The time between two deaths.
 const DEATH_EVERY: Duration = Duration::from_millis(20);
 
@@ -43,6 +44,8 @@ impl Slots for Pages {
     fn read(&self, slot: u32, to: &mut [u8]) -> bool {
         let word = self.0.load(Self::word(slot)).unwrap();
         self.0.read(Self::word(slot) + 8, to).unwrap();
+        // Pairs with the release of the slot's writer: what is loaded next is not older than the page.
+        fence(Ordering::Acquire);
         word == checksum(to)
     }
 
@@ -94,10 +97,10 @@ fn page_of(block: u32, version: u64) -> Vec<u8> {
 /// A process: reads and writes until it is killed.
 fn work<R: Rules>(ground: Ground, layout: Layout, ledger: &Ledger, file: FileRef, disk: &File) -> ! {
     let holder = u64::from(std::process::id());
-    let caller = loop {
+    let mut caller = loop {
         match at_once(Caller::<_, R>::join(ground.clone(), layout, holder)) {
             Some(caller) => break caller,
-            None => std::thread::sleep(Duration::from_millis(1)),
+            None => std::thread::yield_now(),
         }
     };
     let mut random = holder.wrapping_mul(0x5851_f42d_4c95_7f2d) | 1;
@@ -138,22 +141,22 @@ fn work<R: Rules>(ground: Ground, layout: Layout, ledger: &Ledger, file: FileRef
     }
 }
 
-/// What a run of processes came to.
+/// Sums over all processes of a run.
 #[derive(Debug)]
-struct Ran {
+struct Counts {
     reads: u64,
     hits: u64,
     writes: u64,
     stale: u64,
 }
 
-/// The processes, by their ids. Dropping kills them.
-struct Crew(Vec<i32>);
+/// Child processes, by id. Dropping kills them.
+struct Children(Vec<i32>);
 
-impl Crew {
+impl Children {
     fn kill(&mut self, number: usize) -> i32 {
         let pid = self.0.swap_remove(number);
-        // SAFETY: the process is a child of this one that nobody has waited for, so the id is its.
+        // SAFETY: the process is a child of this one that nobody has waited for, so the id still names it.
         unsafe { libc::kill(pid, libc::SIGKILL) };
         // SAFETY: the process is a child of this one, and a null pointer asks for no status.
         unsafe { libc::waitpid(pid, std::ptr::null_mut(), 0) };
@@ -161,7 +164,7 @@ impl Crew {
     }
 }
 
-impl Drop for Crew {
+impl Drop for Children {
     fn drop(&mut self) {
         while !self.0.is_empty() {
             self.kill(0);
@@ -170,7 +173,7 @@ impl Drop for Crew {
 }
 
 /// Runs processes for `at_most`, or until one has read an old page.
-fn run<R: Rules>(at_most: Duration) -> Ran {
+fn run<R: Rules>(at_most: Duration) -> Counts {
     let dir = tempfile::tempdir_in(Path::new(env!("CARGO_TARGET_TMPDIR"))).unwrap();
     let disk =
         File::options().read(true).write(true).create(true).truncate(true).open(dir.path().join("data"));
@@ -189,35 +192,39 @@ fn run<R: Rules>(at_most: Duration) -> Ran {
         assert!(at_once(keeper.turn_door(door)), "nobody is there yet");
     }
     let start = || {
-        // SAFETY: the child uses memory and files of its own or shared ones, starts no thread, takes no lock
-        // that another thread of the parent may hold, and never returns.
+        // SAFETY: the child starts no thread, and leaves this closure only by abort. It takes no lock but the
+        // allocator's, which glibc makes usable again in the child.
         match unsafe { libc::fork() } {
-            0 => work::<R>(ground.clone(), layout, &ledger, file, &disk),
+            0 => {
+                let working = || work::<R>(ground.clone(), layout, &ledger, file, &disk);
+                let _panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(working));
+                std::process::abort()
+            }
             pid => pid,
         }
     };
-    let mut crew = Crew((0..PROCESSES).map(|_| start()).collect());
+    let mut children = Children((0..PROCESSES).map(|_| start()).collect());
     let (started, mut last_death) = (Instant::now(), Instant::now());
     while started.elapsed() < at_most && ledger.load(STALE) == 0 {
         if last_death.elapsed() >= DEATH_EVERY {
             last_death = Instant::now();
-            let dead = crew.kill(ledger.load(READS) as usize % PROCESSES as usize);
+            let dead = children.kill(ledger.load(READS) as usize % PROCESSES as usize);
             for block in 0..BLOCKS {
                 ledger.0.compare_and_swap(Ledger::of(block, LOCK) * 8, dead as u64, 0).unwrap();
             }
             let pid = start();
-            crew.0.push(pid);
+            children.0.push(pid);
         }
-        at_once(keeper.clear_dead(|holder| crew.0.contains(&(holder as i32))));
+        at_once(keeper.clear_dead(|holder| children.0.contains(&(holder as i32))));
         at_once(keeper.sweep());
     }
     let sum = |word| ledger.load(word);
-    Ran { reads: sum(READS), hits: sum(HITS), writes: sum(WRITES), stale: sum(STALE) }
+    Counts { reads: sum(READS), hits: sum(HITS), writes: sum(WRITES), stale: sum(STALE) }
 }
 
 #[test]
 fn no_process_reads_an_old_page() {
-    let ran = run::<Shipped>(LASTS);
+    let ran = run::<Shipped>(RUN_FOR);
     println!("{ran:?}");
     assert_eq!(ran.stale, 0, "{ran:?}");
     assert!(ran.hits * 10 > ran.reads && ran.writes > 0, "the cache is in use: {ran:?}");
@@ -233,7 +240,7 @@ macro_rules! fault {
 
         #[test]
         fn $name() {
-            let ran = run::<$rules>(NOTICED_WITHIN);
+            let ran = run::<$rules>(NOTICE_TIMEOUT);
             println!("{ran:?}");
             assert!(ran.stale > 0, "{ran:?}");
         }

@@ -162,14 +162,14 @@ Mutations:
     /// The page cache: reads, writes and truncations while pages are evicted and processes stop and die
     #[command(after_help = "\
 Mutations:
-  token-not-checked-before-admission    the header of a page's bucket is not looked at again
+  header-not-checked-before-admission   a page's header is not looked at again
   no-invalidation                       a writer leaves the entries of its block as they are
   admission-beside-a-writer             a page is admitted while its block is being written
-  slot-reused-before-readers-have-left  a slot is given again at once
+  slot-reused-before-readers-have-left  a slot is reused at once
   dead-writer-subtracted                a dead writer's header loses one writer, not all
   door-opened-over-an-occupied-place    the door does not wait for places that are occupied
   old-entries-trusted                   a new keeper trusts entries that nobody invalidated
-  truncation-without-an-epoch           a file that was changed as a whole keeps its id
+  file-id-kept-after-truncation         a file that was changed as a whole keeps its id
   retired-file-hits                     the pages of a file that was unlinked are found")]
     Cache(SeedArgs),
 }

@@ -53,14 +53,18 @@ struct Run {
     is_busy: Cell<bool>,
     left: Left,
     names: Cell<u64>,
-    hits: Cell<u64>,
 }
 
-/// A file's place in the list of files, and how often the place was used before.
+/// A file's index in `Run::files`, and how many files had that index before.
 type FileNumber = (u32, u64);
 
-/// A block, the value that is being written there, and when that began.
-type Begun = (Block, u64, u64);
+/// A write that has begun.
+#[derive(Clone, Copy)]
+struct Begun {
+    block: Block,
+    value: u64,
+    start: u64,
+}
 
 /// A block of a file.
 type Block = (FileNumber, u32);
@@ -94,17 +98,18 @@ impl Run {
     }
 
     /// A process begins to write values to blocks.
-    fn writes(&self, holder: u64, blocks: &[(Block, u64)]) {
-        let now = self.moment();
-        let open = blocks.iter().map(|(block, value)| (*block, *value, now)).collect();
+    fn begin_write(&self, holder: u64, blocks: &[(Block, u64)]) {
+        let start = self.moment();
+        let open = blocks.iter().map(|&(block, value)| Begun { block, value, start }).collect();
         self.history.borrow_mut().open.insert(holder, open);
     }
 
-    /// Its writes have ended, or it has: then they may or may not have happened.
-    fn wrote(&self, holder: u64, certain: bool) {
+    /// The writes of a process have returned (`certain`), or it has died: then they may or may not have
+    /// happened.
+    fn end_write(&self, holder: u64, certain: bool) {
         let end = self.moment();
         let mut history = self.history.borrow_mut();
-        for (block, value, start) in history.open.remove(&holder).unwrap_or_default() {
+        for Begun { block, value, start } in history.open.remove(&holder).unwrap_or_default() {
             let what = if certain {
                 "file {}.{}: block {} was written: {}"
             } else {
@@ -120,7 +125,7 @@ impl Run {
         let Some(process) = self.living.borrow_mut().remove(&holder) else { return };
         self.world.note("process {} of the database dies", &[holder]);
         self.tasks.kill(process);
-        self.wrote(holder, false);
+        self.end_write(holder, false);
     }
 
     fn judge(&self) -> u64 {
@@ -162,7 +167,6 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
         is_busy: Cell::new(true),
         left: Left::default(),
         names: Cell::default(),
-        hits: Cell::default(),
     });
     database::start::<Broken>(&run, processes, &mut random);
     let (panicked, failure) = run_to_end(executor, RUN_NS, || run.left.get());

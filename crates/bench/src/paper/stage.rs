@@ -386,8 +386,8 @@ pub fn node_mib(scale: f64) -> u64 {
     share.max(NODE_MIN_MIB).next_multiple_of(REGION_MIB)
 }
 
-/// Starts the pools of the places that need one. A place with overflow is left out if its pool cannot be
-/// started: for one, the file system of the overflow directory may be refused.
+/// Starts the pools of the places that need one. If the pool of a place with overflow does not start (its
+/// overflow directory may lie on a file system that is refused), the place is left out with a note.
 fn start_pools(
     options: &StageOptions<'_>,
     work: &Path,
@@ -401,14 +401,15 @@ fn start_pools(
     for &spot in spots.iter().filter(|spot| spot.is_far()) {
         let memory_mib = spot.node_mib(options.scale);
         let step = progress.step(format!("starting {NODES} nodes with {memory_mib} MiB each"));
-        match start_pool(options.farpool, work, log_dir, spot, memory_mib, stop) {
-            Err(error) if spot.overflows() && !stop.is_raised() => {
-                notes.push(format!("{} was not measured: {error:#}", spot.name()));
-            }
-            started => {
-                pools.push((spot, started?));
-                step.done(&format!("for {}", spot.name()));
-            }
+        let started = start_pool(options.farpool, work, log_dir, spot, memory_mib, stop);
+        let pool = if spot.overflows() && !stop.is_raised() {
+            noted(started, &format!("{} was not measured", spot.name()), notes)
+        } else {
+            Some(started?)
+        };
+        if let Some(pool) = pool {
+            pools.push((spot, pool));
+            step.done(&format!("for {}", spot.name()));
         }
     }
     Ok(pools)

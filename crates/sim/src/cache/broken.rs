@@ -5,12 +5,12 @@ use std::cell::Cell;
 use farpool_cache::{Rules, Shipped};
 
 /// A page is admitted without another look at the header of its bucket.
-const TOKEN_UNCHECKED: &str = "token-not-checked-before-admission";
+const HEADER_UNCHECKED: &str = "header-not-checked-before-admission";
 /// A writer leaves the entries of its block as they are.
 const NOT_INVALIDATED: &str = "no-invalidation";
 /// A page is admitted while another process writes the block.
 const BESIDE_A_WRITER: &str = "admission-beside-a-writer";
-/// A slot is given again at once.
+/// A slot is reused at once.
 const REUSED_EARLY: &str = "slot-reused-before-readers-have-left";
 /// The header of a dead writer's bucket loses one writer, whether or not the dead one had announced itself.
 const SUBTRACTED: &str = "dead-writer-subtracted";
@@ -19,19 +19,19 @@ const DOOR_HASTY: &str = "door-opened-over-an-occupied-place";
 /// A keeper that finds the door half open trusts the entries.
 const OLD_TRUSTED: &str = "old-entries-trusted";
 /// A file that was changed as a whole keeps its id.
-const SAME_EPOCH: &str = "truncation-without-an-epoch";
+const SAME_ID: &str = "file-id-kept-after-truncation";
 /// The pages of a file that was unlinked are found.
 const NOT_RETIRED: &str = "retired-file-hits";
 
 pub(super) const MUTATIONS: &[&str] = &[
-    TOKEN_UNCHECKED,
+    HEADER_UNCHECKED,
     NOT_INVALIDATED,
     BESIDE_A_WRITER,
     REUSED_EARLY,
     SUBTRACTED,
     DOOR_HASTY,
     OLD_TRUSTED,
-    SAME_EPOCH,
+    SAME_ID,
     NOT_RETIRED,
 ];
 
@@ -57,7 +57,7 @@ impl Rules for Broken {
 
     fn may_admit(before: u64, now: u64, writers: u64) -> bool {
         match BROKEN.get() {
-            Some(TOKEN_UNCHECKED) => writers == 0,
+            Some(HEADER_UNCHECKED) => writers == 0,
             Some(BESIDE_A_WRITER) => before == now,
             _ => Shipped::may_admit(before, now, writers),
         }
@@ -67,12 +67,12 @@ impl Rules for Broken {
         !is(NOT_INVALIDATED) && Shipped::writers_invalidate()
     }
 
-    fn doubts_old_entries() -> bool {
-        !is(OLD_TRUSTED) && Shipped::doubts_old_entries()
+    fn empties_old_entries() -> bool {
+        !is(OLD_TRUSTED) && Shipped::empties_old_entries()
     }
 
-    fn slots_wait() -> bool {
-        !is(REUSED_EARLY) && Shipped::slots_wait()
+    fn slot_reuse_waits() -> bool {
+        !is(REUSED_EARLY) && Shipped::slot_reuse_waits()
     }
 
     fn door_waits() -> bool {
@@ -80,14 +80,14 @@ impl Rules for Broken {
     }
 
     fn changes_ids() -> bool {
-        !is(SAME_EPOCH) && Shipped::changes_ids()
+        !is(SAME_ID) && Shipped::changes_ids()
     }
 
-    fn retires() -> bool {
-        !is(NOT_RETIRED) && Shipped::retires()
+    fn retires_files() -> bool {
+        !is(NOT_RETIRED) && Shipped::retires_files()
     }
 
-    fn clears_headers() -> bool {
-        !is(SUBTRACTED) && Shipped::clears_headers()
+    fn replaces_dead_headers() -> bool {
+        !is(SUBTRACTED) && Shipped::replaces_dead_headers()
     }
 }

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use farpool_cache::{Caller, Door, FileRef, Keeper, Outcome, Rules};
+use farpool_cache::{Caller, Census, Door, FileRef, Keeper, Outcome, Rules};
 use farpool_fabric::sim::Random;
 
 use super::memory::{Access, PAGE};
@@ -24,7 +24,7 @@ const LAST_ROUNDS: u32 = 40;
 
 /// Starts all processes of a run.
 pub(super) fn start<R: Rules + 'static>(run: &Rc<Run>, processes: u32, random: &mut Random) {
-    let (dies, pauses) = (random.chance(600), random.chance(600));
+    let mishaps = (random.chance(600), random.chance(600), random.chance(300));
     let turns = TURNS_PERMILLE[random.index(TURNS_PERMILLE.len())];
     let deaths = if random.chance(300) { KEEPER_DEATHS } else { 0 };
     let (starting, staying) = (run.clone(), run.left.stay());
@@ -35,16 +35,16 @@ pub(super) fn start<R: Rules + 'static>(run: &Rc<Run>, processes: u32, random: &
             starting.files.borrow_mut().push(((file, 0), known));
         }
         drop(keeper);
-        keep::<R>(&starting, turns, deaths);
-        (0..processes).for_each(|_| live::<R>(&starting));
-        befall::<R>(&starting, dies, pauses);
+        start_keeper::<R>(&starting, turns, deaths);
+        (0..processes).for_each(|_| start_process::<R>(&starting));
+        start_mishaps::<R>(&starting, mishaps);
         drop(staying);
     });
 }
 
 impl Run {
     /// A file that a process uses: now and then one that was unlinked.
-    fn some_file(
+    fn pick_file(
         &self,
         random: &mut Random,
         known: &mut Vec<(FileNumber, FileRef)>,
@@ -59,7 +59,7 @@ impl Run {
 }
 
 /// Starts a process of the database.
-fn live<R: Rules + 'static>(run: &Rc<Run>) {
+fn start_process<R: Rules + 'static>(run: &Rc<Run>) {
     let (process, holder) = (run.world.add_process(run.host), run.next_name());
     run.living.borrow_mut().insert(holder, process);
     let (run, staying) = (run.clone(), run.left.stay());
@@ -67,7 +67,7 @@ fn live<R: Rules + 'static>(run: &Rc<Run>) {
     tasks.spawn(process, async move {
         let _staying = staying;
         let mut random = run.random();
-        let caller = loop {
+        let mut caller = loop {
             if let Some(caller) = Caller::<_, R>::join(Access(run.memory.clone()), run.layout, holder).await {
                 break caller;
             }
@@ -75,17 +75,18 @@ fn live<R: Rules + 'static>(run: &Rc<Run>) {
         };
         let mut known = Vec::new();
         while run.is_busy.get() {
-            let file = run.some_file(&mut random, &mut known);
-            act(&run, &caller, holder, file, &mut random).await;
+            let file = run.pick_file(&mut random, &mut known);
+            act(&run, &mut caller, holder, file, &mut random).await;
         }
         caller.leave().await;
         run.living.borrow_mut().remove(&holder);
     });
 }
 
+/// Runs one random operation on a file.
 async fn act<R: Rules>(
     run: &Run,
-    caller: &Caller<Access, R>,
+    caller: &mut Caller<Access, R>,
     holder: u64,
     (number, file): (FileNumber, FileRef),
     random: &mut Random,
@@ -95,21 +96,21 @@ async fn act<R: Rules>(
         0..65 => drop(read(run, caller, (number, file), block).await),
         65..92 => {
             let blocks = if random.chance(200) { 2 } else { 1 };
-            let writes = run.fresh(number, block..block + blocks);
-            run.writes(holder, &writes);
+            let writes = run.fresh_values(number, block..block + blocks);
+            run.begin_write(holder, &writes);
             let page = writes[0].1.to_le_bytes();
             let page = (blocks == 1).then_some(&page[..]);
             let written =
                 caller.write(file, (block, blocks), page, async || Ok(run.disk.write(&writes).await));
             written.await.expect("the disk does not fail");
-            run.wrote(holder, true);
+            run.end_write(holder, true);
         }
         92..98 => {
-            let writes = run.fresh(number, 0..BLOCKS);
-            run.writes(holder, &writes);
+            let writes = run.fresh_values(number, 0..BLOCKS);
+            run.begin_write(holder, &writes);
             let changed = caller.change(file, async || Ok(run.disk.write(&writes).await));
             changed.await.expect("the disk does not fail");
-            run.wrote(holder, true);
+            run.end_write(holder, true);
         }
         _ => unlink(run, caller, (number, file)).await,
     }
@@ -118,7 +119,7 @@ async fn act<R: Rules>(
 /// Reads a block, and records what was found.
 async fn read<R: Rules>(
     run: &Run,
-    caller: &Caller<Access, R>,
+    caller: &mut Caller<Access, R>,
     (number, file): (FileNumber, FileRef),
     block: u32,
 ) -> Outcome {
@@ -135,7 +136,6 @@ async fn read<R: Rules>(
     run.world.note(what, &[number.0.into(), number.1, block.into(), touch.value]);
     run.history.borrow_mut().touches.entry((number, block)).or_default().push(touch);
     if found == Outcome::Hit {
-        run.hits.set(run.hits.get() + 1);
         if run.retired.borrow().get(&number).is_some_and(|at| *at < start) {
             run.complain(format!("block {block} of file {number:?} was found, which was unlinked before"));
         }
@@ -143,8 +143,8 @@ async fn read<R: Rules>(
     found
 }
 
-/// Unlinks a file, and makes a new one in its place.
-async fn unlink<R: Rules>(run: &Run, caller: &Caller<Access, R>, (number, file): (FileNumber, FileRef)) {
+/// Unlinks a file. The keeper adds a new one under the same number later.
+async fn unlink<R: Rules>(run: &Run, caller: &mut Caller<Access, R>, (number, file): (FileNumber, FileRef)) {
     if !run.files.borrow().contains(&(number, file)) || !run.unlinked.borrow_mut().insert(number) {
         return;
     }
@@ -155,7 +155,7 @@ async fn unlink<R: Rules>(run: &Run, caller: &Caller<Access, R>, (number, file):
 
 impl Run {
     /// Values that no other write has, for blocks of a file.
-    fn fresh(&self, number: FileNumber, blocks: std::ops::Range<u32>) -> Vec<(Block, u64)> {
+    fn fresh_values(&self, number: FileNumber, blocks: std::ops::Range<u32>) -> Vec<(Block, u64)> {
         blocks.map(|block| ((number, block), self.next_name())).collect()
     }
 
@@ -165,7 +165,7 @@ impl Run {
 }
 
 /// Starts a keeper, and after its death another one, `deaths` times.
-fn keep<R: Rules + 'static>(run: &Rc<Run>, turns_permille: u32, deaths: u32) {
+fn start_keeper<R: Rules + 'static>(run: &Rc<Run>, turns_permille: u32, deaths: u32) {
     let process = run.world.add_process(run.host);
     let (run, staying) = (run.clone(), run.left.stay());
     let tasks = run.tasks.clone();
@@ -179,7 +179,7 @@ fn keep<R: Rules + 'static>(run: &Rc<Run>, turns_permille: u32, deaths: u32) {
             run.world.note("the keeper dies", &[]);
             run.tasks.kill(process);
             run.world.sleep(lives / 4).await;
-            keep::<R>(&run, turns_permille, deaths - 1);
+            start_keeper::<R>(&run, turns_permille, deaths - 1);
         });
     }
     tasks.spawn(process, async move {
@@ -193,9 +193,9 @@ fn keep<R: Rules + 'static>(run: &Rc<Run>, turns_permille: u32, deaths: u32) {
             if random.chance(turns_permille) {
                 wanted = DOORS[random.index(DOORS.len())];
             }
-            turn(&run, &mut keeper, wanted).await;
+            step_door(&run, &mut keeper, wanted).await;
             keeper.sweep().await;
-            know_new_files(&run, &mut keeper).await;
+            add_new_files(&run, &mut keeper).await;
         }
         if deaths == 0 {
             judge_end::<R>(&run, &mut keeper).await;
@@ -204,7 +204,7 @@ fn keep<R: Rules + 'static>(run: &Rc<Run>, turns_permille: u32, deaths: u32) {
 }
 
 /// Turns the door one step towards a state, if it can be turned.
-async fn turn<R: Rules>(run: &Run, keeper: &mut Keeper<Access, R>, wanted: Door) {
+async fn step_door<R: Rules>(run: &Run, keeper: &mut Keeper<Access, R>, wanted: Door) {
     let door = keeper.door().await;
     let next = match door.cmp(&wanted) {
         std::cmp::Ordering::Less => DOORS[door as usize + 1],
@@ -217,7 +217,7 @@ async fn turn<R: Rules>(run: &Run, keeper: &mut Keeper<Access, R>, wanted: Door)
 }
 
 /// Makes files known that take the place of unlinked ones.
-async fn know_new_files<R: Rules>(run: &Run, keeper: &mut Keeper<Access, R>) {
+async fn add_new_files<R: Rules>(run: &Run, keeper: &mut Keeper<Access, R>) {
     for index in 0..FILES as usize {
         let ((file, birth), _) = run.files.borrow()[index];
         let is_unlinked = run.unlinked.borrow().contains(&(file, birth));
@@ -230,35 +230,41 @@ async fn know_new_files<R: Rules>(run: &Run, keeper: &mut Keeper<Access, R>) {
 /// Checks that everything recovers once nobody dies any more: no slot is lost, and pages are found again.
 async fn judge_end<R: Rules>(run: &Rc<Run>, keeper: &mut Keeper<Access, R>) {
     let slots = run.layout.shape().slots;
+    let is_complete = |census: Census| census.free > 0 && census.free + census.pages == slots;
     let mut census = keeper.sweep().await;
     for _ in 0..LAST_ROUNDS {
         keeper.clear_dead(|holder| run.is_alive(holder)).await;
-        know_new_files(run, keeper).await;
-        turn(run, keeper, Door::Open).await;
+        add_new_files(run, keeper).await;
+        step_door(run, keeper, Door::Open).await;
         census = keeper.sweep().await;
         let all_are_known =
             run.files.borrow().iter().all(|(number, _)| !run.unlinked.borrow().contains(number));
-        let all_is_found = census.free > 0 && census.free + census.pages == slots;
-        if keeper.door().await == Door::Open && all_are_known && all_is_found {
+        if keeper.door().await == Door::Open && all_are_known && is_complete(census) {
             break;
         }
     }
-    if census.free == 0 || census.free + census.pages != slots {
+    if !is_complete(census) {
         run.complain(format!("of {slots} slots {census:?} are left"));
         return;
     }
-    let Some(caller) = Caller::<_, R>::join(Access(run.memory.clone()), run.layout, run.next_name()).await
+    check_blocks_are_found(run, keeper).await;
+}
+
+/// Checks that each block is found after it was read from the disk.
+async fn check_blocks_are_found<R: Rules>(run: &Rc<Run>, keeper: &mut Keeper<Access, R>) {
+    let Some(mut caller) =
+        Caller::<_, R>::join(Access(run.memory.clone()), run.layout, run.next_name()).await
     else {
         return run.complain("all places are taken, and nobody is there".to_owned());
     };
     let files = run.files.borrow().clone();
     for file in files {
         for block in 0..BLOCKS {
-            read(run, &caller, file, block).await;
-            if read(run, &caller, file, block).await != Outcome::Hit {
+            read(run, &mut caller, file, block).await;
+            if read(run, &mut caller, file, block).await != Outcome::Hit {
                 run.complain(format!("block {block} of file {:?} is not found after it was read", file.0));
             }
-            // One evicts, the next one finds the slot, the third one frees it.
+            // The first sweep evicts, the second one makes the slot a suspect, the third one frees it.
             for _ in 0..3 {
                 keeper.sweep().await;
             }
@@ -267,8 +273,8 @@ async fn judge_end<R: Rules>(run: &Rc<Run>, keeper: &mut Keeper<Access, R>) {
     caller.leave().await;
 }
 
-/// Lets processes die and stop, and ends the busy time.
-fn befall<R: Rules + 'static>(run: &Rc<Run>, dies: bool, pauses: bool) {
+/// Lets processes die and stop, and slots break, and ends the busy time.
+fn start_mishaps<R: Rules + 'static>(run: &Rc<Run>, (dies, pauses, breaks): (bool, bool, bool)) {
     let (run, staying) = (run.clone(), run.left.stay());
     let tasks = run.tasks.clone();
     tasks.spawn(run.world.add_process(run.host), async move {
@@ -278,6 +284,10 @@ fn befall<R: Rules + 'static>(run: &Rc<Run>, dies: bool, pauses: bool) {
         let end_ns = run.world.now_ns() + BUSY.as_nanos() as u64;
         while run.world.now_ns() < end_ns {
             run.world.sleep(Duration::from_nanos(random.below(mishap_ns))).await;
+            if breaks && random.chance(300) {
+                run.memory.break_slot(random.index(run.layout.shape().slots as usize));
+                continue;
+            }
             let living: Vec<u64> = run.living.borrow().keys().copied().collect();
             let Some(holder) = living.get(random.index(living.len().max(1))).copied() else { continue };
             if pauses && random.chance(500) {
@@ -285,7 +295,7 @@ fn befall<R: Rules + 'static>(run: &Rc<Run>, dies: bool, pauses: bool) {
                 run.world.pause(process, Duration::from_nanos(random.below(PAUSE_NS)));
             } else if dies {
                 run.kill(holder);
-                live::<R>(&run);
+                start_process::<R>(&run);
             }
         }
         run.is_busy.set(false);

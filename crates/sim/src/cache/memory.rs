@@ -43,6 +43,11 @@ impl Memory {
         Memory { world: world.clone(), random: random.into(), slow_permille, words, slots: slots.into() }
     }
 
+    /// Makes the contents of a slot unreadable.
+    pub(super) fn break_slot(&self, slot: usize) {
+        self.slots.borrow_mut()[slot] = None;
+    }
+
     /// Lets other processes run, perhaps.
     async fn step(&self) {
         let (yields, slow_ns) = {
@@ -93,6 +98,7 @@ impl Ground for Access {
         std::mem::replace(word, word.wrapping_add(addend))
     }
 
+    /// Nothing to do: this memory is sequentially consistent. Weaker orders are the subject of the models.
     async fn barrier(&self) {}
 
     async fn read_slot(&self, slot: u32, to: &mut [u8]) -> bool {

@@ -1,4 +1,4 @@
-//! Opens a directory beside other work, and gives up after a while: its disk may hang.
+//! Opens an overflow directory on a thread of its own, with a timeout: its file system may hang.
 
 use std::io;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use crate::error::OverflowError;
 use crate::pool::OverflowConfig;
 
 /// How long opening may take: longer than the wait for the lock of another process.
-const OPEN_WITHIN: Duration = LOCK_PATIENCE.saturating_add(Duration::from_secs(3));
+const OPEN_TIMEOUT: Duration = LOCK_PATIENCE.saturating_add(Duration::from_secs(3));
 
 /// A directory that a thread is opening.
 pub(crate) struct Opening {
@@ -27,16 +27,17 @@ impl Opening {
     pub(crate) fn start(config: &OverflowConfig, kept: Option<KeptBy>) -> Result<Opening, OverflowError> {
         let OverflowConfig { dir, limit_bytes } = config.clone();
         let path = dir.clone();
-        Self::of(dir, move || Directory::open(&path, limit_bytes, kept.as_ref()))
+        Self::spawn(dir, move || Directory::open(&path, limit_bytes, kept.as_ref()))
     }
 
-    fn of(
+    /// Runs `open` on a thread.
+    fn spawn(
         dir: PathBuf,
         open: impl FnOnce() -> Result<Directory, OverflowError> + Send + 'static,
     ) -> Result<Opening, OverflowError> {
-        let give_up_at = Instant::now() + OPEN_WITHIN;
+        let give_up_at = Instant::now() + OPEN_TIMEOUT;
         let (done, opened) = sync_channel(1);
-        // If nobody waits any more, the directory is closed, which ends its lock.
+        // After a timeout nobody receives: the send fails and drops the directory, which releases its lock.
         let work = move || drop(done.send(open()));
         match thread::Builder::new().name("overflow-open".into()).spawn(work) {
             Ok(_) => Ok(Opening { dir, opened, give_up_at }),
@@ -44,14 +45,14 @@ impl Opening {
         }
     }
 
-    /// Waits until the directory is open, at most [`OPEN_WITHIN`] from the start.
+    /// Waits until the directory is open, at most [`OPEN_TIMEOUT`] from the start.
     pub(crate) fn wait(self) -> Result<Directory, OverflowError> {
-        let patience = self.give_up_at.saturating_duration_since(Instant::now());
-        self.opened.recv_timeout(patience).unwrap_or_else(|error| {
+        let remaining = self.give_up_at.saturating_duration_since(Instant::now());
+        self.opened.recv_timeout(remaining).unwrap_or_else(|error| {
             let reason = match error {
                 RecvTimeoutError::Timeout => io::Error::new(
                     io::ErrorKind::TimedOut,
-                    format!("its file system did not answer within {} s", OPEN_WITHIN.as_secs()),
+                    format!("its file system did not answer within {} s", OPEN_TIMEOUT.as_secs()),
                 ),
                 RecvTimeoutError::Disconnected => io::Error::other("the thread that opened it panicked"),
             };
@@ -67,7 +68,7 @@ mod tests {
     #[test]
     fn a_directory_whose_file_system_hangs_is_given_up() {
         let (release, hang) = sync_channel::<()>(0);
-        let mut opening = Opening::of("/spill".into(), move || {
+        let mut opening = Opening::spawn("/spill".into(), move || {
             let _ended = hang.recv();
             Err(OverflowError::InMemory { dir: "/spill".into() })
         })
@@ -79,10 +80,15 @@ mod tests {
     }
 
     #[test]
-    fn what_opening_found_is_what_waiting_returns() {
-        let opening = Opening::of("/spill".into(), || Err(OverflowError::InMemory { dir: "/spill".into() }));
+    fn wait_returns_what_opening_returned() {
+        let opening =
+            Opening::spawn("/spill".into(), || Err(OverflowError::InMemory { dir: "/spill".into() }));
         assert!(matches!(opening.unwrap().wait(), Err(OverflowError::InMemory { .. })));
-        let opening = Opening::of("/spill".into(), || panic!("the opener ends early"));
+    }
+
+    #[test]
+    fn a_panic_while_opening_is_an_error() {
+        let opening = Opening::spawn("/spill".into(), || panic!("the opener ends early"));
         assert!(opening.unwrap().wait().err().unwrap().to_string().contains("panicked"));
     }
 }

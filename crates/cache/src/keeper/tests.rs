@@ -1,0 +1,205 @@
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::rc::Rc;
+
+use super::*;
+use crate::{Caller, Outcome, Shape, at_once};
+
+/// The memory of one process. Each slot has one byte.
+#[derive(Clone)]
+struct Memory {
+    words: Rc<RefCell<Vec<u64>>>,
+    slots: Rc<RefCell<Vec<Option<u8>>>>,
+}
+
+impl Ground for Memory {
+    async fn load(&self, at: usize) -> u64 {
+        self.words.borrow()[at]
+    }
+
+    async fn store(&self, at: usize, value: u64) {
+        self.words.borrow_mut()[at] = value;
+    }
+
+    async fn replace(&self, at: usize, old: u64, new: u64) -> bool {
+        let is_old = self.words.borrow()[at] == old;
+        if is_old {
+            self.words.borrow_mut()[at] = new;
+        }
+        is_old
+    }
+
+    async fn add(&self, at: usize, addend: u64) -> u64 {
+        let word = &mut self.words.borrow_mut()[at];
+        std::mem::replace(word, word.wrapping_add(addend))
+    }
+
+    async fn barrier(&self) {}
+
+    async fn read_slot(&self, slot: u32, to: &mut [u8]) -> bool {
+        let found = self.slots.borrow()[slot as usize];
+        found.inspect(|byte| to[0] = *byte).is_some()
+    }
+
+    async fn write_slot(&self, slot: u32, page: &[u8]) -> bool {
+        self.slots.borrow_mut()[slot as usize] = Some(page[0]);
+        true
+    }
+}
+
+const SLOTS: u32 = 64;
+
+struct Cache {
+    memory: Memory,
+    layout: Layout,
+    keeper: Keeper<Memory>,
+    file: FileRef,
+    /// Holders that live.
+    living: BTreeSet<u64>,
+}
+
+impl Cache {
+    /// An open cache with one file.
+    fn open() -> Cache {
+        let layout = Layout::new(Shape { places: 4, files: 1, slots: SLOTS });
+        let words = Rc::new(RefCell::new(vec![0; layout.words()]));
+        let memory = Memory { words, slots: Rc::new(RefCell::new(vec![None; SLOTS as usize])) };
+        let mut keeper = at_once(Keeper::start(memory.clone(), layout));
+        let file = at_once(keeper.add_file(0)).unwrap();
+        for door in [Door::Invalidating, Door::Open] {
+            assert!(at_once(keeper.turn_door(door)));
+        }
+        at_once(keeper.sweep());
+        Cache { memory, layout, keeper, file, living: BTreeSet::new() }
+    }
+
+    fn join(&mut self, holder: u64) -> Caller<Memory> {
+        self.living.insert(holder);
+        at_once(Caller::join(self.memory.clone(), self.layout, holder)).unwrap()
+    }
+
+    /// Reads a block that holds its number on the disk.
+    fn read(&self, caller: &mut Caller<Memory>, block: u8) -> Outcome {
+        let mut page = [0];
+        let pread = async |to: &mut [u8]| {
+            to[0] = block;
+            Ok(1)
+        };
+        let found = at_once(caller.read(self.file, block.into(), &mut page, pread)).unwrap();
+        assert_eq!(page, [block]);
+        found
+    }
+
+    fn sweep(&mut self) -> Census {
+        let living = &self.living;
+        at_once(self.keeper.clear_dead(|holder| living.contains(&holder)));
+        at_once(self.keeper.sweep())
+    }
+
+    /// What a process has done that dies while it writes blocks to the disk.
+    fn die_writing(&mut self, holder: u64, first: u32, blocks: u32) {
+        let mut caller = self.join(holder);
+        let memory = self.memory.clone();
+        let dead = RefCell::new(Vec::new());
+        let pwrite = async || {
+            dead.replace(memory.words.borrow().clone());
+            Ok(0)
+        };
+        at_once(caller.write(self.file, (first, blocks), None, pwrite)).unwrap();
+        self.memory.words.replace(dead.into_inner());
+        self.living.remove(&holder);
+    }
+}
+
+#[test]
+fn a_process_that_is_stopped_in_its_place_costs_few_pages() {
+    let mut cache = Cache::open();
+    let mut caller = cache.join(1);
+    (0..SLOTS as u8 / 2).for_each(|block| assert_ne!(cache.read(&mut caller, block), Outcome::Hit));
+    let stopped = cache.layout.place(3);
+    at_once(grace::enter(&cache.memory, stopped));
+    // So that some slots wait for it.
+    (0..8).for_each(|block| cache.memory.slots.borrow_mut()[block] = None);
+    for block in 0..SLOTS as u8 {
+        cache.read(&mut caller, block);
+        cache.sweep();
+    }
+    let pages = cache.sweep().pages;
+    assert!(pages >= SLOTS / 2, "{pages} pages of {SLOTS} are left");
+    at_once(grace::leave(&cache.memory, stopped));
+    let census = (0..5).map(|_| cache.sweep()).last().unwrap();
+    assert_eq!(census.free + census.pages, SLOTS, "{census:?}");
+}
+
+#[test]
+fn a_page_whose_slot_cannot_be_read_is_admitted_again() {
+    let mut cache = Cache::open();
+    let mut caller = cache.join(1);
+    cache.read(&mut caller, 5);
+    assert_eq!(cache.read(&mut caller, 5), Outcome::Hit);
+    cache.memory.slots.borrow_mut().fill(None);
+    assert_eq!(cache.read(&mut caller, 5), Outcome::Disk(1));
+    assert_eq!(cache.read(&mut caller, 5), Outcome::Hit);
+}
+
+#[test]
+fn the_buckets_of_a_dead_writer_are_cleared_one_by_one_as_they_are_idle() {
+    let mut cache = Cache::open();
+    cache.die_writing(1, 0, 2);
+    let mut reader = cache.join(2);
+    let buckets = [0, 1].map(|block| cache.layout.bucket(0, block));
+    assert_ne!(buckets[0], buckets[1]);
+    let writer = cache.join(3);
+    let busy = |block| Named::Blocks { file: 0, first: block, blocks: 1 };
+    let place = Place::new(&cache.memory, &cache.layout, 2).at;
+    for block in [1, 0] {
+        at_once(Place { ground: &cache.memory.clone(), at: place }.name(busy(block)));
+        cache.sweep();
+    }
+    at_once(Place { ground: &cache.memory.clone(), at: place }.withdraw());
+    drop(writer);
+    for block in [0, 1] {
+        cache.read(&mut reader, block);
+        assert_eq!(cache.read(&mut reader, block), Outcome::Hit, "block {block}");
+    }
+}
+
+#[test]
+fn the_last_block_that_a_file_can_have_is_invalidated_too() {
+    let mut cache = Cache::open();
+    let mut caller = cache.join(1);
+    let read = |caller: &mut Caller<Memory>, value: u8| {
+        let mut page = [0];
+        let pread = async |to: &mut [u8]| {
+            to[0] = value;
+            Ok(1)
+        };
+        at_once(caller.read(cache.file, u32::MAX, &mut page, pread)).unwrap();
+        page[0]
+    };
+    assert_eq!([read(&mut caller, 1), read(&mut caller, 2)], [1, 1]);
+    at_once(caller.write(cache.file, (u32::MAX, 1), None, async || Ok(1))).unwrap();
+    assert_eq!(read(&mut caller, 3), 3);
+}
+
+#[test]
+fn a_retired_file_stays_retired_whoever_dies() {
+    let mut cache = Cache::open();
+    let mut caller = cache.join(1);
+    at_once(caller.retire(cache.file));
+    let mut dying = cache.join(2);
+    let memory = cache.memory.clone();
+    let dead = RefCell::new(Vec::new());
+    at_once(dying.change(cache.file, async || {
+        dead.replace(memory.words.borrow().clone());
+        Ok(())
+    }))
+    .unwrap();
+    cache.memory.words.replace(dead.into_inner());
+    cache.living.remove(&2);
+    let living_closers = FileWord(cache.memory.words.borrow()[cache.layout.file(0)]);
+    cache.sweep();
+    assert_eq!(FileWord(cache.memory.words.borrow()[cache.layout.file(0)]), living_closers);
+    assert_eq!(cache.read(&mut caller, 1), Outcome::Disk(1));
+    assert_eq!(cache.read(&mut caller, 1), Outcome::Disk(1));
+}
