@@ -149,15 +149,18 @@ fn the_buckets_of_a_dead_writer_are_cleared_one_by_one_as_they_are_idle() {
     let mut reader = cache.join(2);
     let buckets = [0, 1].map(|block| cache.layout.bucket(0, block));
     assert_ne!(buckets[0], buckets[1]);
-    let writer = cache.join(3);
-    let busy = |block| Named::Blocks { file: 0, first: block, blocks: 1 };
-    let place = Place::new(&cache.memory, &cache.layout, 2).at;
+    // While a living process writes to one of them, the other one is idle.
+    let _writer = cache.join(3);
+    let memory = cache.memory.clone();
+    let place = Place::new(&memory, &cache.layout, 2);
     for block in [1, 0] {
-        at_once(Place { ground: &cache.memory.clone(), at: place }.name(busy(block)));
+        let header = cache.layout.header(buckets[block as usize]);
+        at_once(place.name(Named::Blocks { file: 0, first: block, blocks: 1 }));
+        at_once(memory.add(header, Header::BEGIN));
         cache.sweep();
+        at_once(memory.add(header, Header::END.wrapping_neg()));
+        at_once(place.withdraw());
     }
-    at_once(Place { ground: &cache.memory.clone(), at: place }.withdraw());
-    drop(writer);
     for block in [0, 1] {
         cache.read(&mut reader, block);
         assert_eq!(cache.read(&mut reader, block), Outcome::Hit, "block {block}");
