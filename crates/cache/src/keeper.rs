@@ -329,19 +329,20 @@ impl<G: Ground, R: Rules> Keeper<G, R> {
         }
     }
 
-    /// Publishes the numbers of free slots where hints are missing.
+    /// Publishes the numbers of free slots where hints are missing or outdated.
     async fn publish_hints(&self, free: Vec<u32>) {
-        let mut empty = Vec::new();
-        let mut known = BTreeSet::new();
+        let mut unknown: BTreeSet<u64> = free.into_iter().map(|slot| u64::from(slot) + 1).collect();
+        let mut vacant = Vec::new();
         for hint in 0..self.layout.hints() {
-            match self.ground.load(self.layout.hint(hint)).await {
-                0 => empty.push(hint),
-                slot => drop(known.insert(slot - 1)),
+            let at = self.layout.hint(hint);
+            let found = self.ground.load(at).await;
+            if !unknown.remove(&found) {
+                vacant.push((at, found));
             }
         }
-        let unknown = free.into_iter().map(u64::from).filter(|slot| !known.contains(slot));
-        for (hint, slot) in empty.into_iter().zip(unknown) {
-            self.ground.replace(self.layout.hint(hint), 0, slot + 1).await;
+        let mut unknown = unknown.into_iter();
+        for (at, found) in vacant {
+            self.ground.replace(at, found, unknown.next().unwrap_or(0)).await;
         }
     }
 }

@@ -12,7 +12,7 @@ use farpool_file::{KEPT_WORDS_BYTES, StoreCore};
 use farpool_keep::{Kept, MemoryJournal};
 use farpool_pool::{Adoption, EXTENT_BYTES, OVERFLOW_NODE, Stock, StockConfig};
 use farpool_wire::control::NodeAddress;
-use farpool_wire::{NodeId, OwnerId};
+use farpool_wire::{NodeId, OwnerId, RegionId};
 
 use super::keeper::{self, LEASES_PER_REQUEST};
 use super::overflow::{Disk, Giver};
@@ -142,9 +142,10 @@ async fn take_over(run: &Rc<Run>) {
 
 /// Checks that the successor has all regions that the disk keeps: those are never lost (O2).
 fn judge_overflow(run: &Run) {
-    let held = run.stock().regions();
+    let held = run.stock().numbered_regions();
     for index in run.disk.iter().flat_map(|disk| disk.kept()) {
-        if !held.iter().any(|region| region.id.node == OVERFLOW_NODE && region.id.index == index) {
+        let id = RegionId { node: OVERFLOW_NODE, index };
+        if !held.iter().any(|held| held.region.id == id) {
             run.complain(format!("region {index} of the overflow directory is missing after the takeover"));
         }
     }
