@@ -29,8 +29,8 @@ pub enum Outcome {
     Disk(usize),
 }
 
-/// A user of the cache. It owns one place, so it runs one call at a time. Run each call's future to its end: a
-/// dropped future leaves the place occupied until the keeper clears it as that of a dead process.
+/// A user of the cache. It owns one place, so it runs one call at a time. Run each call's future to its end:
+/// a dropped future leaves the place occupied until the keeper clears it as that of a dead process.
 #[derive(Debug)]
 pub struct Caller<G, R = Shipped> {
     ground: G,
@@ -75,8 +75,8 @@ impl<G: Ground, R: Rules> Caller<G, R> {
         Place::new(&self.ground, &self.layout, self.place)
     }
 
-    /// Reads one block into `to`. On a miss, `pread` reads it from the disk and returns how many bytes it found.
-    /// After a short read, the bytes of `to` beyond that count are indeterminate.
+    /// Reads one block into `to`. On a miss, `pread` reads it from the disk and returns how many bytes it
+    /// found. After a short read, the bytes of `to` beyond that count are indeterminate.
     ///
     /// # Errors
     /// Those of `pread`.
@@ -230,8 +230,8 @@ impl<G: Ground, R: Rules> Caller<G, R> {
         self.ground.replace(hint, 0, u64::from(slot) + 1).await;
     }
 
-    /// Claims an empty entry of a bucket, or else the first valid one without a visited mark. Clears the marks
-    /// that it passes. `None`: no entry was free to claim.
+    /// Claims an empty entry of a bucket, or else the first valid one without a visited mark. Clears the
+    /// marks that it passes. `None`: no entry was free to claim.
     async fn take_entry(&self, bucket: u32, slot: u32) -> Option<(u32, Entry)> {
         for entry in self.layout.entries(bucket) {
             let at = self.layout.entry(entry);
@@ -256,8 +256,8 @@ impl<G: Ground, R: Rules> Caller<G, R> {
         None
     }
 
-    /// Writes `blocks` blocks from `first` on, whole or in part, and returns what `pwrite` returned. `page`: what
-    /// is written, if it is one whole block; then it is admitted.
+    /// Writes `blocks` blocks from `first` on, whole or in part, and returns what `pwrite` returned. `page`:
+    /// what is written, if it is one whole block; then it is admitted.
     ///
     /// # Errors
     /// Those of `pwrite`.

@@ -1,5 +1,5 @@
-//! The process that hands out slots, evicts pages, and cleans up. There is one at a time; its successor takes over the
-//! same memory, and needs to know nothing of what this one did.
+//! The process that hands out slots, evicts pages, and cleans up. There is one at a time; its successor
+//! takes over the same memory, and needs to know nothing of what this one did.
 //!
 //! A *sweep* looks at all slots and entries. A slot that is taken, or used by an entry that does not hold it,
 //! and an entry that is claimed or pending, may belong to a call that has not ended. If they are the same
@@ -107,8 +107,8 @@ impl<G: Ground, R: Rules> Keeper<G, R> {
         Some(FileRef { file, birth })
     }
 
-    /// Turns the door to the next or the previous state (C5). False: calls that saw an earlier state are still
-    /// running; try again.
+    /// Turns the door to the next or the previous state (C5). False: calls that saw an earlier state are
+    /// still running; try again.
     ///
     /// # Panics
     /// If `to` is neither.
@@ -145,7 +145,8 @@ impl<G: Ground, R: Rules> Keeper<G, R> {
     }
 
     /// Clears the places of processes that have died. `is_alive` finds out whether a holder lives when it is
-    /// called; a dead one must do nothing any more. Places that cannot be cleared yet are left to the next call.
+    /// called; a dead one must do nothing any more. Places that cannot be cleared yet are left to the next
+    /// call.
     pub async fn clear_dead(&self, is_alive: impl Fn(u64) -> bool) {
         for number in 0..self.layout.shape().places {
             let place = Place::new(&self.ground, &self.layout, number);
@@ -179,7 +180,8 @@ impl<G: Ground, R: Rules> Keeper<G, R> {
     async fn reopen(&self, file: u32, dead: u32, is_alive: &impl Fn(u64) -> bool) -> bool {
         let at = self.layout.file(file);
         let word = FileWord(self.ground.load(at).await);
-        // A retired file stays as it is: its word has no version, so that a living closer could be overlooked.
+        // A retired file stays as it is: its word has no version, so that a living closer could be
+        // overlooked.
         if word.usable_id().is_some() || word.id() == 0 {
             return true;
         }

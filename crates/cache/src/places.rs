@@ -1,8 +1,8 @@
 //! What a process names in its place: what it may have done to headers and files if it dies.
 //!
-//! A process stores the name before it changes anything, and withdraws it after it has undone its changes. The
-//! keeper may read parts of two names. That is harmless: the process changed the header or the file's word
-//! before it withdrew the first name, so the keeper's compare-and-swap of that word fails.
+//! A process stores the name before it changes anything, and withdraws it after it has undone its changes.
+//! The keeper may read parts of two names. That is harmless: the process changed the header or the file's
+//! word before it withdrew the first name, so the keeper's compare-and-swap of that word fails.
 
 use crate::ground::Ground;
 use crate::layout::Layout;

@@ -6,8 +6,9 @@ pub trait Rules {
     /// Bits of an entry's generation that are counted. A simulation counts few, so that they repeat.
     const GENERATION_MASK: u64 = (1 << 29) - 1;
 
-    /// Whether a page may be admitted. `before`: the bucket's header when the page was read or written. `now`:
-    /// the header after the entry was taken. `writers`: how many other processes `before` counts (C2).
+    /// Whether a page may be admitted. `before`: the bucket's header when the page was read or written.
+    /// `now`: the header after the entry was taken. `writers`: how many other processes `before` counts
+    /// (C2).
     fn may_admit(before: u64, now: u64, writers: u64) -> bool {
         before == now && writers == 0
     }

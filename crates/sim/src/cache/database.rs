@@ -135,10 +135,9 @@ async fn read<R: Rules>(
     };
     run.world.note(what, &[number.0.into(), number.1, block.into(), touch.value]);
     run.history.borrow_mut().touches.entry((number, block)).or_default().push(touch);
-    if found == Outcome::Hit {
-        if run.retired.borrow().get(&number).is_some_and(|at| *at < start) {
-            run.complain(format!("block {block} of file {number:?} was found, which was unlinked before"));
-        }
+    let was_retired = run.retired.borrow().get(&number).is_some_and(|at| *at < start);
+    if found == Outcome::Hit && was_retired {
+        run.complain(format!("block {block} of file {number:?} was found, which was unlinked before"));
     }
     found
 }
