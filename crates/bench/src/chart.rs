@@ -73,8 +73,9 @@ pub struct Line {
     pub points: Vec<(f64, f64)>,
 }
 
-/// Colours that colour-blind readers can tell apart as well (Okabe and Ito).
-const LINE_COLOURS: [&str; 6] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"];
+/// Colours that colour-blind readers can tell apart as well (Okabe and Ito), and a brown.
+const LINE_COLOURS: [&str; 8] =
+    ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8c564b"];
 const COURSE: f64 = 180.0;
 const LEGEND: f64 = 18.0;
 /// Where courses begin; values are to the left.
