@@ -6,7 +6,8 @@
 //!     in doubt: nothing new is written there, and no other file gets them.
 //! D2. A lock that the earlier process left is settled before any operation on the file. The block then has
 //!     the contents that lie there now: each unit of eight bytes is old or new. Later reads find the same. A
-//!     block that was never written stays empty.
+//!     block that was never written stays empty. If the block's parity is not locked, nothing was stored, and
+//!     the block keeps its word.
 //! D3. A parity whose word was locked is right in two cases: it is the sum of its column as it is now; or a
 //!     member is missing, nothing else in the column has changed, and the parity is what its word says.
 //!     Otherwise it is lost, and is rebuilt.
@@ -215,6 +216,8 @@ impl<R: Rules> FileCore<R> {
 
     pub(crate) async fn settle_left_column(&self, core: &SessionCore, row: &Row, block: u64) {
         let words = &self.store.words;
+        let parity_place = words.place(&row.parity.1, block);
+        let parity_left = words.load(parity_place);
         let mut is_torn = false;
         for (_, extent) in &row.data {
             let place = words.place(extent, block);
@@ -222,8 +225,10 @@ impl<R: Rules> FileCore<R> {
             if !left.is_locked() {
                 continue;
             }
-            if extent.region().has_ended() {
-                words.store(place, left.unlocked()); // its contents are what the rest of the row gives
+            // The parity's lock is taken last and released last: without it, nothing was stored in the column.
+            // And the contents of a lost member are what the rest of the row gives.
+            if !parity_left.is_locked() || extent.region().has_ended() {
+                words.store(place, left.unlocked());
                 continue;
             }
             let contents = self.block_contents(core, extent, block).await;
@@ -232,13 +237,9 @@ impl<R: Rules> FileCore<R> {
             is_torn |= !is_as_before && !left.was_empty();
             words.store(place, settled_word::<R>(left, contents.as_deref()));
         }
-        let parity = &row.parity.1;
-        let place = words.place(parity, block);
-        let left = words.load(place);
-        // Without the parity's lock, nothing was stored in the column.
-        if left.is_locked() {
-            let word = self.settled_parity(core, row, block, left.unlocked(), is_torn).await;
-            words.store(place, word);
+        if parity_left.is_locked() {
+            let word = self.settled_parity(core, row, block, parity_left.unlocked(), is_torn).await;
+            words.store(parity_place, word);
         }
     }
 

@@ -190,6 +190,23 @@ fn a_successor_finds_a_lost_member_where_a_write_beside_it_had_stored_nothing_ye
 }
 
 #[test]
+fn a_block_whose_writer_died_before_it_had_the_parity_s_lock_keeps_its_word() {
+    let rig = Rig::new(3, 8);
+    let row = OneRow::new(&rig, 2 * HALF);
+    let words = &row.bare.store.words;
+    row.bare.run(async |core| {
+        words.lock(core.endpoint(), words.place(&row.extent(1), COLUMN)).await.unwrap();
+        // What lies in its place is not what its word says: the rest of the row has the contents.
+        let mut buffer = core.buffer(BLOCK_BYTES).unwrap();
+        buffer.fill(9);
+        core.write(&row.extent(1), COLUMN * BLOCK, buffer).await.1.unwrap();
+        let members = row.file.row(row.file.rows().unwrap(), 0).unwrap();
+        row.file.settle_left_column(core, &members, COLUMN).await;
+    });
+    assert!(row.is_readable(0, 2 * HALF));
+}
+
+#[test]
 fn a_write_of_blocks_of_two_members_is_readable_whichever_is_lost() {
     for lost in [0, 1] {
         let rig = Rig::new(3, 1);
