@@ -225,9 +225,8 @@ fn run<R: Rules>(at_most: Duration) -> Counts {
 #[test]
 fn no_process_reads_an_old_page() {
     let ran = run::<Shipped>(RUN_FOR);
-    println!("{ran:?}");
     assert_eq!(ran.stale, 0, "{ran:?}");
-    assert!(ran.hits * 10 > ran.reads && ran.writes > 0, "the cache is in use: {ran:?}");
+    assert!(ran.reads > ran.hits && ran.hits > 10_000 && ran.writes > 10_000, "the cache is in use: {ran:?}");
 }
 
 macro_rules! fault {
@@ -241,7 +240,6 @@ macro_rules! fault {
         #[test]
         fn $name() {
             let ran = run::<$rules>(NOTICE_TIMEOUT);
-            println!("{ran:?}");
             assert!(ran.stale > 0, "{ran:?}");
         }
     };

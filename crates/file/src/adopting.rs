@@ -225,8 +225,8 @@ impl<R: Rules> FileCore<R> {
             if !left.is_locked() {
                 continue;
             }
-            // The parity's lock is taken last and released last: without it, nothing was stored in the column.
-            // And the contents of a lost member are what the rest of the row gives.
+            // The parity's lock is taken last and released last: without it, nothing was stored in the
+            // column. And the contents of a lost member are what the rest of the row gives.
             if !parity_left.is_locked() || extent.region().has_ended() {
                 words.store(place, left.unlocked());
                 continue;
