@@ -6,7 +6,7 @@ use farpool_lease::Millis;
 use farpool_wire::NodeId;
 use farpool_wire::control::{AcquireResponse, NodeAddress, RevokeRequest, RevokeResponse};
 use futures_util::stream::{self, StreamExt};
-use parking_lot::Mutex;
+use rustix_futex_sync::Mutex;
 use tokio::time::{Instant, timeout_at};
 
 use crate::peers::{InVain, MAX_ASKED_AT_ONCE, Peers};

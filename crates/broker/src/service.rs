@@ -15,7 +15,7 @@ use farpool_wire::control::{
 };
 use farpool_wire::{NodeId, OwnerId};
 use futures_util::stream::{self, StreamExt};
-use parking_lot::Mutex;
+use rustix_futex_sync::Mutex;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::{Instant, timeout};
 use tonic::{Request, Response, Status};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use farpool_file::{FarFile, FileError};
 use farpool_wire::MAX_TRANSFER_BYTES;
-use parking_lot::{Condvar, Mutex};
+use rustix_futex_sync::{Condvar, Mutex};
 
 use crate::error::Failure;
 use crate::pool::Files;
@@ -122,7 +122,7 @@ impl OpenFile {
     pub(crate) fn wait_for_its_operations(&self) {
         let mut in_progress = self.in_progress.lock();
         while *in_progress > 0 {
-            self.ended.wait(&mut in_progress);
+            in_progress = self.ended.wait(in_progress);
         }
     }
 }

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 
-use parking_lot::RwLock;
+use rustix_futex_sync::RwLock;
 
 use crate::error::Failure;
 use crate::file::OpenFile;

@@ -9,7 +9,7 @@ use farpool_control::{Located, locate};
 use farpool_fabric::TransportChoice;
 use farpool_file::{FarFile, FileStore, Session};
 use farpool_pool::{Pool, PoolConfig};
-use parking_lot::Mutex;
+use rustix_futex_sync::Mutex;
 
 use crate::error::Failure;
 use crate::file::OpenFile;

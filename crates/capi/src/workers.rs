@@ -11,7 +11,7 @@ use std::io;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use parking_lot::{Condvar, Mutex};
+use rustix_futex_sync::{Condvar, Mutex};
 
 use crate::error::{Failure, answer};
 use crate::file::{Memory, OpenFile};
@@ -112,7 +112,7 @@ impl Queue {
             if waiting.is_closed {
                 return None;
             }
-            self.changed.wait(&mut waiting);
+            waiting = self.changed.wait(waiting);
         }
     }
 

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::AbortHandle;
-use parking_lot::Mutex;
+use rustix_futex_sync::Mutex;
 
 use crate::dial::is_loopback_ip;
 use crate::fault::Fault;

@@ -31,7 +31,7 @@ use std::time::Instant;
 
 use farpool_throttle::Throttle;
 use farpool_wire::{AccessKey, Epoch, GrantMode, Refusal, ShmAttached};
-use parking_lot::{Mutex, RwLock};
+use rustix_futex_sync::{Mutex, RwLock};
 
 use crate::host::{AccessKind, CutOff, LentMemory, SharedRegion, access_refusal};
 use crate::memory::{AccessError, Mapping, SharedMemory};

@@ -18,8 +18,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use farpool_keep::{Change, Journal, Kept, tables};
-use parking_lot::Mutex;
 use prost::Message;
+use rustix_futex_sync::Mutex;
 
 use crate::blocks::{BlockWords, KEPT_FILES, KeptSize};
 use crate::file_core::MAX_FILE_BYTES;

@@ -7,7 +7,7 @@
 
 use std::ops::{Deref, DerefMut};
 
-use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+use rustix_futex_sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::map::Map;
 

@@ -11,7 +11,7 @@ use farpool_fabric::{SharedMemory, ShmTransport};
 use farpool_keep::Kept;
 use farpool_pool::{Adoption, Capacity, Extent, Pool, Session, Stock, Where};
 use farpool_wire::NodeId;
-use parking_lot::Mutex;
+use rustix_futex_sync::Mutex;
 
 use crate::blocks::BlockWords;
 use crate::error::FileError;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use farpool_lease::Millis;
 use farpool_pool::EXTENT_BYTES;
-use parking_lot::Mutex;
+use rustix_futex_sync::Mutex;
 
 use crate::error::FileError;
 use crate::guest::DirectBytes;

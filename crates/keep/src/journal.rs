@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use parking_lot::Mutex;
+use rustix_futex_sync::Mutex;
 
 use crate::change::Change;
 use crate::kept::Kept;

@@ -15,7 +15,7 @@ use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use parking_lot::Mutex;
+use rustix_futex_sync::Mutex;
 
 use crate::change::{Change, checksum, decode, encode};
 use crate::journal::Journal;

@@ -27,7 +27,7 @@ use farpool_txn::oracle::Fetched;
 use farpool_txn::slab::{Slab, SlabLayout};
 use farpool_txn::{DatabaseAt, DatabaseLayout, Memory, Piece, SharedSlot};
 use farpool_wire::Epoch;
-use parking_lot::Mutex;
+use rustix_futex_sync::Mutex;
 
 use crate::environment::{Environment, Timing};
 use crate::error::{DatabaseError, Ended};

@@ -11,7 +11,7 @@ use farpool_fabric::{Host, RegionSet};
 use farpool_lease::{Grant, GrantRefusal, LeaseClass, LeaseRefusal, Lending, Millis, RegionCounts, Term};
 use farpool_wire::control::{Lease, LeaseRef, NodeAddress, RegionState, ResizeResponse, RevokeResponse};
 use farpool_wire::{AccessKey, CALL_ECHO, CALL_PING, Epoch, GrantMode, NodeId, OwnerId, Refusal};
-use parking_lot::Mutex;
+use rustix_futex_sync::Mutex;
 use tokio::sync::{Notify, watch};
 
 use crate::answers::{lease_message, resize};

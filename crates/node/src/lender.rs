@@ -81,7 +81,7 @@ pub(crate) mod fake {
     use std::sync::atomic::{AtomicU32, Ordering};
 
     use farpool_wire::AccessKey;
-    use parking_lot::Mutex;
+    use rustix_futex_sync::Mutex;
     use tokio::sync::Notify;
 
     use super::*;

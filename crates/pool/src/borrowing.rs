@@ -9,15 +9,14 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use farpool_fabric::block_on;
-use parking_lot::Mutex;
-
 use crate::pool::Shared;
 use crate::session::{Confined, Direction, Failure, Way};
 use crate::space::Extent;
+use crate::turns::Turns;
+use farpool_fabric::block_on;
 
-/// How long a borrower waits for one busy sibling: as long as a few operations take on a busy machine. By
-/// then the lock's fairness has given a waiting thread its turn.
+/// How long a borrower waits for one busy sibling: as long as a few operations take on a busy machine. The
+/// sibling gives a waiting thread its turn between two of them.
 const WAIT_FOR_ONE: Duration = Duration::from_millis(50);
 
 /// The outcome of asking siblings.
@@ -40,7 +39,7 @@ pub(crate) trait Siblings: Send + Sync {
 pub(crate) struct OtherSessions {
     pub(crate) shared: Weak<Shared>,
     /// The borrower's own session, which the borrower has locked.
-    pub(crate) own: Weak<Mutex<Confined>>,
+    pub(crate) own: Weak<Turns<Confined>>,
 }
 
 impl Siblings for OtherSessions {
@@ -66,7 +65,7 @@ impl Siblings for OtherSessions {
             }
         }
         let Some(next) = busy.get(first % busy.len().max(1)) else { return Borrowed::NoneConnected };
-        match next.try_lock_for(WAIT_FOR_ONE).and_then(|session| carry(&session)) {
+        match next.lock_within(WAIT_FOR_ONE).and_then(|session| carry(&session)) {
             Some(ended) => Borrowed::Done(ended),
             None => Borrowed::AllBusy,
         }
@@ -132,26 +131,26 @@ mod tests {
             });
             let transport = TransportChoice::Auto.into();
             let config = PoolConfig { broker: String::new(), tls: None, transport, limit_bytes: None };
-            let (sessions, next_lender) = (Mutex::default(), AtomicUsize::new(0));
+            let (sessions, next_lender) = (rustix_futex_sync::Mutex::default(), AtomicUsize::new(0));
             let shared = Arc::new(Shared { config, stock: Arc::new(stock), sessions, next_lender });
             Process { world, shared, extent: extent(&node(NODE.0), 0, 1) }
         }
 
-        fn session(&self) -> Arc<Mutex<Confined>> {
+        fn session(&self) -> Arc<Turns<Confined>> {
             let session = Arc::new_cyclic(|own| {
                 let core = self.world.core(Leases::new(&self.world));
-                Mutex::new(Confined(core.among(Arc::new(self.others(own)))))
+                Turns::new(Confined(core.among(Arc::new(self.others(own)))))
             });
             self.shared.register_session(Arc::downgrade(&session));
             session
         }
 
-        fn others(&self, own: &Weak<Mutex<Confined>>) -> OtherSessions {
+        fn others(&self, own: &Weak<Turns<Confined>>) -> OtherSessions {
             OtherSessions { shared: Arc::downgrade(&self.shared), own: own.clone() }
         }
 
         /// A session with a connection, the first of all, and what a session without one borrows from.
-        fn lender(&self) -> (Arc<Mutex<Confined>>, OtherSessions) {
+        fn lender(&self) -> (Arc<Turns<Confined>>, OtherSessions) {
             let lender = self.session();
             self.world.read(&lender.lock().0, &self.extent, 1).unwrap();
             (lender, self.others(&Weak::new()))

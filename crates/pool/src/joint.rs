@@ -26,8 +26,8 @@ use farpool_wire::control::broker_client::BrokerClient;
 use farpool_wire::control::node_client::NodeClient;
 use farpool_wire::control::{AddGrantRequest, Lease, NodeAddress, ReleaseRequest};
 use farpool_wire::{AccessKey, Epoch, GrantMode, NodeId, OwnerId, RegionId};
-use parking_lot::Mutex;
 use prost::Message;
+use rustix_futex_sync::Mutex;
 use tokio::runtime::{Handle, Runtime};
 use tonic::transport::Channel;
 

@@ -37,6 +37,7 @@ mod session;
 mod sharing;
 mod space;
 mod stock;
+mod turns;
 mod watch;
 
 pub use adoption::Adoption;

@@ -11,7 +11,7 @@ use farpool_keep::{Journal, Kept};
 use farpool_lease::Millis;
 use farpool_wire::control::NodeAddress;
 use farpool_wire::{Epoch, GrantMode, NodeId, OwnerId};
-use parking_lot::Mutex;
+use rustix_futex_sync::Mutex;
 
 use crate::adoption::Adoption;
 use crate::error::{GrantError, NoSpace, OverflowError, PoolError};
@@ -24,6 +24,7 @@ use crate::session::{Confined, Session};
 use crate::sharing;
 use crate::space::{EXTENT_BYTES, Extent};
 use crate::stock::{Capacity, Stock, StockConfig};
+use crate::turns::Turns;
 use crate::watch::Watch;
 
 /// How to reach the pool, and how much of it to use.
@@ -77,7 +78,7 @@ struct Inner {
 pub(crate) struct Shared {
     pub(crate) config: PoolConfig,
     pub(crate) stock: Arc<Stock>,
-    pub(crate) sessions: Mutex<Vec<Weak<Mutex<Confined>>>>,
+    pub(crate) sessions: Mutex<Vec<Weak<Turns<Confined>>>>,
     /// Which session a borrower tries first: each in turn.
     pub(crate) next_lender: AtomicUsize,
 }
@@ -272,13 +273,13 @@ impl Pool {
 }
 
 impl Shared {
-    pub(crate) fn register_session(&self, session: Weak<Mutex<Confined>>) {
+    pub(crate) fn register_session(&self, session: Weak<Turns<Confined>>) {
         let mut sessions = self.sessions.lock();
         sessions.retain(|session| session.strong_count() > 0);
         sessions.push(session);
     }
 
-    pub(crate) fn sessions(&self) -> Vec<Arc<Mutex<Confined>>> {
+    pub(crate) fn sessions(&self) -> Vec<Arc<Turns<Confined>>> {
         self.sessions.lock().iter().filter_map(Weak::upgrade).collect()
     }
 }

@@ -23,7 +23,7 @@ use farpool_fabric::{ArenaBuf, ArenaFull, Endpoint, OpError, Queue, Uncertain, b
 use farpool_lease::Millis;
 use farpool_wire::{MAX_TRANSFER_BYTES, NodeId, Refusal, RegionId};
 use futures_util::future::{Either, select};
-use parking_lot::{Mutex, MutexGuard};
+use rustix_futex_sync::MutexGuard;
 
 use crate::NODE_DEADLINE;
 use crate::borrowing::{Borrowed, OtherSessions, Siblings};
@@ -33,6 +33,7 @@ use crate::pool::Shared;
 use crate::region::{LeasedRegion, NodeState};
 use crate::space::Extent;
 use crate::stock::{LeaseKeeper, RetryPolicy};
+use crate::turns::Turns;
 use crate::watch::endpoint;
 
 /// Room for two transfers of the largest size, each extended to whole blocks at both ends.
@@ -51,7 +52,7 @@ const CROWDED_FOR: Millis = Millis(1_000);
 /// The blocking interface of a session. Any thread may use it, one at a time.
 #[derive(Clone)]
 pub struct Session {
-    confined: Arc<Mutex<Confined>>,
+    confined: Arc<Turns<Confined>>,
 }
 
 /// A session locked by one thread.
@@ -73,7 +74,7 @@ impl Session {
         let confined = Arc::new_cyclic(|own| {
             let siblings = OtherSessions { shared: Arc::downgrade(&shared), own: own.clone() };
             let endpoint = endpoint(&shared, ARENA_BYTES, NODE_DEADLINE);
-            Mutex::new(Confined(SessionCore::new(shared.stock.clone(), endpoint).among(Arc::new(siblings))))
+            Turns::new(Confined(SessionCore::new(shared.stock.clone(), endpoint).among(Arc::new(siblings))))
         });
         shared.register_session(Arc::downgrade(&confined));
         Session { confined }

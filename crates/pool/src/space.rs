@@ -12,7 +12,7 @@ use std::sync::{Arc, Weak};
 
 use farpool_wire::control::Lease;
 use farpool_wire::{NodeId, RegionId, RemoteAddr};
-use parking_lot::Mutex;
+use rustix_futex_sync::Mutex;
 
 use crate::keeping::Keeping;
 use crate::overflow::{OVERFLOW_NODE, as_lease};

@@ -15,7 +15,7 @@ use farpool_keep::Journal;
 use farpool_lease::Millis;
 use farpool_wire::control::{AcquireResponse, Lease, NodeAddress, ReleaseRequest, RenewResponse};
 use farpool_wire::{Epoch, NodeId, OwnerId, RegionId};
-use parking_lot::Mutex;
+use rustix_futex_sync::Mutex;
 
 use crate::error::NoSpace;
 use crate::giving_up::{Sign, is_given_up};

@@ -27,7 +27,7 @@ use farpool_pool::GrantError;
 use farpool_txn::judge::judge;
 use farpool_txn::{DatabaseLayout, DatabaseShape, Limits};
 use farpool_wire::{Epoch, NodeId, RegionId, SessionId};
-use parking_lot::Mutex;
+use rustix_futex_sync::Mutex;
 
 use crate::lending::{LendingHost, LendingNode, key_of};
 use crate::runner::{RunReport, Scenario, run_to_end};

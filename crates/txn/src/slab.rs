@@ -25,7 +25,7 @@ mod taking;
 use std::sync::Arc;
 
 use farpool_wire::Epoch;
-use parking_lot::Mutex;
+use rustix_futex_sync::Mutex;
 
 use crate::membership::MembersAt;
 use crate::memory::Piece;

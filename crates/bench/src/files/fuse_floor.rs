@@ -19,8 +19,8 @@ use fuser::{
     Config, Errno, FileAttr, FileHandle, FileType, Filesystem, Generation, INodeNo, InitFlags, KernelConfig,
     LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyEntry, ReplyWrite, Request, Session, WriteFlags,
 };
-use parking_lot::RwLock;
 use rustix::mm::Advice;
+use rustix_futex_sync::RwLock;
 
 use super::aligned::Aligned;
 

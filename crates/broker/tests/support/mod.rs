@@ -19,7 +19,7 @@ use farpool_wire::control::{
     ResizeResponse, RevokeRequest, RevokeResponse, StatusRequest, StatusResponse,
 };
 use farpool_wire::{AccessKey, OwnerId};
-use parking_lot::Mutex;
+use rustix_futex_sync::Mutex;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tonic::transport::Channel;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use farpool_fabric::{CutOff, LentMemory};
 use farpool_wire::{Epoch, VerbsAttached};
-use parking_lot::Mutex;
+use rustix_futex_sync::Mutex;
 
 use crate::cm::CmId;
 use crate::ffi;

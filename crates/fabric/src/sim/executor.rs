@@ -13,7 +13,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 
-use parking_lot::Mutex;
+use rustix_futex_sync::Mutex;
 
 use crate::Endpoint;
 use crate::sim::clock::true_time_of;

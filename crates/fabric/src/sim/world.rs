@@ -7,7 +7,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use farpool_wire::NodeId;
-use parking_lot::{Mutex, MutexGuard};
+use rustix_futex_sync::{Mutex, MutexGuard};
 
 use crate::host::Host;
 use crate::op::Uncertain;

@@ -19,10 +19,10 @@ use farpool_wire::control::{
     GuestAnswer, GuestConnect, GuestJoin, GuestOpen, GuestRegionOf, GuestRequest, guest_request::Ask,
 };
 use farpool_wire::{GUEST_VERSION, Hello, MAX_TRANSFER_BYTES, NodeId, TICKET_BYTES};
-use parking_lot::Mutex;
 use prost::Message;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix_futex_sync::Mutex;
 
 use super::file::GuestFileCore;
 use super::line;

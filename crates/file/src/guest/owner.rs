@@ -10,7 +10,7 @@ use std::time::Duration;
 use farpool_fabric::{Endpoint, SharedMemory, leaves_room};
 use farpool_pool::{Extent, LeasedRegion, SessionCore, Stock};
 use farpool_wire::BlockWord;
-use parking_lot::Mutex;
+use rustix_futex_sync::Mutex;
 
 use super::layout::Layout;
 use super::table::{DirectBytes, RegionTerm, Table};

@@ -11,7 +11,7 @@ use farpool_fabric::{Clock, Peer};
 use farpool_lease::Millis;
 use farpool_pool::{Extent, LeaseKeeper, LeasedRegion, NodeState, RetryPolicy, Sign};
 use farpool_wire::{AccessKey, Epoch, NodeId, RegionId};
-use parking_lot::RwLock;
+use rustix_futex_sync::RwLock;
 
 use super::owner::GuestId;
 use super::table::{DirectBytes, Place, Table};

@@ -6,7 +6,7 @@ use std::sync::mpsc::Receiver;
 
 use farpool_pool::Extent;
 use farpool_wire::BlockWord;
-use parking_lot::Mutex;
+use rustix_futex_sync::Mutex;
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Metadata, Subscriber, span};
 

@@ -12,7 +12,7 @@ use farpool_txn::recovery::recover;
 use farpool_txn::{DatabaseAt, DatabaseLayout, Memory, MemoryError, SharedSlot};
 use farpool_wire::{Epoch, Refusal, RegionId};
 use futures_util::future::join_all;
-use parking_lot::Mutex;
+use rustix_futex_sync::Mutex;
 
 use super::MemberCore;
 use crate::environment::Environment;

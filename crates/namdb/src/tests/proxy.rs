@@ -6,7 +6,7 @@ use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use parking_lot::{Condvar, Mutex};
+use rustix_futex_sync::{Condvar, Mutex};
 
 /// Runs until it is dropped.
 pub struct Proxy {
@@ -87,9 +87,7 @@ impl Shared {
     fn copy(&self, mut from: TcpStream, mut to: TcpStream) {
         let mut bytes = [0; 16 << 10];
         while let Ok(count @ 1..) = from.read(&mut bytes) {
-            let mut state = self.state.lock();
-            self.changed.wait_while(&mut state, |state| state.holds_back && !state.has_ended);
-            drop(state);
+            drop(self.changed.wait_while(self.state.lock(), |state| state.holds_back && !state.has_ended));
             if to.write_all(&bytes[..count]).is_err() {
                 break;
             }

@@ -17,7 +17,7 @@ use farpool_wire::control::{
     RenewRequest, RenewResponse, ResizeRequest, ResizeResponse, RevokeRequest, RevokeResponse,
     StatusResponse,
 };
-use parking_lot::Mutex;
+use rustix_futex_sync::Mutex;
 use tokio::runtime::Runtime;
 use tokio::sync::Notify;
 use tonic::{Request, Response};

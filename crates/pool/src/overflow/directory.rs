@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 use farpool_throttle::Throttle;
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, LocalBoxFuture};
-use parking_lot::{Condvar, Mutex};
 use rustix::fs::{FallocateFlags, Mode, OFlags, StatVfs};
 use rustix::io::Errno;
+use rustix_futex_sync::{Condvar, Mutex};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 use super::{Overflow, OverflowRegion};
@@ -456,7 +456,7 @@ impl Queue {
                 if jobs.ended {
                     return;
                 }
-                self.arrived.wait(&mut jobs);
+                jobs = self.arrived.wait(jobs);
             };
             drop(jobs);
             job();

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, LocalBoxFuture, pending, ready};
-use parking_lot::Mutex;
+use rustix_futex_sync::Mutex;
 
 use super::{Overflow, OverflowRegion};
 

@@ -17,8 +17,8 @@ use farpool_fabric::{
 };
 use farpool_lease::Millis;
 use farpool_wire::{AccessKey, Epoch, Hello, NodeId, Refusal, RegionId, SessionId};
-use parking_lot::Mutex;
 use rustix::io::Errno;
+use rustix_futex_sync::Mutex;
 
 use super::SessionCore;
 use crate::NODE_DEADLINE;

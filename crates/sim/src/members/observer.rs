@@ -14,7 +14,7 @@ use farpool_txn::membership::{Role, SeatWords};
 use farpool_txn::oracle::Board;
 use farpool_txn::{DatabaseAt, DatabaseLayout, Table};
 use farpool_wire::{AccessKey, Epoch, NodeId, RecordHeader, Refusal, Slot};
-use parking_lot::Mutex;
+use rustix_futex_sync::Mutex;
 
 use super::{OWNER, key_of};
 use crate::lending::LendingHost;

@@ -8,7 +8,7 @@ use farpool_lease::{GrantRefusal, LeaseRefusal, Lending, Millis, Term};
 use farpool_node::{NodeCore, Pressure};
 use farpool_wire::control::LeaseRef;
 use farpool_wire::{AccessKey, CALL_PING, Epoch, GrantMode, NodeId, Refusal};
-use parking_lot::Mutex;
+use rustix_futex_sync::Mutex;
 
 use super::promises::Promises;
 use super::{LATE_REVOCATION, UNFENCED_GRANT};

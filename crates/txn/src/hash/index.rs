@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join;
-use parking_lot::Mutex;
+use rustix_futex_sync::Mutex;
 
 use super::bucket::{Bucket, Entry, MOST_DEPTH, Position, children, children_word};
 use super::key::{KeyHash, decode_key, encode_key};

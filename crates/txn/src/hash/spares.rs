@@ -4,7 +4,7 @@
 //! are lost. So runs are short at first, and double up to a limit: of each piece, a process that dies loses
 //! about as many spares as it has used, at most.
 
-use parking_lot::Mutex;
+use rustix_futex_sync::Mutex;
 
 use super::layout::{IndexLayout, NUMBERS_AT, PAIRS_AT};
 

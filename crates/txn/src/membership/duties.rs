@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use farpool_fabric::Endpoint;
 use futures_util::future::{Either, select};
-use parking_lot::Mutex;
+use rustix_futex_sync::Mutex;
 
 use super::vouching::{Part, Sign};
 use crate::memory::Memory;

@@ -10,7 +10,7 @@ use std::cell::RefCell;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use parking_lot::Mutex;
+use rustix_futex_sync::Mutex;
 
 use super::reading::read_published;
 use super::whole::Oracle;

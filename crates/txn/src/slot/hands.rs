@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use farpool_fabric::Turns;
-use parking_lot::Mutex;
+use rustix_futex_sync::Mutex;
 
 /// What the compute server sees of one worker.
 #[derive(Debug)]

@@ -19,7 +19,7 @@ use std::task::{Poll, Waker};
 use farpool_fabric::{Endpoint, Turns};
 use farpool_wire::{Slot, Version};
 use futures_util::task::AtomicWaker;
-use parking_lot::Mutex;
+use rustix_futex_sync::Mutex;
 
 use super::MAX_COMMITS_IN_FLIGHT;
 use super::hands::{Hand, Hands, Held};

@@ -1,0 +1,95 @@
+//! A lock that can be waited for with a deadline.
+//!
+//! T1. A thread that waits for the lock gets its turn even if another one locks it again and again.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix_futex_sync::{Mutex, MutexGuard};
+
+/// Time between two tries of a thread that waits with a deadline.
+const PAUSE: Duration = Duration::from_micros(50);
+/// How long a thread holds back before it locks, if others wait: long enough for one of them to try (T1).
+const HOLD_BACK: Duration = Duration::from_micros(300);
+
+/// A value behind a lock.
+#[derive(Default)]
+pub struct Turns<T> {
+    value: Mutex<T>,
+    /// Threads that wait with a deadline.
+    waiting: AtomicUsize,
+}
+
+impl<T> Turns<T> {
+    pub fn new(value: T) -> Self {
+        Turns { value: Mutex::new(value), waiting: AtomicUsize::new(0) }
+    }
+
+    /// Waits until the lock is free.
+    pub fn lock(&self) -> MutexGuard<'_, T> {
+        // Relaxed: only fairness depends on it.
+        if self.waiting.load(Ordering::Relaxed) > 0 {
+            thread::sleep(HOLD_BACK);
+        }
+        self.value.lock()
+    }
+
+    pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+        self.value.try_lock()
+    }
+
+    /// Waits until the lock is free, at most for this long.
+    pub fn lock_within(&self, limit: Duration) -> Option<MutexGuard<'_, T>> {
+        if let Some(locked) = self.try_lock() {
+            return Some(locked);
+        }
+        let give_up_at = Instant::now() + limit;
+        // Relaxed, also below: see `lock`.
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        let locked = loop {
+            thread::sleep(PAUSE);
+            let locked = self.try_lock();
+            if locked.is_some() || Instant::now() >= give_up_at {
+                break locked;
+            }
+        };
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+        locked
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+
+    use super::*;
+
+    #[test]
+    fn a_thread_that_waits_gets_its_turn_beside_one_that_locks_again_at_once() {
+        const SOON: Duration = Duration::from_secs(5);
+        let (turns, stopped) = (Turns::new(0_u64), AtomicBool::new(false));
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while !stopped.load(Ordering::Relaxed) {
+                    let mut locked = turns.lock();
+                    thread::sleep(Duration::from_millis(1));
+                    *locked += 1;
+                }
+            });
+            let got = (0..20).filter(|_| turns.lock_within(SOON).is_some()).count();
+            stopped.store(true, Ordering::Relaxed);
+            assert_eq!(got, 20);
+        });
+    }
+
+    #[test]
+    fn waiting_ends_at_its_deadline() {
+        let turns = Turns::new(());
+        let _locked = turns.lock();
+        let begun = Instant::now();
+        assert!(turns.lock_within(Duration::from_millis(20)).is_none());
+        assert!(begun.elapsed() >= Duration::from_millis(20));
+        assert_eq!(turns.waiting.load(Ordering::Relaxed), 0);
+    }
+}
