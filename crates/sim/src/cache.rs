@@ -16,7 +16,8 @@ use std::time::Duration;
 use farpool_cache::{Door, FileRef, Layout, Shape};
 use farpool_fabric::sim::{Executor, HostId, ProcessId, Random, Tasks, World, WorldConfig};
 
-use crate::register::{NEVER, Touch, check};
+use crate::notebook::Notebook;
+use crate::register::{Touch, check};
 use crate::runner::{RunReport, Scenario, run_to_end};
 use crate::staying::Left;
 use broken::Broken;
@@ -37,7 +38,7 @@ struct Run {
     world: World,
     tasks: Tasks,
     host: HostId,
-    seed: u64,
+    notes: Notebook,
     layout: Layout,
     memory: Rc<Memory>,
     disk: Rc<Disk>,
@@ -47,12 +48,10 @@ struct Run {
     /// When each file that was unlinked had been retired.
     retired: RefCell<BTreeMap<FileNumber, u64>>,
     history: RefCell<History>,
-    complaints: RefCell<Vec<String>>,
     /// The living processes of the database, with their holder numbers.
     living: RefCell<BTreeMap<u64, ProcessId>>,
     is_busy: Cell<bool>,
     left: Left,
-    names: Cell<u64>,
 }
 
 /// A file's index in `Run::files`, and how many files had that index before.
@@ -78,23 +77,9 @@ struct History {
 }
 
 impl Run {
-    fn next_name(&self) -> u64 {
-        self.names.set(self.names.get() + 1);
-        self.names.get()
-    }
-
-    fn random(&self) -> Random {
-        Random::new(self.seed, 1_000 + self.next_name())
-    }
-
-    fn complain(&self, what: String) {
-        self.world.note("violation", &[]);
-        self.complaints.borrow_mut().push(what);
-    }
-
     /// A moment of its own, later than all before.
     fn moment(&self) -> u64 {
-        self.next_name()
+        self.notes.next_name()
     }
 
     /// A process begins to write values to blocks.
@@ -132,9 +117,8 @@ impl Run {
         let mut operations = 0;
         for (((file, birth), block), touches) in &self.history.borrow().touches {
             operations += touches.len() as u64;
-            debug_assert!(touches.iter().all(|touch| touch.end != NEVER));
             if let Err(what) = check(0, touches) {
-                self.complain(format!("file {file}.{birth}, block {block}: {what}"));
+                self.notes.complain(format!("file {file}.{birth}, block {block}: {what}"));
             }
         }
         operations
@@ -156,23 +140,21 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
         world: world.clone(),
         tasks: executor.tasks(),
         host,
-        seed,
+        notes: Notebook::new(world.clone(), seed),
         layout,
         files: RefCell::default(),
         unlinked: RefCell::default(),
         retired: RefCell::default(),
         history: RefCell::default(),
-        complaints: RefCell::default(),
         living: RefCell::default(),
         is_busy: Cell::new(true),
         left: Left::default(),
-        names: Cell::default(),
     });
     database::start::<Broken>(&run, processes, &mut random);
     let (panicked, failure) = run_to_end(executor, RUN_NS, || run.left.get());
-    failure.into_iter().for_each(|what| run.complain(what));
+    failure.into_iter().for_each(|what| run.notes.complain(what));
     let operations = run.judge();
-    let violations = run.complaints.take();
+    let violations = run.notes.complaints.take();
     RunReport { seed, panicked, violations, operations, ..RunReport::of_world(&world) }
 }
 

@@ -11,7 +11,7 @@ mod nemesis;
 mod tests;
 mod transactions;
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,6 +25,7 @@ use farpool_txn::{Memory, MemoryError, Piece, Shipped};
 use farpool_wire::{AccessKey, Epoch, NodeId, RegionId, SessionId};
 
 use crate::lending::LendingHost;
+use crate::notebook::Notebook;
 use crate::place::ClientPlace;
 use crate::runner::{RunReport, Scenario, run_to_end};
 use crate::staying::Left;
@@ -70,7 +71,7 @@ const ROOMY_WITH_VERSIONS: u64 = 500;
 struct Run {
     world: World,
     tasks: Tasks,
-    seed: u64,
+    notes: Notebook,
     nodes: Vec<HashNode>,
     layout: IndexLayout,
     pieces: Vec<Piece>,
@@ -80,13 +81,10 @@ struct Run {
     /// There is room for every key: *full* is not a valid answer.
     is_roomy: bool,
     history: RefCell<History>,
-    complaints: RefCell<Vec<String>>,
     /// The current process of each client.
     clients: RefCell<Vec<ProcessId>>,
     /// Tasks of clients and of mishaps that have not ended.
     left: Left,
-    /// The last name given to a session or to a stream of randomness.
-    names: Cell<u64>,
 }
 
 struct HashNode {
@@ -95,20 +93,6 @@ struct HashNode {
 }
 
 impl Run {
-    fn next_name(&self) -> u64 {
-        self.names.set(self.names.get() + 1);
-        self.names.get()
-    }
-
-    fn random(&self) -> Random {
-        Random::new(self.seed, 1_000 + self.next_name())
-    }
-
-    fn complain(&self, what: String) {
-        self.world.note("violation", &[]);
-        self.complaints.borrow_mut().push(what);
-    }
-
     fn index<R: IndexRules>(&self) -> Index<R> {
         Index::new(self.layout, self.pieces.clone()).expect("the layout is of these pieces")
     }
@@ -124,7 +108,7 @@ impl Run {
         let endpoint = Endpoint::new(EndpointConfig {
             transport: self.world.transport(process, place.path),
             clock: Rc::new(self.world.clock(place.host)),
-            session_ids: Box::new(move || SessionId(run.next_name())),
+            session_ids: Box::new(move || SessionId(run.notes.next_name())),
             arena_bytes: ARENA_BYTES,
             deadline,
         });
@@ -176,9 +160,9 @@ fn run_by<R: IndexRules>(seed: u64, trace: bool) -> RunReport {
         client::start_last::<R>(&run, &places);
     }
     let (panicked, failure) = run_to_end(executor, RUN_NS, || run.left.get());
-    failure.into_iter().for_each(|what| run.complain(what));
+    failure.into_iter().for_each(|what| run.notes.complain(what));
     let history = run.history.take();
-    let mut violations = run.complaints.take();
+    let mut violations = run.notes.complaints.take();
     violations.extend(history.judge());
     let mut operations = history.operations();
     if let Some(transactions) = transactions {
@@ -234,19 +218,17 @@ fn setting(world: World, tasks: Tasks, seed: u64, random: &mut Random) -> Run {
     }
     Run {
         keys: Keys::choose(&layout, random),
+        notes: Notebook::new(world.clone(), seed),
         world,
         tasks,
-        seed,
         nodes,
         layout,
         pieces,
         is_of_transactions,
         is_roomy,
         history: RefCell::default(),
-        complaints: RefCell::default(),
         clients: RefCell::default(),
         left: Left::default(),
-        names: Cell::default(),
     }
 }
 

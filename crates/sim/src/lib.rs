@@ -15,6 +15,8 @@ mod file;
 mod hash;
 mod lending;
 mod members;
+mod mutated;
+mod notebook;
 mod place;
 mod plane;
 mod pool;

@@ -120,7 +120,7 @@ impl Run {
         self.world.note("a client of member {} ends", &[member.claim().0]);
         let never_happens = matches!(why, TxError::SnapshotTooOld | TxError::Damaged(_));
         if never_happens || !self.faults.are_any() {
-            self.ledger.complain(format!("a client of member {} cannot go on: {why}", member.claim()));
+            self.ledger.notes.complain(format!("a client of member {} cannot go on: {why}", member.claim()));
         }
     }
 
@@ -191,7 +191,7 @@ impl Run {
         let endpoint = Endpoint::new(EndpointConfig {
             transport: self.world.transport(process, path),
             clock: Rc::new(self.world.clock(host)),
-            session_ids: Box::new(move || SessionId(ledger.next_name())),
+            session_ids: Box::new(move || SessionId(ledger.notes.next_name())),
             arena_bytes: ARENA_BYTES,
             deadline: if self.faults.cuts && !self.is_quiet.get() { SHORT_DEADLINE } else { DEADLINE },
         });
@@ -221,16 +221,18 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
     nemesis::start_disconnects(&run, &mut Random::new(seed, 11));
     auditor::start(&run);
     let (panicked, failure) = run_to_end(executor, RUN_NS, || run.left.get());
-    failure.into_iter().for_each(|what| run.ledger.complain(what));
+    failure.into_iter().for_each(|what| run.ledger.notes.complain(what));
     if !faults.are_any() {
         let ended = run.members.borrow().iter().map(|member| member.core.end_reason()).collect::<Vec<_>>();
         let failed = ended.into_iter().filter(|why| *why != Ended::Closed);
-        failed
-            .for_each(|why| run.ledger.complain(format!("a member ended, though nothing fails here: {why}")));
+        failed.for_each(|why| {
+            run.ledger.notes.complain(format!("a member ended, though nothing fails here: {why}"))
+        });
         let seats = run.observer.lock().look().seats(&run.layout);
         let left = seats.iter().filter(|seat| seat.claim.is_some()).count();
         if left > 0 {
             run.ledger
+                .notes
                 .complain(format!("{left} members keep their seats at the end, though nothing fails here"));
         }
     }
@@ -238,7 +240,7 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
     // descriptors of the world's memory would stay open.
     drop(run.members.take());
     let history = run.ledger.history.take();
-    let mut violations = run.ledger.complaints.take();
+    let mut violations = run.ledger.notes.complaints.take();
     violations.append(&mut run.observer.lock().complaints);
     violations.extend(judge(&history).err().map(|violation| violation.to_string()));
     let operations = history.len() as u64;

@@ -3,7 +3,7 @@
 
 pub(crate) mod fates;
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::rc::Rc;
@@ -16,6 +16,8 @@ use farpool_txn::{
 };
 use farpool_wire::Version;
 
+use crate::notebook::Notebook;
+
 /// Words of a record's data, all equal, so that a reader detects a mixture of two versions.
 pub(crate) const DATA_WORDS: usize = 6;
 /// Read-only transactions, in thousandths, that pause before each record, and the longest pause.
@@ -24,60 +26,36 @@ const MOST_LINGERING_NS: u64 = 150_000;
 /// Attempts of a writer that finds no room, and the pause between two.
 const TRIES: u32 = 4;
 const PAUSE: Duration = Duration::from_micros(20);
-/// Random streams with smaller numbers are the scenario's own.
-const FIRST_STREAM: u64 = 1_000;
 
 /// What all parts of a run record for its judge.
 pub(crate) struct Ledger {
-    world: World,
-    seed: u64,
-    /// The last name given to a session, a grant, a random stream or a written value.
-    names: Cell<u64>,
+    pub(crate) notes: Notebook,
     pub(crate) history: RefCell<Vec<Judged>>,
     /// For each commit whose outcome a process has learnt: whether it took effect.
     pub(crate) known: RefCell<BTreeMap<Version, bool>>,
-    pub(crate) complaints: RefCell<Vec<String>>,
 }
 
 impl Ledger {
     pub(crate) fn new(world: World, seed: u64) -> Rc<Ledger> {
-        let (names, history) = (Cell::new(0), RefCell::default());
         Rc::new(Ledger {
-            world,
-            seed,
-            names,
-            history,
+            notes: Notebook::new(world, seed),
+            history: RefCell::default(),
             known: RefCell::default(),
-            complaints: RefCell::default(),
         })
-    }
-
-    pub(crate) fn next_name(&self) -> u64 {
-        self.names.set(self.names.get() + 1);
-        self.names.get()
-    }
-
-    /// A new random stream for each caller.
-    pub(crate) fn random(&self) -> Random {
-        Random::new(self.seed, FIRST_STREAM + self.next_name())
-    }
-
-    pub(crate) fn complain(&self, what: String) {
-        self.world.note("violation", &[]);
-        self.complaints.borrow_mut().push(what);
     }
 
     /// Records that a process has learnt the outcome of a commit.
     pub(crate) fn knows(&self, version: Version, outcome: Outcome) {
         let is_committed = matches!(outcome, Outcome::Committed(_));
         let slot = version.slot().index() as u64;
-        self.world.note(
+        self.notes.world.note(
             "somebody learns of commit {} of slot {}; committed: {}",
             &[version.count(), slot, is_committed.into()],
         );
         if self.known.borrow_mut().insert(version, is_committed).is_some_and(|before| before != is_committed)
         {
-            self.complain(format!("commit {version} was reported both as committed and as not committed"));
+            self.notes
+                .complain(format!("commit {version} was reported both as committed and as not committed"));
         }
     }
 }
@@ -124,15 +102,15 @@ impl Drop for Doing {
     fn drop(&mut self) {
         let judged = self.judged.take().expect("it is taken once");
         let numbers = [u64::from(judged.session), judged.begun_from.sequence()];
-        self.ledger.world.note("transaction", &numbers);
+        self.ledger.notes.world.note("transaction", &numbers);
         self.ledger.history.borrow_mut().push(judged);
     }
 }
 
 impl Transactor {
     pub(crate) fn new(ledger: &Rc<Ledger>, table: Table) -> Transactor {
-        let name = ledger.next_name() as u32;
-        let (random, world) = (ledger.random(), ledger.world.clone());
+        let name = ledger.notes.next_name() as u32;
+        let (random, world) = (ledger.notes.random(), ledger.notes.world.clone());
         let payload_of = Rc::new(|value: u64| value.to_le_bytes().repeat(DATA_WORDS));
         Transactor { ledger: ledger.clone(), world, table, name, random, payload_of, may_write: |_| true }
     }
@@ -144,7 +122,7 @@ impl Transactor {
     }
 
     fn next_value(&self) -> u64 {
-        let mut values = std::iter::repeat_with(|| self.ledger.next_name());
+        let mut values = std::iter::repeat_with(|| self.ledger.notes.next_name());
         values.find(|value| (self.may_write)(*value)).expect("they do not end")
     }
 
@@ -309,7 +287,7 @@ impl Transactor {
         let data = row.data.as_ref()?;
         let value = data.first_chunk().map(|word| u64::from_le_bytes(*word));
         if value.is_none_or(|value| *data != (self.payload_of)(value)) {
-            self.ledger.complain(format!("record {record} holds words of several versions"));
+            self.ledger.notes.complain(format!("record {record} holds words of several versions"));
         }
         value
     }

@@ -151,15 +151,15 @@ impl Run {
     }
 
     fn next_name(&self) -> u64 {
-        self.ledger.next_name()
+        self.ledger.notes.next_name()
     }
 
     fn random(&self) -> Random {
-        self.ledger.random()
+        self.ledger.notes.random()
     }
 
     fn complain(&self, what: String) {
-        self.ledger.complain(what);
+        self.ledger.notes.complain(what);
     }
 
     fn node(&self, node: NodeId) -> &LendingNode {
@@ -367,7 +367,7 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
     let (panicked, failure) = run_to_end(executor, RUN_NS, || run.left.get());
     failure.into_iter().for_each(|what| run.complain(what));
     let history = run.ledger.history.take();
-    let mut violations = run.ledger.complaints.take();
+    let mut violations = run.ledger.notes.complaints.take();
     violations.extend(judge(&history).err().map(|violation| violation.to_string()));
     let operations = history.len() as u64;
     let history = if trace { elle::lines(&history) } else { Vec::new() };

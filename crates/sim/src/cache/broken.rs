@@ -1,8 +1,9 @@
 //! Rules of the cache that are wrong on purpose, one in each run.
 
-use std::cell::Cell;
-
 use farpool_cache::{Rules, Shipped};
+
+pub(super) use crate::mutated::set;
+use crate::mutated::{get, is};
 
 /// A page is admitted without another look at the header of its bucket.
 const HEADER_UNCHECKED: &str = "header-not-checked-before-admission";
@@ -35,19 +36,6 @@ pub(super) const MUTATIONS: &[&str] = &[
     NOT_RETIRED,
 ];
 
-thread_local! {
-    static BROKEN: Cell<Option<&'static str>> = const { Cell::new(None) };
-}
-
-/// Sets the mutation for the runs of this thread from now on.
-pub(super) fn set(mutation: Option<&'static str>) {
-    BROKEN.set(mutation);
-}
-
-fn is(mutation: &str) -> bool {
-    BROKEN.get() == Some(mutation)
-}
-
 /// The rules of a run: the shipped ones, except for the one that the mutation breaks.
 pub(super) enum Broken {}
 
@@ -56,7 +44,7 @@ impl Rules for Broken {
     const GENERATION_MASK: u64 = 1;
 
     fn may_admit(before: u64, now: u64, writers: u64) -> bool {
-        match BROKEN.get() {
+        match get() {
             Some(HEADER_UNCHECKED) => writers == 0,
             Some(BESIDE_A_WRITER) => before == now,
             _ => Shipped::may_admit(before, now, writers),

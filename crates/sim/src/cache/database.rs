@@ -60,13 +60,13 @@ impl Run {
 
 /// Starts a process of the database.
 fn start_process<R: Rules + 'static>(run: &Rc<Run>) {
-    let (process, holder) = (run.world.add_process(run.host), run.next_name());
+    let (process, holder) = (run.world.add_process(run.host), run.notes.next_name());
     run.living.borrow_mut().insert(holder, process);
     let (run, staying) = (run.clone(), run.left.stay());
     let tasks = run.tasks.clone();
     tasks.spawn(process, async move {
         let _staying = staying;
-        let mut random = run.random();
+        let mut random = run.notes.random();
         let mut caller = loop {
             if let Some(caller) = Caller::<_, R>::join(Access(run.memory.clone()), run.layout, holder).await {
                 break caller;
@@ -137,7 +137,7 @@ async fn read<R: Rules>(
     run.history.borrow_mut().touches.entry((number, block)).or_default().push(touch);
     let was_retired = run.retired.borrow().get(&number).is_some_and(|at| *at < start);
     if found == Outcome::Hit && was_retired {
-        run.complain(format!("block {block} of file {number:?} was found, which was unlinked before"));
+        run.notes.complain(format!("block {block} of file {number:?} was found, which was unlinked before"));
     }
     found
 }
@@ -155,7 +155,7 @@ async fn unlink<R: Rules>(run: &Run, caller: &mut Caller<Access, R>, (number, fi
 impl Run {
     /// Values that no other write has, for blocks of a file.
     fn fresh_values(&self, number: FileNumber, blocks: std::ops::Range<u32>) -> Vec<(Block, u64)> {
-        blocks.map(|block| ((number, block), self.next_name())).collect()
+        blocks.map(|block| ((number, block), self.notes.next_name())).collect()
     }
 
     fn is_alive(&self, holder: u64) -> bool {
@@ -173,7 +173,7 @@ fn start_keeper<R: Rules + 'static>(run: &Rc<Run>, turns_permille: u32, deaths: 
         tasks.spawn(run.world.add_process(run.host), async move {
             let _staying = staying;
             let longest_ns = BUSY.as_nanos() as u64 / u64::from(KEEPER_DEATHS);
-            let lives = Duration::from_nanos(run.random().below(longest_ns));
+            let lives = Duration::from_nanos(run.notes.random().below(longest_ns));
             run.world.sleep(lives).await;
             run.world.note("the keeper dies", &[]);
             run.tasks.kill(process);
@@ -183,7 +183,7 @@ fn start_keeper<R: Rules + 'static>(run: &Rc<Run>, turns_permille: u32, deaths: 
     }
     tasks.spawn(process, async move {
         let _staying = staying;
-        let mut random = run.random();
+        let mut random = run.notes.random();
         let mut keeper = Keeper::<_, R>::start(Access(run.memory.clone()), run.layout).await;
         let mut wanted = Door::Open;
         while run.is_busy.get() || !run.living.borrow().is_empty() {
@@ -243,7 +243,7 @@ async fn judge_end<R: Rules>(run: &Rc<Run>, keeper: &mut Keeper<Access, R>) {
         }
     }
     if !is_complete(census) {
-        run.complain(format!("of {slots} slots {census:?} are left"));
+        run.notes.complain(format!("of {slots} slots {census:?} are left"));
         return;
     }
     check_blocks_are_found(run, keeper).await;
@@ -252,16 +252,17 @@ async fn judge_end<R: Rules>(run: &Rc<Run>, keeper: &mut Keeper<Access, R>) {
 /// Checks that each block is found after it was read from the disk.
 async fn check_blocks_are_found<R: Rules>(run: &Rc<Run>, keeper: &mut Keeper<Access, R>) {
     let Some(mut caller) =
-        Caller::<_, R>::join(Access(run.memory.clone()), run.layout, run.next_name()).await
+        Caller::<_, R>::join(Access(run.memory.clone()), run.layout, run.notes.next_name()).await
     else {
-        return run.complain("all places are taken, and nobody is there".to_owned());
+        return run.notes.complain("all places are taken, and nobody is there".to_owned());
     };
     let files = run.files.borrow().clone();
     for file in files {
         for block in 0..BLOCKS {
             read(run, &mut caller, file, block).await;
             if read(run, &mut caller, file, block).await != Outcome::Hit {
-                run.complain(format!("block {block} of file {:?} is not found after it was read", file.0));
+                run.notes
+                    .complain(format!("block {block} of file {:?} is not found after it was read", file.0));
             }
             // The first sweep evicts, the second one makes the slot a suspect, the third one frees it.
             for _ in 0..3 {
@@ -278,7 +279,7 @@ fn start_mishaps<R: Rules + 'static>(run: &Rc<Run>, (dies, pauses, breaks): (boo
     let tasks = run.tasks.clone();
     tasks.spawn(run.world.add_process(run.host), async move {
         let _staying = staying;
-        let mut random = run.random();
+        let mut random = run.notes.random();
         let mishap_ns = MISHAP_NS[random.index(MISHAP_NS.len())];
         let end_ns = run.world.now_ns() + BUSY.as_nanos() as u64;
         while run.world.now_ns() < end_ns {

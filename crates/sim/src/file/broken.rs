@@ -1,15 +1,14 @@
 //! Rules of files that are wrong on purpose, one in each run.
-//!
-//! All mutations share one type, so that the code of files is compiled once. The mutation is thread-local,
-//! because a run stays on one thread.
 
-use std::cell::Cell;
 use std::sync::Arc;
 
 use farpool_file::{Rules, Shipped};
 use farpool_lease::Millis;
 use farpool_pool::{Extent, LeaseKeeper, NodeState, Sign, Stock};
 use farpool_wire::{BLOCK_BYTES, BlockWord, Epoch, RegionId};
+
+use crate::mutated::is;
+pub(super) use crate::mutated::set;
 
 /// A block is accepted whatever it holds.
 pub(super) const UNCHECKED: &str = "checksum-skipped";
@@ -104,19 +103,6 @@ impl LeaseKeeper for Hasty {
     fn lease_lost(&self, region: RegionId, epoch: Epoch) {
         self.0.lease_lost(region, epoch);
     }
-}
-
-thread_local! {
-    static BROKEN: Cell<Option<&'static str>> = const { Cell::new(None) };
-}
-
-/// Sets the mutation for the runs of this thread from now on.
-pub(super) fn set(mutation: Option<&'static str>) {
-    BROKEN.set(mutation);
-}
-
-fn is(mutation: &str) -> bool {
-    BROKEN.get() == Some(mutation)
 }
 
 /// Whether the kernel is told how long direct clients have made a file.

@@ -22,7 +22,7 @@ const PAUSE: Duration = Duration::from_micros(100);
 pub(super) fn start<R: IndexRules>(run: &Rc<Run>, place: ClientPlace) {
     let process = run.clients.borrow()[place.index];
     let index = Rc::new(run.index::<R>());
-    let mut random = run.random();
+    let mut random = run.notes.random();
     for _ in 0..1 + random.below(3) {
         let mut client = Client::new(run, &index, process, place, DEADLINE);
         let staying = run.left.stay();
@@ -80,7 +80,7 @@ impl<R: IndexRules> Client<R> {
         place: ClientPlace,
         deadline: Duration,
     ) -> Self {
-        let random = run.random();
+        let random = run.notes.random();
         Client { run: run.clone(), index: index.clone(), process, place, deadline, random, memory: None }
     }
 
@@ -101,6 +101,7 @@ impl<R: IndexRules> Client<R> {
         for key in keys {
             if !self.ask(key, question).await && self.run.is_roomy {
                 self.run
+                    .notes
                     .complain(format!("the index does not answer for key {key}, though faults have ended"));
             }
         }
@@ -138,7 +139,7 @@ impl<R: IndexRules> Client<R> {
             // The outcome is in doubt, and the connections are unusable.
             (_, Err(IndexError::Memory(_))) => return false,
             (_, Err(IndexError::Full)) if !self.run.is_roomy => {}
-            (_, Err(error)) => self.run.complain(format!("key {key}: {error}")),
+            (_, Err(error)) => self.run.notes.complain(format!("key {key}: {error}")),
         }
         self.memory = Some(memory);
         true
@@ -151,7 +152,7 @@ impl<R: IndexRules> Client<R> {
                 Err(_) => self.run.world.sleep(Duration::from_nanos(1_000 + self.random.below(50_000))).await,
             }
         }
-        self.run.complain(format!("client {} cannot connect", self.place.index));
+        self.run.notes.complain(format!("client {} cannot connect", self.place.index));
         None
     }
 }

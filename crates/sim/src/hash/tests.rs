@@ -50,17 +50,15 @@ fn alone<T: 'static>(
         keys: Keys::choose(&layout, &mut random),
         nodes: vec![HashNode { host, peer }],
         pieces: vec![piece(NodeId(1), INDEX, 0)],
+        notes: Notebook::new(world.clone(), seed),
         world,
         tasks: executor.tasks(),
-        seed,
         layout,
         is_of_transactions: true,
         is_roomy: false,
         history: RefCell::default(),
-        complaints: RefCell::default(),
         clients: RefCell::default(),
         left: Left::default(),
-        names: Cell::default(),
     });
     let came_to = Rc::new(RefCell::new(None));
     let (there, told, staying) = (run.clone(), came_to.clone(), run.left.stay());

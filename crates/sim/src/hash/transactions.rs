@@ -99,7 +99,7 @@ impl Transactions {
                     .await
             };
             if let Err(error) = done.await {
-                here.run.complain(format!("the publisher stopped: {error}"));
+                here.run.notes.complain(format!("the publisher stopped: {error}"));
             }
         });
     }
@@ -126,14 +126,16 @@ impl Transactions {
                 here.run.world.sleep(ALL_HAS_LANDED).await;
                 match here.recover_seat(process, recoverer, slot).await {
                     Ok(last) => here.start_next::<R>(places[usize::from(slot)], slot, last),
-                    Err(why) => return here.run.complain(format!("slot {slot} cannot be recovered: {why}")),
+                    Err(why) => {
+                        return here.run.notes.complain(format!("slot {slot} cannot be recovered: {why}"));
+                    }
                 }
             }
             while here.run.left.get() > 1 {
                 here.run.world.sleep(PAUSE).await;
             }
             if let Err(why) = here.write_all::<R>(process, recoverer).await {
-                here.run.complain(why);
+                here.run.notes.complain(why);
             }
             drop(staying);
         });
@@ -189,14 +191,14 @@ impl Transactions {
     fn start_worker<R: IndexRules>(self: &Rc<Self>, place: ClientPlace, slot: u16, last: u64) {
         let life = self.lives.get();
         let process = self.run.clients.borrow()[place.index];
-        let sessions = 1 + self.run.random().below(3) as u32;
+        let sessions = 1 + self.run.notes.random().below(3) as u32;
         let staying: Vec<Staying> = (0..sessions).map(|_| self.run.left.stay()).collect();
         let here = self.clone();
         self.run.tasks.spawn(process, async move {
             let memory = match here.run.memory(process, place, LAST_DEADLINE).await {
                 Ok(memory) => memory,
                 Err(error) => {
-                    return here.run.complain(format!("a worker cannot attach its memory: {error}"));
+                    return here.run.notes.complain(format!("a worker cannot attach its memory: {error}"));
                 }
             };
             let slot_of = Slot::new(slot).expect("a few slots");
@@ -206,7 +208,7 @@ impl Transactions {
             let shared = Rc::new((worker, table));
             for (number, staying) in (0..).zip(staying) {
                 let name = life * 100 + u32::from(slot) * 10 + number;
-                let mut client = Client { here: here.clone(), name, random: here.run.random() };
+                let mut client = Client { here: here.clone(), name, random: here.run.notes.random() };
                 let shared = shared.clone();
                 here.run.tasks.spawn(process, async move {
                     client.live(&shared.0, &shared.1).await;
@@ -247,7 +249,7 @@ impl Client {
         let mut session = SessionState::new();
         for _ in 0..ROUNDS {
             if let Err(why) = self.transact(worker, table, &mut session).await {
-                return self.here.run.complain(format!("session {} cannot go on: {why}", self.name));
+                return self.here.run.notes.complain(format!("session {} cannot go on: {why}", self.name));
             }
         }
     }
@@ -329,7 +331,7 @@ impl Client {
             Err(error @ (KeyError::Duplicate | KeyError::NoSuchKey)) => {
                 let row = table.get(transaction, bytes).await?;
                 if row.data.is_some() != matches!(error, KeyError::Duplicate) {
-                    run.complain(format!("key {key}: wrong answer: {error}"));
+                    run.notes.complain(format!("key {key}: wrong answer: {error}"));
                 }
                 self.saw(key, &row, judged);
                 return Ok(());
@@ -337,7 +339,7 @@ impl Client {
             Err(error) => return Err(error),
         };
         if row.data.is_some() && matches!(deed, Deed::Insert) {
-            run.complain(format!("key {key} was inserted, though it existed"));
+            run.notes.complain(format!("key {key} was inserted, though it existed"));
         }
         self.saw(key, &row, judged);
         if let Some(value) = written {
@@ -359,7 +361,7 @@ impl Client {
         let value = row.data.as_ref().map(|data| {
             let (words, _) = data.as_chunks::<8>();
             if words.iter().any(|word| *word != words[0]) {
-                self.here.run.complain(format!("key {key} has words of several versions"));
+                self.here.run.notes.complain(format!("key {key} has words of several versions"));
             }
             u64::from_le_bytes(words[0])
         });

@@ -35,7 +35,7 @@ pub(super) fn start(run: &Rc<Run>) {
         }
         here.is_quiet.set(true);
         if let Err(why) = audit(&here).await {
-            here.ledger.complain(format!("the auditor finds that {why}"));
+            here.ledger.notes.complain(format!("the auditor finds that {why}"));
         }
         here.has_ended.set(true);
         here.members.borrow().iter().for_each(|member| member.core.end(Ended::Closed));
@@ -96,7 +96,7 @@ async fn start_auditor(run: &Rc<Run>) -> Option<Rc<Member>> {
         living[0].core.end(Ended::Closed);
     }
     let wanted = Wanted { clients: 0, changes_catalog: false };
-    let auditor = member::start(run, wanted, &mut run.ledger.random());
+    let auditor = member::start(run, wanted, &mut run.ledger.notes.random());
     while auditor.member.borrow().is_none() && !auditor.has_ended.get() {
         run.world.sleep(PAUSE).await;
     }

@@ -69,7 +69,7 @@ impl<'a> Banker<'a> {
 
     /// Runs rounds, each with a transfer or a look at all accounts.
     pub(super) async fn live(mut self, rounds: u64) -> Result<(), TxError> {
-        let mut random = self.run.ledger.random();
+        let mut random = self.run.ledger.notes.random();
         for _ in 0..rounds {
             self.run.world.sleep(Duration::from_nanos(random.below(MOST_PAUSE_NS))).await;
             if self.client.member().has_ended() {
@@ -107,7 +107,7 @@ impl<'a> Banker<'a> {
         match &done {
             Ok(()) => run.bank.acknowledged.set(run.bank.acknowledged.get() + 1),
             Err(error) if gave_up(error) => run.bank.begun.set(run.bank.begun.get() - 1),
-            Err(TxError::RolledBack(why)) => run.ledger.complain(format!("a transfer finds {why}")),
+            Err(TxError::RolledBack(why)) => run.ledger.notes.complain(format!("a transfer finds {why}")),
             Err(_) => {}
         }
         done
@@ -126,7 +126,7 @@ impl<'a> Banker<'a> {
         };
         let (sum, count) = self.client.transact(&mut self.session, &body).await?;
         if sum != ACCOUNTS * OPENING_BALANCE {
-            self.run.ledger.complain(format!("the accounts add up to {sum}"));
+            self.run.ledger.notes.complain(format!("the accounts add up to {sum}"));
         }
         Ok(count)
     }
@@ -137,7 +137,7 @@ impl<'a> Banker<'a> {
         let (acknowledged, begun) = (self.run.bank.acknowledged.get(), self.run.bank.begun.get());
         if !(acknowledged..=begun).contains(&count) {
             let what = format!("{count} transfers happened; {begun} were begun, {acknowledged} acknowledged");
-            self.run.ledger.complain(what);
+            self.run.ledger.notes.complain(what);
         }
         Ok(())
     }

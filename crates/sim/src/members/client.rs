@@ -74,7 +74,7 @@ async fn work(member: &Rc<Member>, part: farpool_fabric::sim::ProcessId) -> Resu
 async fn work_as(member: &Member, client: &Client) -> Result<(), TxError> {
     let run = &member.run;
     let rows = tables::open_rows(run, client).await?;
-    let mut random = run.ledger.random();
+    let mut random = run.ledger.notes.random();
     let judged = (0..1 + random.below(2)).map(|_| {
         let transactor = Transactor::new(&run.ledger, rows.records().clone());
         live(run, client, transactor)
@@ -122,7 +122,7 @@ async fn live(run: &Run, client: &Client, mut transactor: Transactor) -> Result<
         };
         if is_given_up {
             // The session does not learn of its own commit, if there was one.
-            transactor.name = run.ledger.next_name() as u32;
+            transactor.name = run.ledger.notes.next_name() as u32;
         }
     }
     Ok(())

@@ -149,7 +149,7 @@ pub(super) fn start_drivers(run: &Rc<Run>, random: &mut Random) {
 }
 
 async fn drive(run: Rc<Run>, lives: u64, _staying: Staying) {
-    let mut random = run.ledger.random();
+    let mut random = run.ledger.notes.random();
     for life in 1..=lives {
         run.world.sleep(Duration::from_nanos(random.below(MOST_ABSENCE_NS))).await;
         let wanted = Wanted { clients: random.below(3), changes_catalog: random.chance(400) };
@@ -198,7 +198,7 @@ pub(super) fn start(run: &Rc<Run>, wanted: Wanted, random: &mut Random) -> Start
             }
             Err(DatabaseError::NoSeat(_)) => {}
             Err(_) if here.faults.are_any() => here.world.note("a process cannot join", &[]),
-            Err(why) => here.ledger.complain(format!("a process cannot join: {why}")),
+            Err(why) => here.ledger.notes.complain(format!("a process cannot join: {why}")),
         }
         has_ended.set(true);
     });

@@ -106,7 +106,7 @@ pub(super) fn start(run: &Rc<Run>, random: &mut Random) {
         let after = draw_time(random);
         let is_of_recoverer = matches!(mishap, Mishap::FencedGrant(_)) || random.chance(400);
         let recoverer_delay = is_of_recoverer.then(|| Duration::from_nanos(random.below(MOST_CARE_NS)));
-        let random = run.ledger.random();
+        let random = run.ledger.notes.random();
         run.tasks
             .spawn(run.nowhere, happen(run.clone(), mishap, after, recoverer_delay, random, run.left.stay()));
     }
@@ -130,7 +130,7 @@ pub(super) fn start_disconnects(run: &Rc<Run>, random: &mut Random) {
         let fenced = Mishap::FencedGrant(1 + random.index(run.layout.regions.len() - 1));
         let after = draw_time(random);
         let recoverer_delay = Some(Duration::from_nanos(random.below(MOST_CARE_NS)));
-        let (drawn, staying) = (run.ledger.random(), run.left.stay());
+        let (drawn, staying) = (run.ledger.notes.random(), run.left.stay());
         run.tasks.spawn(run.nowhere, happen(run.clone(), fenced, after, recoverer_delay, drawn, staying));
     }
     if !random.chance(DISCONNECTS_PERMILLE) {
@@ -138,7 +138,8 @@ pub(super) fn start_disconnects(run: &Rc<Run>, random: &mut Random) {
     }
     for _ in 0..1 + random.below(MOST_DISCONNECTS) {
         let after = draw_time(random);
-        run.tasks.spawn(run.nowhere, disconnect(run.clone(), after, run.ledger.random(), run.left.stay()));
+        run.tasks
+            .spawn(run.nowhere, disconnect(run.clone(), after, run.ledger.notes.random(), run.left.stay()));
     }
 }
 
@@ -260,6 +261,7 @@ async fn part_stops(run: &Rc<Run>, member: &Rc<Member>, kind: PartKind, random: 
         {
             let still = member.claim();
             run.ledger
+                .notes
                 .complain(format!("member {claim} does not evict {still}, a part of which stands still"));
             return;
         }

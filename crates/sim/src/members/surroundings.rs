@@ -49,7 +49,7 @@ pub(super) struct Surroundings {
 impl Surroundings {
     pub(super) fn new(run: &Rc<Run>, host: HostId) -> Surroundings {
         let given = RefCell::new(vec![None; run.layout.regions.len()]);
-        let random = RefCell::new(run.ledger.random());
+        let random = RefCell::new(run.ledger.notes.random());
         Surroundings { run: run.clone(), host, random, given, lost: Cell::new(None) }
     }
 
@@ -82,7 +82,7 @@ impl Environment for Surroundings {
     async fn add_grant(&self, region: RegionId) -> Result<ClientGrant, GrantError> {
         let taking = self.random_stream().below(MOST_GRANTING_NS);
         self.run.world.sleep(Duration::from_nanos(taking)).await;
-        let (epoch, mode) = (Epoch(100 + self.run.ledger.next_name()), GrantMode::ReadWrite);
+        let (epoch, mode) = (Epoch(100 + self.run.ledger.notes.next_name()), GrantMode::ReadWrite);
         self.run.node_of(region).memory.regions.open_grant(region.index, epoch, key_of(epoch), mode);
         self.note_grant(region, epoch);
         Ok(ClientGrant { region, epoch, key: key_of(epoch), mode })
@@ -122,11 +122,11 @@ impl Environment for Surroundings {
             News::Stuck(_) => run.world.note("a part of a member is stuck", &[]),
             News::Progressing => run.world.note("no part of a member is stuck any more", &[]),
             News::CatalogUnreadable(error) => {
-                run.ledger.complain(format!("the collector cannot read the catalog: {error}"));
+                run.ledger.notes.complain(format!("the collector cannot read the catalog: {error}"));
             }
         }
         if !run.faults.are_any() {
-            run.ledger.complain(format!("unexpected news, though nothing fails here: {news:?}"));
+            run.ledger.notes.complain(format!("unexpected news, though nothing fails here: {news:?}"));
         }
     }
 }

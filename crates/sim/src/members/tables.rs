@@ -66,7 +66,7 @@ pub(super) fn start_changing(member: &Rc<Member>) {
 }
 
 async fn change_now_and_then(run: &Run, client: &Client) -> Result<(), TxError> {
-    let mut random = run.ledger.random();
+    let mut random = run.ledger.notes.random();
     for _ in 0..CHANGES {
         run.world.sleep(Duration::from_nanos(random.below(MOST_PAUSE_NS))).await;
         if client.member().has_ended() {
@@ -144,14 +144,14 @@ async fn fill(
     };
     let filled = client.transact(session, &insert_all).await;
     if let Err(error @ (TxError::Duplicate(_) | TxError::Full(_))) = &filled {
-        run.ledger.complain(format!("in a table that was just created: {error}"));
+        run.ledger.notes.complain(format!("in a table that was just created: {error}"));
     }
     filled
 }
 
 /// Looks at scratch tables now and then, and writes to them.
 pub(super) async fn look_on(run: &Run, client: &Client, rounds: u64) -> Result<(), TxError> {
-    let (mut random, mut session) = (run.ledger.random(), SessionState::new());
+    let (mut random, mut session) = (run.ledger.notes.random(), SessionState::new());
     let mut known: [Option<Scratch>; SCRATCH.len()] = [None, None];
     for _ in 0..rounds {
         run.world.sleep(Duration::from_nanos(random.below(MOST_PAUSE_NS))).await;
@@ -194,7 +194,7 @@ async fn touch(
             found.push(tx.get(table, key).await?);
         }
         if found.iter().any(|value| value.is_some_and(|value| value != own)) {
-            run.ledger.complain(format!("table {own} has values of other tables: {found:?}"));
+            run.ledger.notes.complain(format!("table {own} has values of other tables: {found:?}"));
         }
         Ok::<_, TxError>(found)
     };
@@ -203,7 +203,7 @@ async fn touch(
         run.world.sleep(lingers).await;
         let after = look(tx).await?;
         if before != after {
-            run.ledger.complain(format!("a snapshot of table {own} changes: {before:?}, {after:?}"));
+            run.ledger.notes.complain(format!("a snapshot of table {own} changes: {before:?}, {after:?}"));
         }
         if before[0].is_some() {
             tx.update(table, 0, own).await?;
@@ -212,7 +212,7 @@ async fn touch(
     };
     let done = client.transact(session, &body).await;
     if let Err(error @ (TxError::Damaged(_) | TxError::WrongType(_) | TxError::NoSuchKey(_))) = &done {
-        run.ledger.complain(format!("table {own}: {error}"));
+        run.ledger.notes.complain(format!("table {own}: {error}"));
     }
     done
 }

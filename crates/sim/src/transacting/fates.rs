@@ -32,7 +32,7 @@ impl<L: Fn(u16) -> LogAt> Asking<'_, L> {
     pub(crate) async fn learn_fates(&self, is_wanted: impl Fn(u16) -> bool) -> Result<(), RecoveryError> {
         for version in self.learn(is_wanted).await? {
             let what = format!("commit {version} is still in doubt after its slot's recovery");
-            self.ledger.complain(what);
+            self.ledger.notes.complain(what);
         }
         Ok(())
     }
@@ -94,7 +94,7 @@ impl<L: Fn(u16) -> LogAt> Asking<'_, L> {
                 };
                 if !fits {
                     let what = format!("commit {version}: committed = {is_committed} before, {told:?} now");
-                    self.ledger.complain(what);
+                    self.ledger.notes.complain(what);
                 }
             }
         }

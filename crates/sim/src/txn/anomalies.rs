@@ -136,7 +136,7 @@ fn in_setting(of: Setting, script: impl AsyncFn(&Stage) + 'static) {
     });
     let (panicked, failure) = run_to_end(executor, RUN_NS, || 0);
     assert!(
-        !panicked && failure.is_none() && run.ledger.complaints.borrow().is_empty(),
+        !panicked && failure.is_none() && run.ledger.notes.complaints.borrow().is_empty(),
         "{of:?}: {failure:?}"
     );
 }

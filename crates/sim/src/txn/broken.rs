@@ -1,14 +1,10 @@
 //! Transaction rules that are wrong on purpose, one in each run.
-//!
-//! One type holds all of them, so that the engine is compiled once. A thread-local value selects the rule,
-//! since a run has one thread.
-
-use std::cell::Cell;
 
 use farpool_txn::{Cut, MAX_COMMITS_IN_FLIGHT, Rules, Shipped};
 use farpool_wire::{RecordHeader, Version, next_generation};
 
 use super::{MOST_TO_THE_EDGE, TIMESTAMP_BITS};
+pub(crate) use crate::mutated::{is, set};
 
 /// A session patches its own last commit into a published cut, instead of waiting for one that has it.
 pub(super) const OWN_SLOT: &str = "own-slot-patched-into-the-cut";
@@ -117,20 +113,6 @@ pub(super) const MUTATIONS: &[&str] = &[
     PAYLOAD_CHECKSUM,
     CHUNK_TAKEN,
 ];
-
-thread_local! {
-    static BROKEN: Cell<Option<&'static str>> = const { Cell::new(None) };
-}
-
-/// Selects the mutation for all later runs of this thread.
-pub(crate) fn set(mutation: Option<&'static str>) {
-    BROKEN.set(mutation);
-}
-
-/// Whether the current run has this mutation.
-pub(crate) fn is(mutation: &str) -> bool {
-    BROKEN.get() == Some(mutation)
-}
 
 /// The rules of a run: the shipped ones, except for the selected mutation.
 pub(crate) enum Chosen {}

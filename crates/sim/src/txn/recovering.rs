@@ -121,7 +121,7 @@ impl Recovering {
                 run.tasks.kill(process);
             }
             None => {
-                while result.get().is_none() && run.ledger.complaints.borrow().is_empty() {
+                while result.get().is_none() && run.ledger.notes.complaints.borrow().is_empty() {
                     run.world.sleep(PAUSE).await;
                 }
             }

@@ -61,7 +61,7 @@ pub(super) fn in_world(
         here.has_ended.set(true);
     });
     let (panicked, failure) = run_to_end(executor, RUN_NS, || 0);
-    assert!(!panicked && failure.is_none() && run.ledger.complaints.borrow().is_empty(), "{failure:?}");
+    assert!(!panicked && failure.is_none() && run.ledger.notes.complaints.borrow().is_empty(), "{failure:?}");
 }
 
 /// Writes the record, if its ring has room for the version that is replaced. Returns whether it did.
