@@ -87,11 +87,16 @@ impl<G: Ground, R: Rules> Caller<G, R> {
         to: &mut [u8],
         pread: impl AsyncFnOnce(&mut [u8]) -> io::Result<usize>,
     ) -> io::Result<Outcome> {
+        self.in_place(async |caller| caller.read_in_place(file, block, to, pread).await).await
+    }
+
+    /// Carries a call out in the place of this process (C4).
+    async fn in_place<T>(&mut self, call: impl AsyncFnOnce(&mut Self) -> T) -> T {
         let place = self.layout.place(self.place);
         grace::enter(&self.ground, place).await;
-        let read = self.read_in_place(file, block, to, pread).await;
+        let done = call(self).await;
         grace::leave(&self.ground, place).await;
-        read
+        done
     }
 
     async fn read_in_place(
@@ -137,7 +142,8 @@ impl<G: Ground, R: Rules> Caller<G, R> {
             if found.state() != EntryState::Valid || self.ground.load(self.layout.key(entry)).await != key.0 {
                 continue;
             }
-            if !self.ground.read_slot(found.slot(), to).await {
+            let slot = found.slot();
+            if slot >= self.layout.shape().slots || !self.ground.read_slot(slot, to).await {
                 self.ground.replace(at, found.0, found.emptied().0).await;
                 continue;
             }
@@ -211,6 +217,9 @@ impl<G: Ground, R: Rules> Caller<G, R> {
             }
             self.next_hint = (hint + 1) % hints;
             let slot = (found - 1) as u32;
+            if slot >= self.layout.shape().slots {
+                continue;
+            }
             let free = SlotWord(self.ground.load(self.layout.slot(slot)).await);
             let taken = free.next(SlotState::Taken, self.place);
             if free.state() == SlotState::Free
@@ -271,21 +280,19 @@ impl<G: Ground, R: Rules> Caller<G, R> {
         if blocks > MAX_BLOCKS || first.checked_add(blocks).is_none() {
             return self.change(file, pwrite).await;
         }
-        let at = self.layout.place(self.place);
-        grace::enter(&self.ground, at).await;
-        let door = self.ground.load(layout::DOOR).await;
-        let written = if Door::of(door) == Door::Closed {
-            pwrite().await
-        } else {
+        self.in_place(async |caller| {
+            let door = caller.ground.load(layout::DOOR).await;
+            if Door::of(door) == Door::Closed {
+                return pwrite().await;
+            }
             let named = Named::Blocks { file: file.file, first, blocks };
-            self.place().name(named).await;
+            caller.place().name(named).await;
             let page = page.filter(|_| blocks == 1).map(|page| (first, page));
-            let written = self.write_invalidating(file, named, page, door, pwrite).await;
-            self.place().withdraw().await;
+            let written = caller.write_invalidating(file, named, page, door, pwrite).await;
+            caller.place().withdraw().await;
             written
-        };
-        grace::leave(&self.ground, at).await;
-        written
+        })
+        .await
     }
 
     async fn write_invalidating(
@@ -350,33 +357,31 @@ impl<G: Ground, R: Rules> Caller<G, R> {
         file: FileRef,
         change: impl AsyncFnOnce() -> io::Result<T>,
     ) -> io::Result<T> {
-        let place = self.place();
-        grace::enter(&self.ground, place.at).await;
-        let door = self.ground.load(layout::DOOR).await;
-        let changed = if Door::of(door) == Door::Closed || !self.is_current(file).await {
-            change().await
-        } else {
-            place.name(Named::File { file: file.file }).await;
-            self.update_file(file.file, FileWord::closed_once_more).await;
+        self.in_place(async |caller| {
+            let door = caller.ground.load(layout::DOOR).await;
+            if Door::of(door) == Door::Closed || !caller.is_current(file).await {
+                return change().await;
+            }
+            caller.place().name(Named::File { file: file.file }).await;
+            caller.update_file(file.file, FileWord::closed_once_more).await;
             let changed = change().await;
-            let id = fresh_id(&self.ground).await;
-            self.update_file(file.file, |word| word.opened(if R::changes_ids() { id } else { word.id() }))
-                .await;
-            place.withdraw().await;
+            let id = fresh_id(&caller.ground).await;
+            let reopened = |word: FileWord| word.opened(if R::changes_ids() { id } else { word.id() });
+            caller.update_file(file.file, reopened).await;
+            caller.place().withdraw().await;
             changed
-        };
-        grace::leave(&self.ground, place.at).await;
-        changed
+        })
+        .await
     }
 
     /// Makes a file's pages unreachable for good: it was unlinked.
     pub async fn retire(&mut self, file: FileRef) {
-        let place = self.place();
-        grace::enter(&self.ground, place.at).await;
-        if self.is_current(file).await && R::retires_files() {
-            self.update_file(file.file, FileWord::retired).await;
-        }
-        grace::leave(&self.ground, place.at).await;
+        self.in_place(async |caller| {
+            if caller.is_current(file).await && R::retires_files() {
+                caller.update_file(file.file, FileWord::retired).await;
+            }
+        })
+        .await;
     }
 
     async fn update_file(&self, file: u32, update: impl Fn(FileWord) -> FileWord) {
@@ -399,5 +404,5 @@ fn claim<R: Rules>(entry: Entry, slot: u32) -> Entry {
 /// An id that no file has had. (Ids have 32 bits. After four billion changes of whole files the index must be
 /// made anew: id 0 finds nothing, so the cache then only gets slower.)
 pub(crate) async fn fresh_id<G: Ground>(ground: &G) -> u32 {
-    u32::try_from(ground.add(layout::NEXT_ID, 1).await + 1).unwrap_or(0)
+    u32::try_from(ground.add(layout::NEXT_ID, 1).await.wrapping_add(1)).unwrap_or(0)
 }

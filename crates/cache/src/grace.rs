@@ -1,7 +1,7 @@
 //! Waiting until every place that was occupied has been left (C4).
 //!
 //! A place holds 0, or one more than the epoch in which its process entered. To wait, the keeper begins a new
-//! epoch. The wait is over once every occupied place was entered in that epoch or later. A process stores the
+//! epoch. The wait ends when every occupied place was entered in that epoch or later. A process stores the
 //! epoch, passes a barrier, and then loads anything else. So a process whose store the keeper misses sees
 //! everything that the keeper did before the wait. A process that stores an old epoch only makes a later wait
 //! longer.
@@ -17,7 +17,7 @@ pub(crate) struct Grace(u64);
 impl Grace {
     /// Begins to wait for the calls that are running now.
     pub(crate) async fn begin<G: Ground>(ground: &G) -> Grace {
-        let epoch = ground.add(layout::EPOCH, 1).await + 1;
+        let epoch = ground.add(layout::EPOCH, 1).await.wrapping_add(1);
         // Pairs with the barrier in `enter`: either the keeper sees the place occupied, or the call sees what
         // the keeper has stored.
         ground.barrier().await;
@@ -38,7 +38,7 @@ impl Grace {
 /// Enters a place.
 pub(crate) async fn enter<G: Ground>(ground: &G, place: usize) {
     let epoch = ground.load(layout::EPOCH).await;
-    ground.store(place + places::EPOCH, epoch + 1).await;
+    ground.store(place + places::EPOCH, epoch.wrapping_add(1)).await;
     ground.barrier().await;
 }
 

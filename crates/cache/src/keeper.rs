@@ -84,14 +84,18 @@ impl<G: Ground, R: Rules> Keeper<G, R> {
         Door::of(self.ground.load(layout::DOOR).await)
     }
 
-    /// Makes a file known under a number. No file is known under two, nor again after it was retired, while
-    /// processes have it open. A file that had the number before must have been retired. `None`:
-    /// calls that may mean the old file are still running; try again.
+    /// Makes a file known under a number below the shape's. No file is known under two, nor again after it was
+    /// retired, while processes have it open. A file that had the number before must have been retired.
+    /// `None`: calls that may mean the old file are still running; try again.
+    ///
+    /// # Panics
+    /// If the number is too high.
     pub async fn add_file(&mut self, file: u32) -> Option<FileRef> {
+        assert!(file < self.layout.shape().files, "file {file} of {}", self.layout.shape().files);
         let (birth, grace) = match self.adding.get(&file) {
             Some(begun) => *begun,
             None => {
-                let birth = self.ground.add(layout::NEXT_BIRTH, 1).await + 1;
+                let birth = self.ground.add(layout::NEXT_BIRTH, 1).await.wrapping_add(1);
                 self.ground.store(self.layout.birth(file), birth).await;
                 let grace = Grace::begin(&self.ground).await;
                 self.adding.insert(file, (birth, grace));
@@ -107,25 +111,25 @@ impl<G: Ground, R: Rules> Keeper<G, R> {
         Some(FileRef { file, birth })
     }
 
-    /// Turns the door to the next or the previous state (C5). False: calls that saw an earlier state are
-    /// still running; try again.
-    ///
-    /// # Panics
-    /// If `to` is neither.
+    /// Turns the door by one state towards `to`, and returns whether it has that state now (C5). It stays
+    /// where it is while calls that saw an earlier state are running; try again.
     pub async fn turn_door(&mut self, to: Door) -> bool {
         let word = self.ground.load(layout::DOOR).await;
         let from = Door::of(word);
-        assert!((to as u8).abs_diff(from as u8) == 1, "the door goes from {from:?} to {to:?}");
+        let next = from.towards(to);
+        if next == from {
+            return true;
+        }
         if R::door_waits() && !self.door_grace.is_over(&self.ground, &self.layout).await {
             return false;
         }
-        if to == Door::Open && self.is_stale {
+        if next == Door::Open && self.is_stale {
             self.empty_all().await;
         }
-        self.is_stale |= to == Door::Closed;
-        self.ground.store(layout::DOOR, to.next_word(word)).await;
+        self.is_stale |= next == Door::Closed;
+        self.ground.store(layout::DOOR, next.next_word(word)).await;
         self.door_grace = Grace::begin(&self.ground).await;
-        true
+        next == to
     }
 
     /// Empties all entries. The door is not open, and has not been for long: nobody admits a page.
@@ -285,15 +289,12 @@ impl<G: Ground, R: Rules> Keeper<G, R> {
         let (mut free, mut suspects) = (Vec::new(), Vec::new());
         for slot in 0..self.layout.shape().slots {
             let word = SlotWord(self.ground.load(self.layout.slot(slot)).await);
-            if word.state() == SlotState::Used {
-                let entry = Entry(self.ground.load(self.layout.entry(word.owner())).await);
-                if entry.holds(slot) {
-                    match entry.state() {
-                        EntryState::Valid => self.order.insert(slot),
-                        _ => self.order.remove(slot),
-                    }
-                    continue;
+            if let Some((_, entry)) = self.entry_of(slot, word).await {
+                match entry.state() {
+                    EntryState::Valid => self.order.insert(slot),
+                    _ => self.order.remove(slot),
                 }
+                continue;
             }
             self.order.remove(slot);
             match word.state() {
@@ -302,6 +303,17 @@ impl<G: Ground, R: Rules> Keeper<G, R> {
             }
         }
         (free, suspects)
+    }
+
+    /// The entry that a slot's word names, and where it lies, if it holds the slot.
+    async fn entry_of(&self, slot: u32, word: SlotWord) -> Option<(usize, Entry)> {
+        let is_used = word.state() == SlotState::Used && word.owner() < self.layout.all_entries();
+        if !is_used {
+            return None;
+        }
+        let at = self.layout.entry(word.owner());
+        let entry = Entry(self.ground.load(at).await);
+        entry.holds(slot).then_some((at, entry))
     }
 
     /// Empties the entries of some pages that were not visited lately. Their slots are suspects from the next
@@ -315,17 +327,15 @@ impl<G: Ground, R: Rules> Keeper<G, R> {
             }
             let Some(slot) = self.order.hand() else { return };
             let word = SlotWord(self.ground.load(self.layout.slot(slot)).await);
-            if word.state() == SlotState::Used {
-                let at = self.layout.entry(word.owner());
-                let entry = Entry(self.ground.load(at).await);
-                if entry.state() == EntryState::Valid && entry.holds(slot) {
-                    if entry.is_visited() {
-                        self.ground.replace(at, entry.0, entry.unvisited().0).await;
-                        self.order.pass();
-                        continue;
-                    }
-                    left -= u32::from(self.ground.replace(at, entry.0, entry.emptied().0).await);
+            if let Some((at, entry)) = self.entry_of(slot, word).await
+                && entry.state() == EntryState::Valid
+            {
+                if entry.is_visited() {
+                    self.ground.replace(at, entry.0, entry.unvisited().0).await;
+                    self.order.pass();
+                    continue;
                 }
+                left -= u32::from(self.ground.replace(at, entry.0, entry.emptied().0).await);
             }
             self.order.remove(slot);
         }
@@ -344,7 +354,10 @@ impl<G: Ground, R: Rules> Keeper<G, R> {
         }
         let mut unknown = unknown.into_iter();
         for (at, found) in vacant {
-            self.ground.replace(at, found, unknown.next().unwrap_or(0)).await;
+            let next = unknown.next().unwrap_or(0);
+            if next != found {
+                self.ground.replace(at, found, next).await;
+            }
         }
     }
 }

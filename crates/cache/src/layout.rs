@@ -23,6 +23,9 @@ const HINTS_MIN: u32 = 1024;
 /// Most places: it bounds the counts in headers and in the words of files.
 pub const MAX_PLACES: u32 = 4_096;
 
+/// Most slots: it keeps the numbers of entries within 32 bits.
+pub const MAX_SLOTS: u32 = 1 << 31;
+
 /// How large a cache is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Shape {
@@ -49,13 +52,14 @@ pub(crate) const NEXT_ID: usize = 2;
 pub(crate) const NEXT_BIRTH: usize = 3;
 
 impl Layout {
-    /// The layout of a cache. There are at least 1.75 entries for each slot: with fewer, full buckets refuse
-    /// pages for which there is a slot.
+    /// The layout of a cache. There are at least 1.75 entries for each slot: with fewer, full buckets give
+    /// pages up for which there is a slot.
     ///
     /// # Panics
-    /// If there are more than [`MAX_PLACES`] places.
+    /// If there are more than [`MAX_PLACES`] places or [`MAX_SLOTS`] slots.
     pub fn new(shape: Shape) -> Layout {
         assert!(shape.places <= MAX_PLACES, "{} places: at most {MAX_PLACES}", shape.places);
+        assert!(shape.slots <= MAX_SLOTS, "{} slots: at most {MAX_SLOTS}", shape.slots);
         let buckets = shape.slots.div_ceil(4).max(1);
         let hints = (shape.slots / HINT_DIVISOR).max(HINTS_MIN.min(shape.slots)).max(1);
         Layout { shape, buckets, hints }

@@ -4,6 +4,7 @@
 //! The keeper may read parts of two names. That is harmless: the process changed the header or the file's
 //! word before it withdrew the first name, so the keeper's compare-and-swap of that word fails.
 
+use crate::caller::MAX_BLOCKS;
 use crate::ground::Ground;
 use crate::layout::Layout;
 
@@ -47,12 +48,13 @@ impl Named {
 #[derive(Clone, Copy)]
 pub(crate) struct Place<'a, G> {
     pub(crate) ground: &'a G,
+    layout: &'a Layout,
     pub(crate) at: usize,
 }
 
 impl<'a, G: Ground> Place<'a, G> {
-    pub(crate) fn new(ground: &'a G, layout: &Layout, number: u32) -> Self {
-        Place { ground, at: layout.place(number) }
+    pub(crate) fn new(ground: &'a G, layout: &'a Layout, number: u32) -> Self {
+        Place { ground, layout, at: layout.place(number) }
     }
 
     pub(crate) async fn holder(&self) -> u64 {
@@ -88,21 +90,23 @@ impl<'a, G: Ground> Place<'a, G> {
     pub(crate) async fn withdraw_first(&self) {
         let first = self.ground.load(self.at + FIRST).await;
         let blocks = self.ground.load(self.at + BLOCKS).await;
-        self.ground.store(self.at + FIRST, first + 1).await;
+        self.ground.store(self.at + FIRST, first.wrapping_add(1)).await;
         self.ground.store(self.at + BLOCKS, blocks.saturating_sub(1)).await;
     }
 
+    /// What is named. A name that no process stores counts as none.
     pub(crate) async fn named(&self) -> Option<Named> {
         let what = self.ground.load(self.at + WHAT).await;
         let file = self.ground.load(self.at + FILE).await as u32;
-        match what {
+        let named = match what {
             WRITES => {
                 let first = self.ground.load(self.at + FIRST).await as u32;
                 let blocks = self.ground.load(self.at + BLOCKS).await as u32;
-                Some(Named::Blocks { file, first, blocks })
+                (blocks <= MAX_BLOCKS).then_some(Named::Blocks { file, first, blocks })
             }
             CHANGES => Some(Named::File { file }),
             _ => None,
-        }
+        };
+        named.filter(|_| file < self.layout.shape().files)
     }
 }

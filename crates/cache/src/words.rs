@@ -56,8 +56,9 @@ pub(crate) enum EntryState {
     /// A process is admitting a page, and its key is there.
     Pending = 1,
     Valid = 2,
-    /// A process has taken the entry, and has not stored the key yet. Nobody else changes the entry
-    /// meanwhile: whoever emptied it would let a third process take it, whose key this one would overwrite.
+    /// A process has taken the entry, and has not stored the key yet. No other process changes the entry
+    /// meanwhile. If one emptied it, a third process could take it, and this process would then overwrite the
+    /// third one's key.
     Claimed = 3,
 }
 
@@ -161,13 +162,13 @@ impl FileWord {
     }
 
     pub(crate) fn closed_once_more(self) -> FileWord {
-        FileWord(self.0 + 1)
+        FileWord(self.0.wrapping_add(1))
     }
 
     /// One closer less. The file gets another id, unless it is retired.
     pub(crate) fn opened(self, fresh: u32) -> FileWord {
         let id = if self.id() == 0 { 0 } else { fresh };
-        FileWord(FileWord::open(id).0 | (self.closers() - 1))
+        FileWord(FileWord::open(id).0 | self.closers().saturating_sub(1))
     }
 
     pub(crate) fn retired(self) -> FileWord {
@@ -189,7 +190,7 @@ pub(crate) enum SlotState {
     Used = 2,
 }
 
-/// Who has a slot.
+/// The state of a slot, and the place or entry that owns it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct SlotWord(pub(crate) u64);
 
@@ -231,6 +232,16 @@ impl Door {
             1 => Door::Invalidating,
             2 => Door::Open,
             _ => Door::Closed,
+        }
+    }
+
+    /// The next state on the way to another one.
+    pub(crate) fn towards(self, to: Door) -> Door {
+        match (self, to) {
+            (Door::Closed, Door::Closed) => Door::Closed,
+            (Door::Open, Door::Open) => Door::Open,
+            (Door::Invalidating, _) => to,
+            (Door::Closed | Door::Open, _) => Door::Invalidating,
         }
     }
 

@@ -6,8 +6,8 @@
 //!     in doubt: nothing new is written there, and no other file gets them.
 //! D2. A lock that the earlier process left is settled before any operation on the file. The block then has
 //!     the contents that lie there now: each unit of eight bytes is old or new. Later reads find the same. A
-//!     block that was never written stays empty. If the block's parity is not locked, nothing was stored, and
-//!     the block keeps its word.
+//!     block that was never written stays empty. If the block's parity is not locked, the holder of the lock
+//!     stored nothing, and the block keeps its word.
 //! D3. A parity whose word was locked is right in two cases: it is the sum of its column as it is now; or a
 //!     member is missing, nothing else in the column has changed, and the parity is what its word says.
 //!     Otherwise it is lost, and is rebuilt.

@@ -1,7 +1,9 @@
 //! Locks on blocks of a row's members.
 //!
 //! L1. Every operation takes the locks in one order: members with data ascending, then the parity; each
-//!     member's blocks ascending. So no two operations can wait for each other.
+//!     member's blocks ascending. So no two operations can wait for each other. It releases them in the same
+//!     order: a lock that a dead process has left beside an unlocked parity is of an operation that had
+//!     stored nothing (D2 of `adopting.rs`).
 //! L2. The lock of a parity block protects its whole column: an operation stores nothing in any member of the
 //!     column without that lock.
 

@@ -46,7 +46,7 @@ impl Adoption {
 
     fn overflow(&self) -> impl Iterator<Item = (u64, &KeptRegion)> {
         let regions = self.regions.iter().map(|(number, region)| (*number, region));
-        regions.filter(|(_, region)| region.is_in_overflow() && !region.is_gone)
+        regions.filter(|(_, region)| region.is_in_overflow())
     }
 
     /// The numbers of the extents of regions that are held now.
@@ -62,8 +62,7 @@ impl Stock {
         let extents_per_region = self.region_bytes() / EXTENT_BYTES;
         let regions = regions_of(kept);
         let mut open: BTreeMap<RegionId, u64> = BTreeMap::new();
-        let is_lent = |region: &KeptRegion| !region.is_gone && !region.is_in_overflow();
-        for (number, region) in regions.iter().filter(|(_, region)| is_lent(region)) {
+        for (number, region) in regions.iter().filter(|(_, region)| region.is_lent()) {
             let later = |other: &u64| regions.get(other).is_none_or(|other| other.epoch < region.epoch);
             if open.get(&region.id).is_none_or(later) {
                 open.insert(region.id, *number);

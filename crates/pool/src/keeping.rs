@@ -103,19 +103,21 @@ pub(crate) struct KeptRegion {
 }
 
 impl KeptRegion {
-    /// Whether it lies in the overflow directory, and not on a node.
+    /// Whether it is there still, in the overflow directory.
     pub(crate) fn is_in_overflow(&self) -> bool {
-        self.id.node == OVERFLOW_NODE
+        self.id.node == OVERFLOW_NODE && !self.is_gone
+    }
+
+    /// Whether it is there still, on a node.
+    pub(crate) fn is_lent(&self) -> bool {
+        self.id.node != OVERFLOW_NODE && !self.is_gone
     }
 }
 
 /// The indices of the regions in the state that lie in the overflow directory.
 pub(crate) fn overflow_indices(kept: &Kept) -> BTreeSet<u32> {
     let regions = regions_of(kept).into_values();
-    regions
-        .filter(|region| region.is_in_overflow() && !region.is_gone)
-        .map(|region| region.id.index)
-        .collect()
+    regions.filter(KeptRegion::is_in_overflow).map(|region| region.id.index).collect()
 }
 
 /// The regions in the state, by number. Invalid entries are left out.

@@ -1,5 +1,5 @@
-//! The mutation of the run on this thread. It is thread-local because a run stays on one thread, and so that all
-//! mutations of a scenario share one type of rules: the code under test is compiled once.
+//! The mutation of the run on this thread. It is thread-local because a run stays on one thread, and so that
+//! all mutations of a scenario share one type of rules: the code under test is compiled once.
 
 use std::cell::Cell;
 

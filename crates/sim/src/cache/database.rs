@@ -1,4 +1,4 @@
-//! The processes of a run: those of the database, the keeper, and what befalls them.
+//! The processes of a run: those of the database, the keeper, and their mishaps.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -204,14 +204,11 @@ fn start_keeper<R: Rules + 'static>(run: &Rc<Run>, turns_permille: u32, deaths: 
 
 /// Turns the door one step towards a state, if it can be turned.
 async fn step_door<R: Rules>(run: &Run, keeper: &mut Keeper<Access, R>, wanted: Door) {
+    let before = keeper.door().await;
+    keeper.turn_door(wanted).await;
     let door = keeper.door().await;
-    let next = match door.cmp(&wanted) {
-        std::cmp::Ordering::Less => DOORS[door as usize + 1],
-        std::cmp::Ordering::Equal => return,
-        std::cmp::Ordering::Greater => DOORS[door as usize - 1],
-    };
-    if keeper.turn_door(next).await {
-        run.world.note("the door turns to {}", &[next as u64]);
+    if door != before {
+        run.world.note("the door turns to {}", &[door as u64]);
     }
 }
 
