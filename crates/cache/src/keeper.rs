@@ -84,8 +84,8 @@ impl<G: Ground, R: Rules> Keeper<G, R> {
         Door::of(self.ground.load(layout::DOOR).await)
     }
 
-    /// Makes a file known under a number below the shape's. No file is known under two, nor again after it was
-    /// retired, while processes have it open. A file that had the number before must have been retired.
+    /// Makes a file known under a number below the shape's. No file is known under two, nor again after it
+    /// was retired, while processes have it open. A file that had the number before must have been retired.
     /// `None`: calls that may mean the old file are still running; try again.
     ///
     /// # Panics

@@ -28,7 +28,8 @@ pub(super) const LEASES_PER_REQUEST: usize = 3;
 
 /// Starts the tasks that maintain the leases of the process `home`.
 pub(super) fn start(run: &Rc<Run>) {
-    start_by(run, post_of(run));
+    start_keeper(run, post_of(run));
+    start_mover(run);
 }
 
 /// The post of the process `home`, through which it asks others.
@@ -36,7 +37,8 @@ pub(super) fn post_of(run: &Run) -> Rc<Post> {
     Post::open(&run.plane, run.home(), |_| Box::pin(std::future::ready(None)))
 }
 
-pub(super) fn start_by(run: &Rc<Run>, post: Rc<Post>) {
+/// Starts what does not touch files.
+pub(super) fn start_keeper(run: &Rc<Run>, post: Rc<Post>) {
     let keeper = Rc::new(Keeper { run: run.clone(), post });
     run.tasks.spawn(run.home(), keeper.clone().maintain_leases());
     for node in &run.nodes {
@@ -45,6 +47,9 @@ pub(super) fn start_by(run: &Rc<Run>, post: Rc<Post>) {
     run.tasks.spawn(run.home(), keeper.grow_when_wanted());
     let (watching, endpoint) = (run.clone(), run.endpoint(run.home()));
     run.tasks.spawn(run.home(), async move { watch_nodes(&watching.stock(), &endpoint).await });
+}
+
+pub(super) fn start_mover(run: &Rc<Run>) {
     let (moving, core) = (run.clone(), run.session(run.home()));
     run.tasks.spawn(run.home(), async move { move_out(&moving, &core).await });
 }

@@ -156,11 +156,13 @@ async fn adopt_files(run: &Rc<Run>, kept: &Kept, adoption: Adoption, post: Rc<Po
     run.note_regions();
     let store = Arc::new(StoreCore::keeping(run.stock(), legacy.words()).expect("a table of words"));
     *run.store.borrow_mut() = store.clone();
-    keeper::start_by(run, post);
+    keeper::start_keeper(run, post);
     let wanted: Vec<Option<u64>> = run.files.borrow().iter().map(|(_, file)| file.kept_id()).collect();
     let adopted = store.adopt(kept, adoption, |id| wanted.contains(&Some(id)));
     run.world.note("another owner takes over {} files", &[adopted.len() as u64]);
     store.settle(&run.session(run.home()), &adopted).await;
+    // As in production: nothing is moved before it is settled.
+    keeper::start_mover(run);
     for ((number, file), id) in run.files.borrow_mut().iter_mut().zip(wanted) {
         match id.and_then(|id| adopted.get(&id)) {
             Some(found) => *file = found.clone(),
