@@ -87,11 +87,11 @@ impl<G: Ground, R: Rules> Caller<G, R> {
         to: &mut [u8],
         pread: impl AsyncFnOnce(&mut [u8]) -> io::Result<usize>,
     ) -> io::Result<Outcome> {
-        self.in_place(async |caller| caller.read_in_place(file, block, to, pread).await).await
+        self.occupying(async |caller| caller.read_occupying(file, block, to, pread).await).await
     }
 
-    /// Carries a call out in the place of this process (C4).
-    async fn in_place<T>(&mut self, call: impl AsyncFnOnce(&mut Self) -> T) -> T {
+    /// Enters this process's place, runs a call, and leaves the place (C4).
+    async fn occupying<T>(&mut self, call: impl AsyncFnOnce(&mut Self) -> T) -> T {
         let place = self.layout.place(self.place);
         grace::enter(&self.ground, place).await;
         let done = call(self).await;
@@ -99,7 +99,7 @@ impl<G: Ground, R: Rules> Caller<G, R> {
         done
     }
 
-    async fn read_in_place(
+    async fn read_occupying(
         &mut self,
         file: FileRef,
         block: u32,
@@ -216,10 +216,7 @@ impl<G: Ground, R: Rules> Caller<G, R> {
                 continue;
             }
             self.next_hint = (hint + 1) % hints;
-            let slot = (found - 1) as u32;
-            if slot >= self.layout.shape().slots {
-                continue;
-            }
+            let Some(slot) = self.layout.hinted(found) else { continue };
             let free = SlotWord(self.ground.load(self.layout.slot(slot)).await);
             let taken = free.next(SlotState::Taken, self.place);
             if free.state() == SlotState::Free
@@ -280,7 +277,7 @@ impl<G: Ground, R: Rules> Caller<G, R> {
         if blocks > MAX_BLOCKS || first.checked_add(blocks).is_none() {
             return self.change(file, pwrite).await;
         }
-        self.in_place(async |caller| {
+        self.occupying(async |caller| {
             let door = caller.ground.load(layout::DOOR).await;
             if Door::of(door) == Door::Closed {
                 return pwrite().await;
@@ -357,7 +354,7 @@ impl<G: Ground, R: Rules> Caller<G, R> {
         file: FileRef,
         change: impl AsyncFnOnce() -> io::Result<T>,
     ) -> io::Result<T> {
-        self.in_place(async |caller| {
+        self.occupying(async |caller| {
             let door = caller.ground.load(layout::DOOR).await;
             if Door::of(door) == Door::Closed || !caller.is_current(file).await {
                 return change().await;
@@ -376,7 +373,7 @@ impl<G: Ground, R: Rules> Caller<G, R> {
 
     /// Makes a file's pages unreachable for good: it was unlinked.
     pub async fn retire(&mut self, file: FileRef) {
-        self.in_place(async |caller| {
+        self.occupying(async |caller| {
             if caller.is_current(file).await && R::retires_files() {
                 caller.update_file(file.file, FileWord::retired).await;
             }

@@ -15,10 +15,12 @@ const COMMON_WORDS: usize = 8;
 const PLACE_WORDS: usize = 8;
 const FILE_WORDS: usize = 8;
 const BUCKET_WORDS: usize = 16;
-/// One hint for so many slots, which is more than the keeper keeps free,
+/// Slots for each hint: there are more hints than slots that the keeper keeps free.
 const HINT_DIVISOR: u32 = 32;
-/// but at least this many, or one for each slot.
+/// Fewest hints, if there are that many slots.
 const HINTS_MIN: u32 = 1024;
+/// Most hints: each sweep loads all of them.
+pub(crate) const HINTS_MAX: u32 = 8192;
 
 /// Most places: it bounds the counts in headers and in the words of files.
 pub const MAX_PLACES: u32 = 4_096;
@@ -52,8 +54,8 @@ pub(crate) const NEXT_ID: usize = 2;
 pub(crate) const NEXT_BIRTH: usize = 3;
 
 impl Layout {
-    /// The layout of a cache. There are at least 1.75 entries for each slot: with fewer, full buckets give
-    /// pages up for which there is a slot.
+    /// The layout of a cache. There are at least 1.75 entries for each slot: with fewer, more pages would
+    /// lose their entries to full buckets while slots are free.
     ///
     /// # Panics
     /// If there are more than [`MAX_PLACES`] places or [`MAX_SLOTS`] slots.
@@ -61,7 +63,7 @@ impl Layout {
         assert!(shape.places <= MAX_PLACES, "{} places: at most {MAX_PLACES}", shape.places);
         assert!(shape.slots <= MAX_SLOTS, "{} slots: at most {MAX_SLOTS}", shape.slots);
         let buckets = shape.slots.div_ceil(4).max(1);
-        let hints = (shape.slots / HINT_DIVISOR).max(HINTS_MIN.min(shape.slots)).max(1);
+        let hints = (shape.slots / HINT_DIVISOR).clamp(HINTS_MIN.min(shape.slots), HINTS_MAX).max(1);
         Layout { shape, buckets, hints }
     }
 
@@ -121,6 +123,12 @@ impl Layout {
 
     pub(crate) fn hint(&self, hint: u32) -> usize {
         self.slot(self.shape.slots) + hint as usize
+    }
+
+    /// The slot that the word of a hint names.
+    pub(crate) fn hinted(&self, word: u64) -> Option<u32> {
+        let slot = u32::try_from(word.checked_sub(1)?).ok()?;
+        (slot < self.shape.slots).then_some(slot)
     }
 
     /// The bucket of a file's block. It does not depend on the file's id, so that a writer finds it whatever

@@ -41,12 +41,13 @@ mod places;
 mod policy;
 mod rules;
 mod shared;
+mod slot_set;
 mod words;
 
 pub use caller::{Caller, FileRef, Outcome};
 pub use ground::Ground;
 pub use keeper::{Census, Keeper};
-pub use layout::{Layout, MAX_PLACES, Shape};
+pub use layout::{Layout, MAX_PLACES, MAX_SLOTS, Shape};
 pub use rules::{Rules, Shipped};
 pub use shared::{Shared, Slots};
 pub use words::Door;

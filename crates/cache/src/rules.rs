@@ -6,6 +6,11 @@ pub trait Rules {
     /// Bits of an entry's generation that are counted. A simulation counts few, so that they repeat.
     const GENERATION_MASK: u64 = (1 << 29) - 1;
 
+    /// Slots of a lap that one sweep looks at, besides those that callers have taken. Large enough that a lap
+    /// over 128 GiB takes about a thousand sweeps. A simulation uses fewer, so that its laps take several
+    /// sweeps, too.
+    const SLOTS_PER_SWEEP: u32 = 1 << 14;
+
     /// Whether a page may be admitted. `before`: the bucket's header when the page was read or written.
     /// `now`: the header after the entry was taken. `writers`: how many other processes `before` counts
     /// (C2).

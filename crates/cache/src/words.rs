@@ -8,6 +8,9 @@
 //! slot        sequence:30 | state:2 | owner:32    a place if taken, an entry if used
 //! door        generation:62 | state:2
 //! ```
+//!
+//! Arithmetic on words that were loaded wraps or saturates: a process with an error may have stored anything
+//! there, and no other process may panic because of it.
 
 use crate::caller::MAX_BLOCKS;
 use crate::layout::MAX_PLACES;
@@ -188,6 +191,8 @@ pub(crate) enum SlotState {
     Taken = 1,
     /// An entry has it, or had it until it was emptied.
     Used = 2,
+    /// Its memory is not there.
+    Absent = 3,
 }
 
 /// The state of a slot, and the place or entry that owns it.
@@ -199,7 +204,7 @@ impl SlotWord {
         match self.0 >> 32 & 3 {
             1 => SlotState::Taken,
             2 => SlotState::Used,
-            // 3 is never stored.
+            3 => SlotState::Absent,
             _ => SlotState::Free,
         }
     }
@@ -216,7 +221,7 @@ impl SlotWord {
 }
 
 /// What may be done now (C5).
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Door {
     /// Processes use their files as if there were no cache.
     Closed = 0,
@@ -235,14 +240,9 @@ impl Door {
         }
     }
 
-    /// The next state on the way to another one.
+    /// The next state on the way to `to`.
     pub(crate) fn towards(self, to: Door) -> Door {
-        match (self, to) {
-            (Door::Closed, Door::Closed) => Door::Closed,
-            (Door::Open, Door::Open) => Door::Open,
-            (Door::Invalidating, _) => to,
-            (Door::Closed | Door::Open, _) => Door::Invalidating,
-        }
+        if self == to || self == Door::Invalidating { to } else { Door::Invalidating }
     }
 
     /// The word for another state. The words of the door repeat only after 2^62 changes.

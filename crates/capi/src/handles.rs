@@ -13,6 +13,7 @@ use rustix_futex_sync::RwLock;
 use crate::error::Failure;
 use crate::file::OpenFile;
 use crate::pool::Connection;
+use crate::workers;
 
 /// A handle of a connection, as C passes it. It is checked when it is used.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -43,16 +44,19 @@ static MINDS_FORKS: AtomicBool = AtomicBool::new(false);
 extern "C" fn begin_anew() {
     // Relaxed: the child has one thread.
     HANDLES.store(std::ptr::null_mut(), Ordering::Relaxed);
+    workers::become_no_worker();
 }
 
 fn handles() -> &'static RwLock<Handles> {
     // Acquire: pairs with the release below, which publishes the lock's own bytes.
     let mut found = HANDLES.load(Ordering::Acquire);
     if found.is_null() {
-        // Relaxed: exactly one thread registers, and only a fork after the first connection matters.
-        if !MINDS_FORKS.swap(true, Ordering::Relaxed) {
-            // SAFETY: the function only stores one word, which is allowed in a forked child.
+        // Every thread that finds no table registers before it publishes one, so that no child keeps a table
+        // of its parent. Twice does no harm. Relaxed: the order within this thread is enough.
+        if !MINDS_FORKS.load(Ordering::Relaxed) {
+            // SAFETY: the function only stores two words, which is allowed in a forked child.
             unsafe { libc::pthread_atfork(None, None, Some(begin_anew)) };
+            MINDS_FORKS.store(true, Ordering::Relaxed);
         }
         let fresh = Box::into_raw(Box::default());
         match HANDLES.compare_exchange(

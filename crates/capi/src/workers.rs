@@ -28,6 +28,11 @@ thread_local! {
     static IS_WORKER: Cell<bool> = const { Cell::new(false) };
 }
 
+/// The calling thread is all that is left of a process that forked, perhaps in a callback.
+pub(crate) fn become_no_worker() {
+    IS_WORKER.set(false);
+}
+
 /// Refuses to wait on a thread of the library: the thread might wait for an operation that is its own work
 /// (W3).
 pub(crate) fn must_not_wait() -> Result<(), Failure> {

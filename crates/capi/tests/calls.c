@@ -11,7 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { MIB = 1 << 20, THREADS = 4, ROUNDS = 50, PIECE = 10000, FORKS = 8, SECONDS = 120 };
+enum { MIB = 1 << 20, THREADS = 4, ROUNDS = 50, PIECE = 10000, FORKS = 8, HANG_S = 120 };
 
 static farpool *pool;
 static atomic_long reported;
@@ -94,7 +94,7 @@ static void begins_anew_in_a_child(const char *broker) {
     pid_t child = fork();
     assert(child >= 0);
     if (child == 0) {
-        alarm(SECONDS); /* a parent's alarm does not wake its child */
+        alarm(HANG_S); /* a child does not inherit the alarm */
         farpool *own;
         farpool_file *mine;
         struct farpool_options options = {.broker = broker};
@@ -219,14 +219,14 @@ static void reports_every_operation_once(void) {
 
 int main(int argc, char **argv) {
     assert(argc == 2);
-    alarm(SECONDS); /* ends a test that hangs */
+    alarm(HANG_S); /* ends a test that hangs */
     /* The limit leaves some memory for other connections. */
     struct farpool_options options = {.broker = argv[1], .transport = "auto", .limit_bytes = 6 * MIB};
     assert(farpool_connect(&options, &pool) == 0);
     assert(strlen(farpool_version()) >= 5);
     refuses_what_makes_no_sense(argv[1]);
     refuses_handles_that_are_not_open(argv[1]);
-    for (int i = 0; i < FORKS; i++)
+    for (int i = 0; i < FORKS; i++) /* several: a lock is hit by a fork only sometimes */
         begins_anew_in_a_child(argv[1]);
     keeps_what_was_written();
     gives_memory_back();

@@ -5,7 +5,8 @@
 //! to other runnable threads. It spins for long when recent waits were short, for less and less time when
 //! they were not, and not at all on a single processor.
 
-use std::sync::LazyLock;
+use std::num::NonZero;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// Longest spin: the round trip of a full queue of 8 KiB reads over loopback, with some reserve.
@@ -22,11 +23,17 @@ const LOOKS_PER_YIELD: u32 = 4;
 const SHARED_YIELD: Duration = Duration::from_micros(1);
 
 /// Whether the peer has a processor to run on while this thread spins. The system is asked once, since that
-/// reads files.
+/// reads files. (Not a `LazyLock`: if the process forks while another thread computes it, a child would wait
+/// for that thread for ever.)
 pub(crate) fn may_spin() -> bool {
-    static SEVERAL_CORES: LazyLock<bool> =
-        LazyLock::new(|| std::thread::available_parallelism().is_ok_and(|cores| cores.get() > 1));
-    *SEVERAL_CORES
+    static CORES: AtomicUsize = AtomicUsize::new(0);
+    // Relaxed, also below: threads that find 0 compute the same.
+    let mut cores = CORES.load(Ordering::Relaxed);
+    if cores == 0 {
+        cores = std::thread::available_parallelism().map_or(1, NonZero::get);
+        CORES.store(cores, Ordering::Relaxed);
+    }
+    cores > 1
 }
 
 /// The spin budget of one waiting thread.

@@ -1,12 +1,11 @@
 //! A regular file as the mount holds it: its far memory, and how writing changes its attributes.
 
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
-use std::thread;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use farpool_file::FarFile;
 use fuser::Errno;
-use rustix_futex_sync::Mutex;
+use parking_lot::Mutex;
 
 use crate::guests::{Doors, Growth};
 
@@ -148,20 +147,6 @@ impl Body {
 
     pub(crate) fn has_writers(&self) -> bool {
         self.writers.load(Ordering::Relaxed) > 0
-    }
-
-    /// Waits until the flusher is not telling the kernel the size, at most for this long. Returns whether it
-    /// has ended.
-    pub(crate) fn is_told_within(&self, limit: Duration) -> bool {
-        const PAUSE: Duration = Duration::from_micros(50);
-        let give_up_at = Instant::now() + limit;
-        while self.telling.try_lock().is_none() {
-            if Instant::now() >= give_up_at {
-                return false;
-            }
-            thread::sleep(PAUSE);
-        }
-        true
     }
 
     pub(crate) fn poison(&self) {

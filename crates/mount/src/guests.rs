@@ -26,7 +26,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use fuser::{Errno, INodeNo, ReplyIoctl};
-use rustix_futex_sync::Mutex;
+use parking_lot::Mutex;
 
 use farpool_file::FileError;
 use farpool_wire::{GUEST_VERSION, REGISTER, Registered, UNREGISTER};

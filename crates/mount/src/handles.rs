@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use rustix_futex_sync::RwLock;
+use parking_lot::RwLock;
 
 use crate::body::Body;
 use crate::namespace::Ino;

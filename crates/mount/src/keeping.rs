@@ -9,7 +9,7 @@ use std::time::SystemTime;
 
 use farpool_file::{FarFile, FileStore};
 use farpool_keep::{Journal, Kept};
-use rustix_futex_sync::RwLockWriteGuard;
+use parking_lot::RwLockWriteGuard;
 
 use crate::body::Body;
 use crate::namespace::{Budget, MAX_INODES, Namespace, Ownership, kept_bodies};

@@ -9,14 +9,15 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use farpool_fabric::block_on;
+
 use crate::pool::Shared;
 use crate::session::{Confined, Direction, Failure, Way};
 use crate::space::Extent;
-use crate::turns::Turns;
-use farpool_fabric::block_on;
+use crate::timed_mutex::TimedMutex;
 
-/// How long a borrower waits for one busy sibling: as long as a few operations take on a busy machine. The
-/// sibling gives a waiting thread its turn between two of them.
+/// How long a borrower waits for one busy sibling: as long as a few operations take on a busy machine. A
+/// busy sibling lets a waiting thread in between two of them (T1 of `timed_mutex.rs`).
 const WAIT_FOR_ONE: Duration = Duration::from_millis(50);
 
 /// The outcome of asking siblings.
@@ -39,7 +40,7 @@ pub(crate) trait Siblings: Send + Sync {
 pub(crate) struct OtherSessions {
     pub(crate) shared: Weak<Shared>,
     /// The borrower's own session, which the borrower has locked.
-    pub(crate) own: Weak<Turns<Confined>>,
+    pub(crate) own: Weak<TimedMutex<Confined>>,
 }
 
 impl Siblings for OtherSessions {
@@ -136,21 +137,21 @@ mod tests {
             Process { world, shared, extent: extent(&node(NODE.0), 0, 1) }
         }
 
-        fn session(&self) -> Arc<Turns<Confined>> {
+        fn session(&self) -> Arc<TimedMutex<Confined>> {
             let session = Arc::new_cyclic(|own| {
                 let core = self.world.core(Leases::new(&self.world));
-                Turns::new(Confined(core.among(Arc::new(self.others(own)))))
+                TimedMutex::new(Confined(core.among(Arc::new(self.others(own)))))
             });
             self.shared.register_session(Arc::downgrade(&session));
             session
         }
 
-        fn others(&self, own: &Weak<Turns<Confined>>) -> OtherSessions {
+        fn others(&self, own: &Weak<TimedMutex<Confined>>) -> OtherSessions {
             OtherSessions { shared: Arc::downgrade(&self.shared), own: own.clone() }
         }
 
         /// A session with a connection, the first of all, and what a session without one borrows from.
-        fn lender(&self) -> (Arc<Turns<Confined>>, OtherSessions) {
+        fn lender(&self) -> (Arc<TimedMutex<Confined>>, OtherSessions) {
             let lender = self.session();
             self.world.read(&lender.lock().0, &self.extent, 1).unwrap();
             (lender, self.others(&Weak::new()))

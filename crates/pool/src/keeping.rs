@@ -103,12 +103,12 @@ pub(crate) struct KeptRegion {
 }
 
 impl KeptRegion {
-    /// Whether it is there still, in the overflow directory.
+    /// Whether the region still exists, in the overflow directory.
     pub(crate) fn is_in_overflow(&self) -> bool {
         self.id.node == OVERFLOW_NODE && !self.is_gone
     }
 
-    /// Whether it is there still, on a node.
+    /// Whether the region still exists, on a node.
     pub(crate) fn is_lent(&self) -> bool {
         self.id.node != OVERFLOW_NODE && !self.is_gone
     }

@@ -37,7 +37,7 @@ mod session;
 mod sharing;
 mod space;
 mod stock;
-mod turns;
+mod timed_mutex;
 mod watch;
 
 pub use adoption::Adoption;

@@ -24,7 +24,7 @@ use crate::session::{Confined, Session};
 use crate::sharing;
 use crate::space::{EXTENT_BYTES, Extent};
 use crate::stock::{Capacity, Stock, StockConfig};
-use crate::turns::Turns;
+use crate::timed_mutex::TimedMutex;
 use crate::watch::Watch;
 
 /// How to reach the pool, and how much of it to use.
@@ -78,7 +78,7 @@ struct Inner {
 pub(crate) struct Shared {
     pub(crate) config: PoolConfig,
     pub(crate) stock: Arc<Stock>,
-    pub(crate) sessions: Mutex<Vec<Weak<Turns<Confined>>>>,
+    pub(crate) sessions: Mutex<Vec<Weak<TimedMutex<Confined>>>>,
     /// Which session a borrower tries first: each in turn.
     pub(crate) next_lender: AtomicUsize,
 }
@@ -273,13 +273,13 @@ impl Pool {
 }
 
 impl Shared {
-    pub(crate) fn register_session(&self, session: Weak<Turns<Confined>>) {
+    pub(crate) fn register_session(&self, session: Weak<TimedMutex<Confined>>) {
         let mut sessions = self.sessions.lock();
         sessions.retain(|session| session.strong_count() > 0);
         sessions.push(session);
     }
 
-    pub(crate) fn sessions(&self) -> Vec<Arc<Turns<Confined>>> {
+    pub(crate) fn sessions(&self) -> Vec<Arc<TimedMutex<Confined>>> {
         self.sessions.lock().iter().filter_map(Weak::upgrade).collect()
     }
 }

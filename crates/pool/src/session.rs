@@ -33,7 +33,7 @@ use crate::pool::Shared;
 use crate::region::{LeasedRegion, NodeState};
 use crate::space::Extent;
 use crate::stock::{LeaseKeeper, RetryPolicy};
-use crate::turns::Turns;
+use crate::timed_mutex::TimedMutex;
 use crate::watch::endpoint;
 
 /// Room for two transfers of the largest size, each extended to whole blocks at both ends.
@@ -52,7 +52,7 @@ const CROWDED_FOR: Millis = Millis(1_000);
 /// The blocking interface of a session. Any thread may use it, one at a time.
 #[derive(Clone)]
 pub struct Session {
-    confined: Arc<Turns<Confined>>,
+    confined: Arc<TimedMutex<Confined>>,
 }
 
 /// A session locked by one thread.
@@ -74,7 +74,9 @@ impl Session {
         let confined = Arc::new_cyclic(|own| {
             let siblings = OtherSessions { shared: Arc::downgrade(&shared), own: own.clone() };
             let endpoint = endpoint(&shared, ARENA_BYTES, NODE_DEADLINE);
-            Turns::new(Confined(SessionCore::new(shared.stock.clone(), endpoint).among(Arc::new(siblings))))
+            TimedMutex::new(Confined(
+                SessionCore::new(shared.stock.clone(), endpoint).among(Arc::new(siblings)),
+            ))
         });
         shared.register_session(Arc::downgrade(&confined));
         Session { confined }

@@ -16,6 +16,7 @@ use std::time::Duration;
 use farpool_cache::{Door, FileRef, Layout, Shape};
 use farpool_fabric::sim::{Executor, HostId, ProcessId, Random, Tasks, World, WorldConfig};
 
+use crate::mutation;
 use crate::notebook::Notebook;
 use crate::register::{Touch, check};
 use crate::runner::{RunReport, Scenario, run_to_end};
@@ -126,7 +127,7 @@ impl Run {
 }
 
 fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
-    broken::set(mutation);
+    mutation::set(mutation);
     let mut random = Random::new(seed, 50);
     let world = World::new(WorldConfig { trace, ..WorldConfig::new(seed) });
     let executor = Executor::new(world.clone());

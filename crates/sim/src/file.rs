@@ -32,6 +32,7 @@ use farpool_lease::Millis;
 use farpool_pool::{EXTENT_BYTES, LeaseKeeper, LeasedRegion, NODE_DEADLINE, SessionCore, Stock};
 use farpool_wire::{MAX_TRANSFER_BYTES, NodeId, OwnerId, SessionId};
 
+use crate::mutation;
 use crate::plane::broker::Broker;
 use crate::plane::node::Node;
 use crate::plane::post::Delivery;
@@ -303,7 +304,7 @@ fn nodes_of(
 }
 
 fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
-    broken::set(mutation);
+    mutation::set(mutation);
     let mut random = Random::new(seed, 30);
     let is_redundant = random.chance(worlds::REDUNDANT_PERMILLE) && mutation != Some(LATE_FORGOTTEN);
     // A separate stream of randomness, so that the worlds of existing seeds stay the same.

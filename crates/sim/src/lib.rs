@@ -15,7 +15,7 @@ mod file;
 mod hash;
 mod lending;
 mod members;
-mod mutated;
+mod mutation;
 mod notebook;
 mod place;
 mod plane;

@@ -30,6 +30,7 @@ use farpool_wire::{Epoch, NodeId, RegionId, SessionId};
 use rustix_futex_sync::Mutex;
 
 use crate::lending::{LendingHost, LendingNode, key_of};
+use crate::mutation;
 use crate::runner::{RunReport, Scenario, run_to_end};
 use crate::staying::Left;
 use crate::transacting::Ledger;
@@ -210,7 +211,7 @@ impl Run {
 }
 
 fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
-    broken::set(mutation);
+    mutation::set(mutation);
     let mut random = Random::new(seed, 10);
     let faults = FaultKinds::draw(&mut random);
     let world = world_of(seed, trace, faults, &mut random);

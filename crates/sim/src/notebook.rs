@@ -1,5 +1,5 @@
-//! What the participants of a run take from it, and leave for its judge: names, streams of randomness, and
-//! complaints.
+//! What a run gives its parts (names and streams of randomness), and what they report to its judge
+//! (complaints).
 
 use std::cell::{Cell, RefCell};
 
@@ -11,22 +11,23 @@ const FIRST_STREAM: u64 = 1_000;
 pub(crate) struct Notebook {
     pub(crate) world: World,
     seed: u64,
-    /// The last name given to a session, a grant, a stream of randomness or a written value.
-    names: Cell<u64>,
+    /// A name is a number that is given once in a run: to a session, a grant, a stream of randomness, a
+    /// value or a moment. This is the last one.
+    last_name: Cell<u64>,
     pub(crate) complaints: RefCell<Vec<String>>,
 }
 
 impl Notebook {
     pub(crate) fn new(world: World, seed: u64) -> Self {
-        Notebook { world, seed, names: Cell::new(0), complaints: RefCell::default() }
+        Notebook { world, seed, last_name: Cell::new(0), complaints: RefCell::default() }
     }
 
     pub(crate) fn next_name(&self) -> u64 {
-        self.names.set(self.names.get() + 1);
-        self.names.get()
+        self.last_name.set(self.last_name.get() + 1);
+        self.last_name.get()
     }
 
-    /// A new stream of randomness for each caller.
+    /// A stream of randomness that no other caller gets.
     pub(crate) fn random(&self) -> Random {
         Random::new(self.seed, FIRST_STREAM + self.next_name())
     }

@@ -47,6 +47,7 @@ use farpool_txn::{Memory, MemoryError, Oracle, Piece, RecordId, RecordLayout, Ta
 use farpool_wire::{Epoch, GrantMode, NodeId, Refusal, RegionId, SessionId};
 
 use crate::lending::{LendingHost, LendingNode, key_of};
+use crate::mutation;
 use crate::runner::{RunReport, Scenario, run_to_end};
 use crate::staying::Left;
 use crate::transacting::{DATA_WORDS, Ledger};
@@ -150,25 +151,13 @@ impl Run {
         }
     }
 
-    fn next_name(&self) -> u64 {
-        self.ledger.notes.next_name()
-    }
-
-    fn random(&self) -> Random {
-        self.ledger.notes.random()
-    }
-
-    fn complain(&self, what: String) {
-        self.ledger.notes.complain(what);
-    }
-
     fn node(&self, node: NodeId) -> &LendingNode {
         self.nodes.iter().find(|found| found.peer.node == node).expect("a node of this run")
     }
 
     /// Opens a grant of all regions, for one process.
     fn grant(&self) -> Epoch {
-        let grant = Epoch(100 + self.next_name());
+        let grant = Epoch(100 + self.ledger.notes.next_name());
         for node in &self.nodes {
             for region in 0..REGIONS {
                 node.memory.regions.open_grant(region, grant, key_of(grant), GrantMode::ReadWrite);
@@ -235,7 +224,7 @@ impl Run {
         let endpoint = Endpoint::new(EndpointConfig {
             transport: self.world.transport(process, path),
             clock: Rc::new(self.world.clock(host)),
-            session_ids: Box::new(move || SessionId(run.next_name())),
+            session_ids: Box::new(move || SessionId(run.ledger.notes.next_name())),
             arena_bytes: if self.situations.has_crowds { crowd::ARENA_BYTES } else { ARENA_BYTES },
             deadline,
         });
@@ -344,7 +333,7 @@ const REGIONS: u32 = 4;
 const OWNER: Epoch = Epoch(7);
 
 fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
-    broken::set(mutation);
+    mutation::set(mutation);
     let mut random = Random::new(seed, 10);
     let situations = Situations::draw(seed);
     let world = world_of(seed, trace, &mut random);
@@ -365,7 +354,7 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
     inspector::start(&run, &mut random);
     auditor::start(&run);
     let (panicked, failure) = run_to_end(executor, RUN_NS, || run.left.get());
-    failure.into_iter().for_each(|what| run.complain(what));
+    failure.into_iter().for_each(|what| run.ledger.notes.complain(what));
     let history = run.ledger.history.take();
     let mut violations = run.ledger.notes.complaints.take();
     violations.extend(judge(&history).err().map(|violation| violation.to_string()));
@@ -383,7 +372,7 @@ fn world_of(seed: u64, trace: bool, random: &mut Random) -> World {
         stall: Some(Span::new(2_000, 100_000)),
         ..Faults::default()
     };
-    let mutation = broken::is(broken::BUSY_FORGOTTEN).then_some(Mutation::BusyForgotten);
+    let mutation = mutation::is(broken::BUSY_FORGOTTEN).then_some(Mutation::BusyForgotten);
     World::new(WorldConfig { network: Network::default(), faults, mutation, trace, ..WorldConfig::new(seed) })
 }
 

@@ -207,9 +207,7 @@ impl FarFs {
         let resize = || with_session(&self.store, |session| body.far.set_size(session, size));
         let resized = contained(&self.bell, resize);
         // The flusher must not tell the kernel an earlier, larger size after this request is answered.
-        if !body.is_told_within(PATIENCE) {
-            return Err(Errno::EIO.into());
-        }
+        drop(body.telling.try_lock_for(PATIENCE).ok_or(Errno::EIO)?);
         match resized {
             Some(resized) => {
                 resized?;

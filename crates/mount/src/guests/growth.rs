@@ -18,7 +18,7 @@
 //!     attributes and to new links. Such a request first ends the growth for good. So the size in the answer
 //!     holds until the kernel itself changes it, and no such answer is in flight when growth begins.
 
-use rustix_futex_sync::Mutex;
+use parking_lot::Mutex;
 
 use farpool_file::FarFile;
 

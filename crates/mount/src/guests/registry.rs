@@ -11,7 +11,7 @@ use std::time::Instant;
 use farpool_throttle::Throttle;
 use farpool_wire::TICKET_BYTES;
 use fuser::{Errno, INodeNo};
-use rustix_futex_sync::Mutex;
+use parking_lot::Mutex;
 
 use crate::body::Body;
 use crate::fs::Kernel;

@@ -2,8 +2,7 @@
 
 use farpool_cache::{Rules, Shipped};
 
-pub(super) use crate::mutated::set;
-use crate::mutated::{get, is};
+use crate::mutation::{get, is};
 
 /// A page is admitted without another look at the header of its bucket.
 const HEADER_UNCHECKED: &str = "header-not-checked-before-admission";
@@ -42,6 +41,8 @@ pub(super) enum Broken {}
 impl Rules for Broken {
     /// So few that generations repeat all the time: only the wait for places tells entries apart.
     const GENERATION_MASK: u64 = 1;
+    /// Fewer than most runs have slots: a lap takes several sweeps.
+    const SLOTS_PER_SWEEP: u32 = 3;
 
     fn may_admit(before: u64, now: u64, writers: u64) -> bool {
         match get() {

@@ -18,9 +18,13 @@ const MISHAP_NS: [u64; 2] = [4_000, 40_000];
 const KEEPER_DEATHS: u32 = 6;
 /// The share of a keeper's rounds in which it wants another state of the door, in thousandths.
 const TURNS_PERMILLE: [u32; 3] = [0, 150, 600];
+/// How likely a mishap of a slot is that its memory goes or comes, in thousandths.
+const MEMORY_PERMILLE: u32 = 300;
+/// How likely the keeper is to learn in a round that a slot's memory has come or gone, in thousandths.
+const LEARNS_PERMILLE: u32 = 300;
 const PAUSE_NS: u64 = 60_000;
-/// Rounds of the keeper within which everything is free again once nobody uses the cache.
-const LAST_ROUNDS: u32 = 40;
+/// Rounds within which the keeper has settled every slot once nobody uses the cache.
+const LAST_ROUNDS: u32 = 100;
 
 /// Starts all processes of a run.
 pub(super) fn start<R: Rules + 'static>(run: &Rc<Run>, processes: u32, random: &mut Random) {
@@ -186,6 +190,10 @@ fn start_keeper<R: Rules + 'static>(run: &Rc<Run>, turns_permille: u32, deaths: 
         let mut random = run.notes.random();
         let mut keeper = Keeper::<_, R>::start(Access(run.memory.clone()), run.layout).await;
         let mut wanted = Door::Open;
+        // A new keeper is told of every slot.
+        let mut told: Vec<bool> =
+            (0..run.layout.shape().slots).map(|slot| !run.memory.has_memory(slot)).collect();
+        tell_of_memory(&run, &mut keeper, &mut told, || true).await;
         while run.is_busy.get() || !run.living.borrow().is_empty() {
             run.world.sleep(Duration::from_nanos(random.below(KEEPER_RESTS_NS))).await;
             keeper.clear_dead(|holder| run.is_alive(holder)).await;
@@ -193,11 +201,12 @@ fn start_keeper<R: Rules + 'static>(run: &Rc<Run>, turns_permille: u32, deaths: 
                 wanted = DOORS[random.index(DOORS.len())];
             }
             step_door(&run, &mut keeper, wanted).await;
+            tell_of_memory(&run, &mut keeper, &mut told, || random.chance(LEARNS_PERMILLE)).await;
             keeper.sweep().await;
             add_new_files(&run, &mut keeper).await;
         }
         if deaths == 0 {
-            judge_end::<R>(&run, &mut keeper).await;
+            judge_end::<R>(&run, &mut keeper, told).await;
         }
     });
 }
@@ -212,6 +221,28 @@ async fn step_door<R: Rules>(run: &Run, keeper: &mut Keeper<Access, R>, wanted: 
     }
 }
 
+/// Tells the keeper of slots whose memory has gone or is there again, if it `learns` of them now.
+async fn tell_of_memory<R: Rules>(
+    run: &Run,
+    keeper: &mut Keeper<Access, R>,
+    told: &mut [bool],
+    mut learns: impl FnMut() -> bool,
+) {
+    for (slot, told) in (0..).zip(told) {
+        let has_memory = run.memory.has_memory(slot);
+        if has_memory == *told || !learns() {
+            continue;
+        }
+        run.world.note("the keeper learns that slot {} has memory: {}", &[slot.into(), has_memory.into()]);
+        if has_memory {
+            keeper.restore_slots(slot..slot + 1);
+        } else {
+            keeper.withdraw_slots(slot..slot + 1);
+        }
+        *told = has_memory;
+    }
+}
+
 /// Makes files known that take the place of unlinked ones.
 async fn add_new_files<R: Rules>(run: &Run, keeper: &mut Keeper<Access, R>) {
     for index in 0..FILES as usize {
@@ -223,10 +254,26 @@ async fn add_new_files<R: Rules>(run: &Run, keeper: &mut Keeper<Access, R>) {
     }
 }
 
-/// Checks that everything recovers once nobody dies any more: no slot is lost, and pages are found again.
-async fn judge_end<R: Rules>(run: &Rc<Run>, keeper: &mut Keeper<Access, R>) {
+/// Checks that everything recovers once nobody dies any more: a slot whose memory has gone is left alone, no
+/// slot is lost, and pages are found again.
+async fn judge_end<R: Rules>(run: &Rc<Run>, keeper: &mut Keeper<Access, R>, mut told: Vec<bool>) {
+    // First without the memory of slot 0, then with all memory.
+    for absent in [1, 0] {
+        (0..run.layout.shape().slots).for_each(|slot| run.memory.set_memory(slot, slot >= absent));
+        tell_of_memory(run, keeper, &mut told, || true).await;
+        if let Err(why) = settle(run, keeper, absent).await {
+            return run.notes.complain(why);
+        }
+    }
+    check_blocks_are_found(run, keeper).await;
+}
+
+/// Runs the keeper until the door is open, all files are known and every slot is settled.
+async fn settle<R: Rules>(run: &Run, keeper: &mut Keeper<Access, R>, absent: u32) -> Result<(), String> {
     let slots = run.layout.shape().slots;
-    let is_complete = |census: Census| census.free > 0 && census.free + census.pages == slots;
+    let is_complete = |census: Census| {
+        census.free > 0 && census.absent == absent && census.free + census.pages + absent == slots
+    };
     let mut census = keeper.sweep().await;
     for _ in 0..LAST_ROUNDS {
         keeper.clear_dead(|holder| run.is_alive(holder)).await;
@@ -236,14 +283,13 @@ async fn judge_end<R: Rules>(run: &Rc<Run>, keeper: &mut Keeper<Access, R>) {
         let all_are_known =
             run.files.borrow().iter().all(|(number, _)| !run.unlinked.borrow().contains(number));
         if keeper.door().await == Door::Open && all_are_known && is_complete(census) {
-            break;
+            return Ok(());
         }
     }
-    if !is_complete(census) {
-        run.notes.complain(format!("of {slots} slots {census:?} are left"));
-        return;
-    }
-    check_blocks_are_found(run, keeper).await;
+    let door = keeper.door().await;
+    Err(format!(
+        "not settled after {LAST_ROUNDS} rounds: {census:?} of {slots} slots, {absent} without memory; door {door:?}"
+    ))
 }
 
 /// Checks that each block is found after it was read from the disk.
@@ -261,8 +307,8 @@ async fn check_blocks_are_found<R: Rules>(run: &Rc<Run>, keeper: &mut Keeper<Acc
                 run.notes
                     .complain(format!("block {block} of file {:?} is not found after it was read", file.0));
             }
-            // The first sweep evicts, the second one makes the slot a suspect, the third one frees it.
-            for _ in 0..3 {
+            // The first sweep evicts, the second one frees the slot.
+            for _ in 0..2 {
                 keeper.sweep().await;
             }
         }
@@ -282,7 +328,12 @@ fn start_mishaps<R: Rules + 'static>(run: &Rc<Run>, (dies, pauses, breaks): (boo
         while run.world.now_ns() < end_ns {
             run.world.sleep(Duration::from_nanos(random.below(mishap_ns))).await;
             if breaks && random.chance(300) {
-                run.memory.break_slot(random.index(run.layout.shape().slots as usize));
+                let slot = random.below(run.layout.shape().slots.into()) as u32;
+                if random.chance(MEMORY_PERMILLE) {
+                    run.memory.set_memory(slot, !run.memory.has_memory(slot));
+                } else {
+                    run.memory.break_slot(slot);
+                }
                 continue;
             }
             let living: Vec<u64> = run.living.borrow().keys().copied().collect();

@@ -29,6 +29,8 @@ pub(super) struct Memory {
     words: RefCell<Vec<u64>>,
     /// `None`: what is there is not what was last written there.
     slots: RefCell<Vec<Option<[u8; PAGE]>>>,
+    /// Of each slot, whether it has memory.
+    has_memory: RefCell<Vec<bool>>,
 }
 
 /// The memory as a process sees it.
@@ -39,13 +41,31 @@ impl Memory {
     pub(super) fn new(world: &World, layout: &Layout, mut random: Random) -> Memory {
         let slow_permille = SLOW_PERMILLE[random.index(SLOW_PERMILLE.len())];
         let slots = vec![None; layout.shape().slots as usize];
+        let has_memory = RefCell::new(vec![true; slots.len()]);
         let words = RefCell::new(vec![0; layout.words()]);
-        Memory { world: world.clone(), random: random.into(), slow_permille, words, slots: slots.into() }
+        Memory {
+            world: world.clone(),
+            random: random.into(),
+            slow_permille,
+            words,
+            slots: slots.into(),
+            has_memory,
+        }
+    }
+
+    /// Gives a slot memory, or takes it away.
+    pub(super) fn set_memory(&self, slot: u32, has_memory: bool) {
+        self.has_memory.borrow_mut()[slot as usize] = has_memory;
+        self.break_slot(slot);
+    }
+
+    pub(super) fn has_memory(&self, slot: u32) -> bool {
+        self.has_memory.borrow()[slot as usize]
     }
 
     /// Makes the contents of a slot unreadable.
-    pub(super) fn break_slot(&self, slot: usize) {
-        self.slots.borrow_mut()[slot] = None;
+    pub(super) fn break_slot(&self, slot: u32) {
+        self.slots.borrow_mut()[slot as usize] = None;
     }
 
     /// Lets other processes run, perhaps.
@@ -115,8 +135,11 @@ impl Ground for Access {
         self.0.step().await;
         self.0.slots.borrow_mut()[slot as usize] = None;
         self.0.step().await;
-        self.0.slots.borrow_mut()[slot as usize] = Some(page.try_into().expect("a whole page"));
-        true
+        let has_memory = self.0.has_memory(slot);
+        if has_memory {
+            self.0.slots.borrow_mut()[slot as usize] = Some(page.try_into().expect("a whole page"));
+        }
+        has_memory
     }
 }
 

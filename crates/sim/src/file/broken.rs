@@ -7,8 +7,7 @@ use farpool_lease::Millis;
 use farpool_pool::{Extent, LeaseKeeper, NodeState, Sign, Stock};
 use farpool_wire::{BLOCK_BYTES, BlockWord, Epoch, RegionId};
 
-use crate::mutated::is;
-pub(super) use crate::mutated::set;
+use crate::mutation::is;
 
 /// A block is accepted whatever it holds.
 pub(super) const UNCHECKED: &str = "checksum-skipped";

@@ -37,7 +37,7 @@ pub(super) fn post_of(run: &Run) -> Rc<Post> {
     Post::open(&run.plane, run.home(), |_| Box::pin(std::future::ready(None)))
 }
 
-/// Starts what does not touch files.
+/// Starts the tasks that maintain leases. They move no data of files.
 pub(super) fn start_keeper(run: &Rc<Run>, post: Rc<Post>) {
     let keeper = Rc::new(Keeper { run: run.clone(), post });
     run.tasks.spawn(run.home(), keeper.clone().maintain_leases());
@@ -49,6 +49,7 @@ pub(super) fn start_keeper(run: &Rc<Run>, post: Rc<Post>) {
     run.tasks.spawn(run.home(), async move { watch_nodes(&watching.stock(), &endpoint).await });
 }
 
+/// Starts the task that moves data off nodes. It needs settled files.
 pub(super) fn start_mover(run: &Rc<Run>) {
     let (moving, core) = (run.clone(), run.session(run.home()));
     run.tasks.spawn(run.home(), async move { move_out(&moving, &core).await });

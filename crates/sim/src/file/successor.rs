@@ -161,7 +161,7 @@ async fn adopt_files(run: &Rc<Run>, kept: &Kept, adoption: Adoption, post: Rc<Po
     let adopted = store.adopt(kept, adoption, |id| wanted.contains(&Some(id)));
     run.world.note("another owner takes over {} files", &[adopted.len() as u64]);
     store.settle(&run.session(run.home()), &adopted).await;
-    // As in production: nothing is moved before it is settled.
+    // As in production: nothing is moved before the locks are settled.
     keeper::start_mover(run);
     for ((number, file), id) in run.files.borrow_mut().iter_mut().zip(wanted) {
         match id.and_then(|id| adopted.get(&id)) {

@@ -1,11 +1,11 @@
-//! Rules of members that are wrong on purpose, one in each run. A thread-local value selects the rule, as in
-//! `sim txn`, whose engine this scenario uses.
+//! Rules of members that are wrong on purpose, one in each run.
 
 use farpool_namdb::MemberRules;
 use farpool_txn::Shipped;
 use farpool_txn::membership::SeatRules;
 
-pub(super) use crate::txn::broken::{Chosen as Engine, is, set};
+use crate::mutation::is;
+pub(super) use crate::txn::broken::Chosen as Engine;
 
 /// A member uses other regions before it has listed its grants.
 pub(super) const LISTED_LATE: &str = "list-after-other-grants";

@@ -15,6 +15,7 @@ use farpool_wire::Epoch;
 
 use super::surroundings::Surroundings;
 use super::{Run, broken, client, tables};
+use crate::mutation;
 use crate::staying::Staying;
 
 /// The most members that a driver runs, one after the other.
@@ -246,7 +247,7 @@ async fn live(member: &Rc<Member>, wanted: Wanted) {
     if wanted.changes_catalog {
         tables::start_changing(member);
     }
-    if broken::is(broken::LISTED_LATE) {
+    if mutation::is(broken::LISTED_LATE) {
         let here = member.clone();
         member.run.tasks.spawn(member.process, async move {
             if let Err(error) = list_late(&here).await {

@@ -21,7 +21,7 @@ const TRIES: u32 = 40;
 
 /// Waits for the clients to end, then writes and reads every record.
 pub(super) fn start(run: &Rc<Run>) {
-    let mut random = run.random();
+    let mut random = run.ledger.notes.random();
     let place = place(run, &mut random);
     let process = run.world.add_process(place.0);
     let here = run.clone();
@@ -32,7 +32,7 @@ pub(super) fn start(run: &Rc<Run>) {
         here.is_quiet.set(true);
         let staying = here.left.stay();
         if let Err(why) = audit(&here, process, place).await {
-            here.complain(format!("the auditor finds that {why}"));
+            here.ledger.notes.complain(format!("the auditor finds that {why}"));
         }
         here.has_ended.set(true);
         drop(staying);

@@ -4,7 +4,7 @@ use farpool_txn::{Cut, MAX_COMMITS_IN_FLIGHT, Rules, Shipped};
 use farpool_wire::{RecordHeader, Version, next_generation};
 
 use super::{MOST_TO_THE_EDGE, TIMESTAMP_BITS};
-pub(crate) use crate::mutated::{is, set};
+use crate::mutation::is;
 
 /// A session patches its own last commit into a published cut, instead of waiting for one that has it.
 pub(super) const OWN_SLOT: &str = "own-slot-patched-into-the-cut";

@@ -16,6 +16,7 @@ use super::broken::{self, Chosen};
 use super::oracle::Server;
 use super::payloads::{is_short, payload_of};
 use super::{Life, Run, crowd, place, recovering, wasting};
+use crate::mutation;
 use crate::staying::Staying;
 use crate::transacting::{Stopped, Transactor};
 
@@ -111,7 +112,7 @@ impl ComputeServer {
         leave(&self.run, (self.slot, self.grant), worker).await;
         // If the slot is being recovered, the recoverer starts the next client.
         if let Some(last) = last.filter(|_| !is_given_up(&self.run, self.slot, self.grant)) {
-            start(&self.run, self.slot, last, &mut self.run.random());
+            start(&self.run, self.slot, last, &mut self.run.ledger.notes.random());
         }
     }
 
@@ -126,10 +127,12 @@ impl ComputeServer {
             Ok(last) => {
                 if self.run.word(self.slot) != last {
                     self.run
+                        .ledger
+                        .notes
                         .complain(format!("slot {} was left, but its word is not its last count", self.slot));
                 }
                 self.run.seat(self.slot, None);
-                Some(if broken::is(broken::LEFT_BEHIND) { word } else { last })
+                Some(if mutation::is(broken::LEFT_BEHIND) { word } else { last })
             }
             Err(error) => {
                 gives_up(&self.run, self.slot, self.grant, &error.to_string());
@@ -162,7 +165,7 @@ fn gives_up(run: &Rc<Run>, slot: u16, grant: Epoch, why: &str) {
     if run.faults.stop_clients() {
         recovering::recover_seat(run, slot, grant);
     } else {
-        run.complain(format!("the client of slot {slot} cannot go on: {why}"));
+        run.ledger.notes.complain(format!("the client of slot {slot} cannot go on: {why}"));
     }
 }
 
@@ -231,8 +234,11 @@ impl Client {
                         Either::Right(_) => None,
                     };
                     // The session does not learn of its own commit, if there was one.
-                    self.transactor.name =
-                        if ended.is_some() { self.transactor.name } else { run.next_name() as u32 };
+                    self.transactor.name = if ended.is_some() {
+                        self.transactor.name
+                    } else {
+                        run.ledger.notes.next_name() as u32
+                    };
                     ended.unwrap_or(Ok(false))
                 }
             };

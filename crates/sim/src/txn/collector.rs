@@ -26,7 +26,7 @@ pub(super) fn start(run: &Rc<Run>, random: &mut Random) {
         run.has_mishaps.set(true);
     }
     let nowhere = run.world.add_process(run.world.add_host(1_000_000));
-    let (here, mut random) = (run.clone(), run.random());
+    let (here, mut random) = (run.clone(), run.ledger.notes.random());
     run.tasks.spawn(nowhere, async move {
         for _ in 0..deaths {
             let collector = start_one(&here, &mut random);
@@ -61,7 +61,7 @@ pub(super) fn start_one(run: &Rc<Run>, random: &mut Random) -> Collecting {
         if let Err(error) = collects(&here, process, place, grant).await
             && !is_given_up.get()
         {
-            here.complain(format!("the collector stopped: {error}"));
+            here.ledger.notes.complain(format!("the collector stopped: {error}"));
         }
     });
     collecting
@@ -75,7 +75,7 @@ async fn collects(
 ) -> Result<(), MemoryError> {
     let Access { memory, grant } = run.access(process, place, grant).await?;
     let (oracle, horizon, table) = (run.oracle(grant), run.horizon(grant), run.table(grant));
-    let random = RefCell::new(run.random());
+    let random = RefCell::new(run.ledger.notes.random());
     // Now and then the mover skips the table for a while. It must find the old versions there later.
     let tables = async |_: &Cut| {
         let is_there = random.borrow_mut().chance(900);

@@ -7,6 +7,7 @@ use futures_util::future::select;
 
 use super::broken::Chosen;
 use super::*;
+use crate::mutation;
 
 /// Distance of the slot's first word from the edge of its generation.
 const TO_THE_EDGE: u64 = 100;
@@ -134,7 +135,7 @@ fn on_stage(task: impl AsyncFnOnce(&Stage) + 'static) {
 /// changed. A timing is the point within the commit at which the client abandons it.
 fn used_twice(mutation: Option<&'static str>) -> u32 {
     const TIMINGS_NS: [u64; 6] = [0, 3_000, 8_000, 14_000, 20_000, 26_000];
-    broken::set(mutation);
+    mutation::set(mutation);
     let twice = Rc::new(Cell::new(0));
     for after in TIMINGS_NS.map(Duration::from_nanos) {
         let twice = twice.clone();
@@ -161,7 +162,7 @@ fn used_twice(mutation: Option<&'static str>) -> u32 {
             twice.set(twice.get() + u32::from(is_again));
         });
     }
-    broken::set(None);
+    mutation::set(None);
     twice.get()
 }
 

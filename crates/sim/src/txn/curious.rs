@@ -13,7 +13,7 @@ const MOST_PAUSE_NS: u64 = 400_000;
 
 /// Asks until all clients have ended.
 pub(super) fn start(run: &Rc<Run>) {
-    let mut random = run.random();
+    let mut random = run.ledger.notes.random();
     let place = place(run, &mut random);
     let process = run.world.add_process(place.0);
     let here = run.clone();
@@ -31,7 +31,7 @@ pub(super) fn start(run: &Rc<Run>) {
             Ok::<_, farpool_txn::recovery::RecoveryError>(())
         };
         if let Err(error) = asked.await {
-            here.complain(format!("the outcomes of commits cannot be asked for: {error}"));
+            here.ledger.notes.complain(format!("the outcomes of commits cannot be asked for: {error}"));
         }
     });
 }

@@ -6,6 +6,7 @@ use futures_util::future::{Either, select};
 
 use super::broken::Chosen;
 use super::*;
+use crate::mutation;
 
 const SEEDS: u64 = 400;
 /// The time within which the write of a long payload is abandoned: before it begins, in any of its steps, or
@@ -115,7 +116,7 @@ fn settings() -> impl Iterator<Item = (u64, (Executor, Run))> {
 
 /// The number of seeds for which a write landed too late.
 fn too_late(mutation: Option<&'static str>) -> u32 {
-    broken::set(mutation);
+    mutation::set(mutation);
     let count = Rc::new(Cell::new(0));
     for (seed, setting) in settings() {
         let count = count.clone();
@@ -124,7 +125,7 @@ fn too_late(mutation: Option<&'static str>) -> u32 {
             count.set(count.get() + u32::from(is_late));
         });
     }
-    broken::set(None);
+    mutation::set(None);
     count.get()
 }
 

@@ -43,7 +43,9 @@ fn inspect(run: &Run) {
                 && version.count() > run.word(slot)
                 && !is_logged(run, slot, version, (node.peer.node, at))
             {
-                run.complain(format!("commit {version} has a record whose intent is not in its log"));
+                run.ledger
+                    .notes
+                    .complain(format!("commit {version} has a record whose intent is not in its log"));
             }
         }
     }

@@ -97,7 +97,7 @@ fn start_fetching(run: &Rc<Run>, process: ProcessId, Access { memory, grant }: A
         if let Err(error) = done
             && !here.has_mishaps.get()
         {
-            here.complain(format!("a fetch thread stopped: {error}"));
+            here.ledger.notes.complain(format!("a fetch thread stopped: {error}"));
         }
     });
     fetched

@@ -91,7 +91,7 @@ pub(super) fn start_one(run: &Rc<Run>, part: u64, place: (HostId, Path)) -> Publ
         if let Err(error) = done
             && !is_given_up.get()
         {
-            here.complain(format!("a publisher stopped: {error}"));
+            here.ledger.notes.complain(format!("a publisher stopped: {error}"));
         }
     });
     publishing

@@ -15,6 +15,7 @@ use farpool_wire::{Epoch, Slot, next_generation};
 use super::broken::Chosen;
 use super::oracle::{MOST_WORKERS, first_place};
 use super::{Access, LOGS, Run, SPARE_LOGS, broken, client, place};
+use crate::mutation;
 use crate::staying::Staying;
 use crate::transacting::fates::{Asked, Asking};
 
@@ -34,7 +35,7 @@ pub(super) fn recover_seat(run: &Rc<Run>, slot: u16, grant: Epoch) {
         life.is_dead = true;
     }
     let nowhere = run.world.add_process(run.world.add_host(1_000_000));
-    let mut random = run.random();
+    let mut random = run.ledger.notes.random();
     let lost_copy = lost_copy(run, slot, &mut random);
     let recovering =
         Recovering { run: run.clone(), slot, grant, lost_copy, random, _staying: run.left.stay() };
@@ -62,13 +63,13 @@ struct Recovering {
 impl Recovering {
     async fn go_on(mut self) {
         let run = self.run.clone();
-        if broken::is(broken::REUSED) {
+        if mutation::is(broken::REUSED) {
             // Continues as if the recovery had finished, with numbers that the last client may have used.
             let first = run.firsts[usize::from(self.slot)];
             let next = next_generation(first).expect("the first generation is not the last");
-            client::start(&run, self.slot, next + run.next_name(), &mut self.random);
+            client::start(&run, self.slot, next + run.ledger.notes.next_name(), &mut self.random);
         }
-        if !broken::is(broken::UNFENCED) {
+        if !mutation::is(broken::UNFENCED) {
             run.fence(self.grant, &mut self.random).await;
         }
         let mut last = None;
@@ -80,13 +81,13 @@ impl Recovering {
             }
         }
         let Some(last) = last else {
-            return run.complain(format!("every recoverer of slot {} failed", self.slot));
+            return run.ledger.notes.complain(format!("every recoverer of slot {} failed", self.slot));
         };
-        if !broken::is(broken::REUSED) {
+        if !mutation::is(broken::REUSED) {
             run.seat(self.slot, None);
             client::start(&run, self.slot, last, &mut self.random);
         }
-        if broken::is(broken::UNFENCED) {
+        if mutation::is(broken::UNFENCED) {
             run.fence(self.grant, &mut self.random).await;
         }
     }
@@ -112,7 +113,7 @@ impl Recovering {
             };
             match recovered.await {
                 Ok(last) => done.set(Some(last)),
-                Err(error) => here.complain(format!("slot {slot} cannot be recovered: {error}")),
+                Err(error) => here.ledger.notes.complain(format!("slot {slot} cannot be recovered: {error}")),
             }
         });
         match dies_after {

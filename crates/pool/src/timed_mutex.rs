@@ -1,6 +1,7 @@
-//! A lock that can be waited for with a deadline.
+//! A mutex that a thread can wait for with a deadline: `rustix_futex_sync::Mutex` cannot.
 //!
-//! T1. A thread that waits for the lock gets its turn even if another one locks it again and again.
+//! T1. A thread that waits with a deadline gets a chance even if another thread unlocks and locks again at
+//!     once: `lock` holds back while such a thread waits.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -13,21 +14,20 @@ const PAUSE: Duration = Duration::from_micros(50);
 /// How long a thread holds back before it locks, if others wait: long enough for one of them to try (T1).
 const HOLD_BACK: Duration = Duration::from_micros(300);
 
-/// A value behind a lock.
-#[derive(Default)]
-pub struct Turns<T> {
+/// A value behind a mutex.
+pub(crate) struct TimedMutex<T> {
     value: Mutex<T>,
     /// Threads that wait with a deadline.
     waiting: AtomicUsize,
 }
 
-impl<T> Turns<T> {
-    pub fn new(value: T) -> Self {
-        Turns { value: Mutex::new(value), waiting: AtomicUsize::new(0) }
+impl<T> TimedMutex<T> {
+    pub(crate) fn new(value: T) -> Self {
+        TimedMutex { value: Mutex::new(value), waiting: AtomicUsize::new(0) }
     }
 
     /// Waits until the lock is free.
-    pub fn lock(&self) -> MutexGuard<'_, T> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
         // Relaxed: only fairness depends on it.
         if self.waiting.load(Ordering::Relaxed) > 0 {
             thread::sleep(HOLD_BACK);
@@ -35,12 +35,12 @@ impl<T> Turns<T> {
         self.value.lock()
     }
 
-    pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+    pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         self.value.try_lock()
     }
 
     /// Waits until the lock is free, at most for this long.
-    pub fn lock_within(&self, limit: Duration) -> Option<MutexGuard<'_, T>> {
+    pub(crate) fn lock_within(&self, limit: Duration) -> Option<MutexGuard<'_, T>> {
         if let Some(locked) = self.try_lock() {
             return Some(locked);
         }
@@ -67,17 +67,22 @@ mod tests {
 
     #[test]
     fn a_thread_that_waits_gets_its_turn_beside_one_that_locks_again_at_once() {
-        const SOON: Duration = Duration::from_secs(5);
-        let (turns, stopped) = (Turns::new(0_u64), AtomicBool::new(false));
+        /// By luck alone a wait would take longer.
+        const SOON: Duration = Duration::from_millis(200);
+        /// Far longer than the lock is free in between.
+        const HELD: Duration = Duration::from_millis(1);
+        let (mutex, stopped) = (TimedMutex::new(0_u64), AtomicBool::new(false));
         thread::scope(|scope| {
             scope.spawn(|| {
                 while !stopped.load(Ordering::Relaxed) {
-                    let mut locked = turns.lock();
-                    thread::sleep(Duration::from_millis(1));
-                    *locked += 1;
+                    let mut locked = mutex.lock();
+                    let until = Instant::now() + HELD;
+                    while Instant::now() < until {
+                        *locked += 1;
+                    }
                 }
             });
-            let got = (0..20).filter(|_| turns.lock_within(SOON).is_some()).count();
+            let got = (0..20).filter(|_| mutex.lock_within(SOON).is_some()).count();
             stopped.store(true, Ordering::Relaxed);
             assert_eq!(got, 20);
         });
@@ -85,11 +90,11 @@ mod tests {
 
     #[test]
     fn waiting_ends_at_its_deadline() {
-        let turns = Turns::new(());
-        let _locked = turns.lock();
+        let mutex = TimedMutex::new(());
+        let _locked = mutex.lock();
         let begun = Instant::now();
-        assert!(turns.lock_within(Duration::from_millis(20)).is_none());
+        assert!(mutex.lock_within(Duration::from_millis(20)).is_none());
         assert!(begun.elapsed() >= Duration::from_millis(20));
-        assert_eq!(turns.waiting.load(Ordering::Relaxed), 0);
+        assert_eq!(mutex.waiting.load(Ordering::Relaxed), 0);
     }
 }

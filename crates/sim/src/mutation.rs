@@ -1,5 +1,6 @@
-//! The mutation of the run on this thread. It is thread-local because a run stays on one thread, and so that
-//! all mutations of a scenario share one type of rules: the code under test is compiled once.
+//! The mutation of the runs on this thread. Rules ask for it here, so all mutations of a scenario share one
+//! type, and the code under test is compiled once. A run stays on one thread, so a thread-local value is
+//! enough.
 
 use std::cell::Cell;
 

@@ -1,0 +1,365 @@
+//! Sweeps: the keeper frees slots that belong to nobody, evicts pages, and publishes hints that name free
+//! slots.
+//!
+//! A *sweep* looks at the slots that callers have taken since the last sweep, and at the next slice of all
+//! slots and entries. A *lap* is the sweeps that bring it round to every slot once. A *suspect* is something
+//! that may belong to a call that has not ended: a taken slot, a slot whose entry does not hold it, a
+//! claimed or pending entry. If a suspect's word is unchanged after every occupied place has been left, it
+//! belongs to nobody: the call has ended, or its process has died. So nothing is lost when a process dies,
+//! whatever it was doing.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+
+use super::Keeper;
+use crate::grace::Grace;
+use crate::ground::Ground;
+use crate::layout::{HINTS_MAX, Layout};
+use crate::policy::Sieve;
+use crate::rules::Rules;
+use crate::slot_set::SlotSet;
+use crate::words::{Entry, EntryState, SlotState, SlotWord};
+
+/// The keeper keeps one slot in this many free.
+const FREE_DIVISOR: u32 = 64;
+/// Fewest slots that it keeps free, or half of all slots if that is less.
+const FREE_MIN: u32 = 16;
+/// Most slots that it keeps free: twice as many as callers are expected to take between two sweeps.
+const FREE_MAX: u32 = 4_096;
+const _: () = assert!(FREE_MAX < HINTS_MAX);
+
+/// Entries that a sweep looks at for each slot of its slice: at least as many as a large cache has.
+const ENTRIES_PER_SLOT: u32 = 2;
+
+/// With so many suspects for the next wait, laps pause: their memory is bounded.
+const MAX_SUSPECTS: usize = 1 << 16;
+
+/// Most pages that one sweep considers for eviction: tens of milliseconds if all of them were visited.
+const MAX_CONSIDERED: u32 = 1 << 18;
+
+/// What a lap has found. Slots that are being filled or freed are in none of the counts.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Census {
+    /// Free slots.
+    pub free: u32,
+    /// Slots with pages, including pages of files that have another id by now.
+    pub pages: u32,
+    /// Slots without memory.
+    pub absent: u32,
+}
+
+/// Something that may belong to nobody.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Suspect {
+    Slot(u32),
+    Entry(u32),
+}
+
+/// What the keeper knows from its sweeps.
+#[derive(Debug)]
+pub(super) struct Sweep {
+    order: Sieve,
+    /// Slots whose memory has gone.
+    absent: SlotSet,
+    /// Slots that were free when last looked at.
+    free: SlotSet,
+    /// Slots that hints name.
+    hinted: SlotSet,
+    /// The hints as the last sweep left them.
+    hints: Vec<u64>,
+    /// Where free slots for the next hints are looked for.
+    next_free: u32,
+    /// Slots to look at in the next sweep: callers have taken them, or their entries are not valid yet.
+    pending: BTreeSet<u32>,
+    /// Suspects with their words.
+    suspects: BTreeMap<Suspect, u64>,
+    /// What they wait for.
+    grace: Grace,
+    next_suspects: BTreeMap<Suspect, u64>,
+    next_slot: u32,
+    next_entry: u32,
+    lap: Census,
+    last_lap: Census,
+}
+
+impl Sweep {
+    pub(super) fn new(layout: &Layout, now: Grace) -> Sweep {
+        let slots = layout.shape().slots;
+        Sweep {
+            order: Sieve::new(slots),
+            absent: SlotSet::new(slots),
+            free: SlotSet::new(slots),
+            hinted: SlotSet::new(slots),
+            hints: vec![0; layout.hints() as usize],
+            next_free: 0,
+            pending: BTreeSet::new(),
+            suspects: BTreeMap::new(),
+            grace: now,
+            next_suspects: BTreeMap::new(),
+            next_slot: 0,
+            next_entry: 0,
+            lap: Census::default(),
+            last_lap: Census::default(),
+        }
+    }
+
+    fn add_suspect(&mut self, suspect: Suspect, word: u64) {
+        if !self.suspects.contains_key(&suspect) {
+            self.next_suspects.insert(suspect, word);
+        }
+    }
+
+    /// Slots that are free or soon will be. Suspects count: evicting more pages would not free them sooner.
+    fn estimate_free(&self) -> u32 {
+        let will_be_free =
+            |suspect: &&Suspect| matches!(suspect, Suspect::Slot(slot) if !self.absent.contains(*slot));
+        let suspects = self.suspects.keys().chain(self.next_suspects.keys()).filter(will_be_free);
+        self.free.len().saturating_add(suspects.count() as u32)
+    }
+
+    /// A hint has another word than the last sweep left there.
+    fn note_hint(&mut self, layout: &Layout, hint: u32, word: u64) {
+        let before = std::mem::replace(&mut self.hints[hint as usize], word);
+        if let Some(slot) = layout.hinted(before) {
+            self.hinted.remove(slot);
+        }
+        if let Some(slot) = layout.hinted(word) {
+            self.hinted.insert(slot);
+        }
+    }
+}
+
+impl<G: Ground, R: Rules> Keeper<G, R> {
+    /// Takes slots out of use: their memory has gone. The next lap drops their pages, and nothing is admitted
+    /// there from then on. A later keeper leaves them alone, too, until they are restored.
+    ///
+    /// # Panics
+    /// If a slot is not below [`Shape::slots`](crate::Shape::slots).
+    pub fn withdraw_slots(&mut self, slots: Range<u32>) {
+        for slot in slots {
+            self.sweep.absent.insert(slot);
+            self.sweep.free.remove(slot);
+            self.sweep.order.remove(slot);
+        }
+    }
+
+    /// Puts slots back into use, which the next lap does: their memory is there again.
+    ///
+    /// # Panics
+    /// If a slot is not below [`Shape::slots`](crate::Shape::slots).
+    pub fn restore_slots(&mut self, slots: Range<u32>) {
+        slots.for_each(|slot| self.sweep.absent.remove(slot));
+    }
+
+    /// Frees what nobody has, evicts if too little is free, and publishes hints. Call it regularly: a later
+    /// call frees what an earlier one found. Returns what the last complete lap has found.
+    pub async fn sweep(&mut self) -> Census {
+        self.reclaim_suspects().await;
+        self.update_taken().await;
+        self.look_at_slice().await;
+        let present = self.layout.shape().slots - self.sweep.absent.len();
+        let wanted = (present / FREE_DIVISOR).clamp(FREE_MIN.min(present / 2), FREE_MAX).max(1);
+        self.evict(wanted.saturating_sub(self.sweep.estimate_free())).await;
+        self.wait_for_suspects().await;
+        self.publish_hints().await;
+        self.sweep.last_lap
+    }
+
+    /// Looks at all slots once, to learn which have pages, and which an earlier keeper took out of use.
+    pub(super) async fn look_at_all(&mut self) {
+        for slot in 0..self.layout.shape().slots {
+            let word = SlotWord(self.ground.load(self.layout.slot(slot)).await);
+            match word.state() {
+                SlotState::Absent => self.sweep.absent.insert(slot),
+                SlotState::Free => self.sweep.free.insert(slot),
+                SlotState::Taken | SlotState::Used => {
+                    let entry = self.entry_of(slot, word).await;
+                    if entry.is_some_and(|(_, entry)| entry.state() == EntryState::Valid) {
+                        self.sweep.order.insert(slot);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Frees the suspects that are still what they were, if the wait for them is over.
+    async fn reclaim_suspects(&mut self) {
+        if self.sweep.grace.is_over(&self.ground, &self.layout).await || !R::slot_reuse_waits() {
+            for (suspect, word) in std::mem::take(&mut self.sweep.suspects) {
+                match suspect {
+                    Suspect::Slot(slot) => {
+                        self.release(slot, SlotWord(word)).await;
+                        self.update_slot(slot).await;
+                    }
+                    Suspect::Entry(entry) => {
+                        let emptied = Entry(word).emptied().0;
+                        self.ground.replace(self.layout.entry(entry), word, emptied).await;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Begins to wait for the next suspects, if none are waited for.
+    async fn wait_for_suspects(&mut self) {
+        if self.sweep.suspects.is_empty() {
+            self.sweep.suspects = std::mem::take(&mut self.sweep.next_suspects);
+            self.sweep.grace = Grace::begin(&self.ground).await;
+        }
+    }
+
+    /// Makes a slot free, or absent if its memory has gone, unless its word has changed.
+    async fn release(&mut self, slot: u32, word: SlotWord) {
+        let is_absent = self.sweep.absent.contains(slot);
+        let next = word.next(if is_absent { SlotState::Absent } else { SlotState::Free }, 0);
+        if self.ground.replace(self.layout.slot(slot), word.0, next.0).await && !is_absent {
+            self.sweep.free.insert(slot);
+        }
+    }
+
+    /// Loads the hints: a caller has taken a slot if its hint has changed. Updates these slots and the
+    /// pending ones.
+    async fn update_taken(&mut self) {
+        for hint in 0..self.layout.hints() {
+            let found = self.ground.load(self.layout.hint(hint)).await;
+            let before = self.sweep.hints[hint as usize];
+            if before != found {
+                self.sweep.pending.extend(self.layout.hinted(before));
+                self.sweep.note_hint(&self.layout, hint, found);
+            }
+        }
+        for slot in std::mem::take(&mut self.sweep.pending) {
+            self.update_slot(slot).await;
+        }
+    }
+
+    /// Looks at the next slots and entries.
+    async fn look_at_slice(&mut self) {
+        let (slots, entries) = (self.layout.shape().slots, self.layout.all_entries());
+        for slot in self.sweep.next_slot..slots.min(self.sweep.next_slot.saturating_add(R::SLOTS_PER_SWEEP)) {
+            if self.sweep.next_suspects.len() >= MAX_SUSPECTS {
+                return;
+            }
+            match self.update_slot(slot).await {
+                Some(SlotState::Free) => self.sweep.lap.free += 1,
+                Some(SlotState::Used) => self.sweep.lap.pages += 1,
+                Some(SlotState::Absent) => self.sweep.lap.absent += 1,
+                Some(SlotState::Taken) | None => {}
+            }
+            self.sweep.next_slot = slot + 1;
+        }
+        let slice = R::SLOTS_PER_SWEEP.saturating_mul(ENTRIES_PER_SLOT);
+        for entry in self.sweep.next_entry..entries.min(self.sweep.next_entry.saturating_add(slice)) {
+            let found = Entry(self.ground.load(self.layout.entry(entry)).await);
+            if matches!(found.state(), EntryState::Claimed | EntryState::Pending) {
+                self.sweep.add_suspect(Suspect::Entry(entry), found.0);
+            }
+            self.sweep.next_entry = entry + 1;
+        }
+        if self.sweep.next_entry == entries {
+            self.sweep.next_entry = 0;
+        }
+        if self.sweep.next_slot == slots {
+            self.sweep.next_slot = 0;
+            self.sweep.last_lap = std::mem::take(&mut self.sweep.lap);
+        }
+    }
+
+    /// Loads a slot's word and sorts the slot: into the order of eviction, the pending or the free slots, or
+    /// the suspects. Empties its entry if its memory has gone. Returns its state if the census counts it;
+    /// `None` while it is being filled or freed.
+    async fn update_slot(&mut self, slot: u32) -> Option<SlotState> {
+        let word = SlotWord(self.ground.load(self.layout.slot(slot)).await);
+        let is_absent = self.sweep.absent.contains(slot);
+        self.sweep.pending.remove(&slot);
+        self.sweep.free.remove(slot);
+        if let Some((at, entry)) = self.entry_of(slot, word).await {
+            if entry.state() == EntryState::Valid && !is_absent {
+                self.sweep.order.insert(slot);
+                return Some(SlotState::Used);
+            }
+            self.sweep.order.remove(slot);
+            let is_dropped = is_absent
+                && entry.may_be_emptied()
+                && self.ground.replace(at, entry.0, entry.emptied().0).await;
+            if is_dropped {
+                self.sweep.add_suspect(Suspect::Slot(slot), word.0);
+            } else {
+                self.sweep.pending.insert(slot);
+            }
+            return None;
+        }
+        self.sweep.order.remove(slot);
+        match word.state() {
+            SlotState::Free if !is_absent => self.sweep.free.insert(slot),
+            SlotState::Absent if is_absent => {}
+            SlotState::Free | SlotState::Absent => {
+                self.release(slot, word).await;
+                return None;
+            }
+            SlotState::Taken | SlotState::Used => {
+                self.sweep.add_suspect(Suspect::Slot(slot), word.0);
+                return None;
+            }
+        }
+        Some(word.state())
+    }
+
+    /// The entry that a slot's word names, and where it lies, if it holds the slot.
+    async fn entry_of(&self, slot: u32, word: SlotWord) -> Option<(usize, Entry)> {
+        let is_used = word.state() == SlotState::Used && word.owner() < self.layout.all_entries();
+        if !is_used {
+            return None;
+        }
+        let at = self.layout.entry(word.owner());
+        let entry = Entry(self.ground.load(at).await);
+        entry.holds(slot).then_some((at, entry))
+    }
+
+    /// Empties the entries of some pages that were not visited lately. Their slots become suspects.
+    async fn evict(&mut self, pages: u32) {
+        let mut left = pages;
+        // The first round clears all marks, the second one evicts.
+        let most = self.sweep.order.len().saturating_mul(2).min(MAX_CONSIDERED);
+        for _ in 0..most {
+            if left == 0 {
+                return;
+            }
+            let Some(slot) = self.sweep.order.hand() else { return };
+            let word = SlotWord(self.ground.load(self.layout.slot(slot)).await);
+            if let Some((at, entry)) = self.entry_of(slot, word).await
+                && entry.state() == EntryState::Valid
+            {
+                if entry.is_visited() {
+                    self.ground.replace(at, entry.0, entry.unvisited().0).await;
+                    self.sweep.order.pass();
+                    continue;
+                }
+                self.ground.replace(at, entry.0, entry.emptied().0).await;
+            }
+            self.update_slot(slot).await;
+            left -= u32::from(!self.sweep.order.contains(slot));
+        }
+    }
+
+    /// Fills hints that name no slot, or one without memory.
+    async fn publish_hints(&mut self) {
+        let is_vacant = |sweep: &Sweep, layout: &Layout, word: u64| {
+            layout.hinted(word).is_none_or(|slot| sweep.absent.contains(slot))
+        };
+        let vacant: Vec<u32> = (0..self.layout.hints())
+            .filter(|hint| is_vacant(&self.sweep, &self.layout, self.sweep.hints[*hint as usize]))
+            .collect();
+        let first = self.sweep.next_free;
+        let free: Vec<u32> = self.sweep.free.without(&self.sweep.hinted, first).take(vacant.len()).collect();
+        let mut free = free.into_iter();
+        for hint in vacant {
+            let (found, slot) = (self.sweep.hints[hint as usize], free.next());
+            let next = slot.map_or(0, |slot| u64::from(slot) + 1);
+            if next != found && self.ground.replace(self.layout.hint(hint), found, next).await {
+                self.sweep.note_hint(&self.layout, hint, next);
+                self.sweep.next_free = slot.unwrap_or(first);
+            }
+        }
+    }
+}
