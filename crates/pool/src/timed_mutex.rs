@@ -68,7 +68,7 @@ mod tests {
     #[test]
     fn a_thread_that_waits_gets_its_turn_beside_one_that_locks_again_at_once() {
         /// By luck alone a wait would take longer.
-        const SOON: Duration = Duration::from_millis(200);
+        const SOON: Duration = Duration::from_secs(1);
         /// Far longer than the lock is free in between.
         const HELD: Duration = Duration::from_millis(1);
         let (mutex, stopped) = (TimedMutex::new(0_u64), AtomicBool::new(false));
@@ -82,6 +82,9 @@ mod tests {
                     }
                 }
             });
+            while mutex.try_lock().is_some() {
+                thread::yield_now(); // the other thread has not begun
+            }
             let got = (0..20).filter(|_| mutex.lock_within(SOON).is_some()).count();
             stopped.store(true, Ordering::Relaxed);
             assert_eq!(got, 20);
