@@ -1,5 +1,5 @@
 //! The process that hands out slots, evicts pages, and cleans up. There is one at a time; its successor
-//! takes over the same memory, and needs to know nothing of what this one did.
+//! takes over the same memory, and needs to know only which slots have memory.
 
 mod sweep;
 

@@ -22,7 +22,7 @@ use crate::words::{Entry, EntryState, SlotState, SlotWord};
 
 /// The keeper keeps one slot in this many free.
 const FREE_DIVISOR: u32 = 64;
-/// Fewest slots that it keeps free, or half of all slots if that is less.
+/// Fewest slots that it keeps free, or half of all slots if that is less, but one at least.
 const FREE_MIN: u32 = 16;
 /// Most slots that it keeps free: twice as many as callers are expected to take between two sweeps.
 const FREE_MAX: u32 = 4_096;
@@ -130,8 +130,9 @@ impl Sweep {
 }
 
 impl<G: Ground, R: Rules> Keeper<G, R> {
-    /// Takes slots out of use: their memory has gone. The next lap drops their pages, and nothing is admitted
-    /// there from then on. A later keeper leaves them alone, too, until they are restored.
+    /// Takes slots out of use: their memory has gone. The next lap drops their pages, and nothing is
+    /// admitted there from then on. What no lap has carried out yet is lost with this keeper: tell a new one
+    /// of every slot before its first sweep, also of those that have memory.
     ///
     /// # Panics
     /// If a slot is not below [`Shape::slots`](crate::Shape::slots).
@@ -182,7 +183,7 @@ impl<G: Ground, R: Rules> Keeper<G, R> {
         }
     }
 
-    /// Frees the suspects that are still what they were, if the wait for them is over.
+    /// If the wait for the suspects is over, frees those whose words have not changed.
     async fn reclaim_suspects(&mut self) {
         if self.sweep.grace.is_over(&self.ground, &self.layout).await || !R::slot_reuse_waits() {
             for (suspect, word) in std::mem::take(&mut self.sweep.suspects) {
@@ -319,7 +320,8 @@ impl<G: Ground, R: Rules> Keeper<G, R> {
     /// Empties the entries of some pages that were not visited lately. Their slots become suspects.
     async fn evict(&mut self, pages: u32) {
         let mut left = pages;
-        // The first round clears all marks, the second one evicts.
+        // A round clears all marks, and the next one evicts. The hand goes on in the next sweep. (If all
+        // pages are visited again before it comes round, nothing is evicted.)
         let most = self.sweep.order.len().saturating_mul(2).min(MAX_CONSIDERED);
         for _ in 0..most {
             if left == 0 {

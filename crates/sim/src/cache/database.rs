@@ -24,7 +24,7 @@ const MEMORY_PERMILLE: u32 = 300;
 const LEARNS_PERMILLE: u32 = 300;
 const PAUSE_NS: u64 = 60_000;
 /// Rounds within which the keeper has settled every slot once nobody uses the cache.
-const LAST_ROUNDS: u32 = 100;
+const LAST_ROUNDS: u32 = 40;
 
 /// Starts all processes of a run.
 pub(super) fn start<R: Rules + 'static>(run: &Rc<Run>, processes: u32, random: &mut Random) {
