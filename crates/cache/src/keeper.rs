@@ -32,8 +32,9 @@ pub struct Keeper<G, R = Shipped> {
 }
 
 impl<G: Ground, R: Rules> Keeper<G, R> {
-    /// Starts to keep a cache. Its memory is new, or another keeper had it.
-    pub async fn start(ground: G, layout: Layout) -> Keeper<G, R> {
+    /// Starts to keep a cache. Its memory is new, or another keeper had it. `has_memory` says which slots
+    /// have memory now: what an earlier keeper was told of that does not count.
+    pub async fn start(ground: G, layout: Layout, has_memory: impl Fn(u32) -> bool) -> Keeper<G, R> {
         let now = Grace::begin(&ground).await;
         // If the door is not open, the keeper before may have closed it for a while.
         let door = Door::of(ground.load(layout::DOOR).await);
@@ -47,7 +48,7 @@ impl<G: Ground, R: Rules> Keeper<G, R> {
             is_stale,
             rules: PhantomData,
         };
-        keeper.look_at_all().await;
+        keeper.look_at_all(has_memory).await;
         keeper
     }
 

@@ -186,7 +186,7 @@ fn run<R: Rules>(at_most: Duration) -> Counts {
     let ground =
         Shared::new(memory("litmus-index", layout.words() as u64 * 8), layout.words(), pages).unwrap();
     let ledger = Ledger(memory("litmus-ledger", LEDGER_WORDS * 8));
-    let mut keeper = at_once(Keeper::<_, R>::start(ground.clone(), layout));
+    let mut keeper = at_once(Keeper::<_, R>::start(ground.clone(), layout, |_| true));
     let file = at_once(keeper.add_file(0)).expect("nobody is there yet");
     assert!((0..2).any(|_| at_once(keeper.turn_door(Door::Open))), "two turns open the door");
     let start = || {

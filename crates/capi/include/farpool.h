@@ -5,7 +5,7 @@
  * Every function may be called from any thread, on any file, at the same time. The library checks each
  * handle: a handle that was closed, or was never given out, gives -EBADF. Handles are not valid in a child
  * made by fork(2), which must connect itself. A child that a `done` function forks must not return from that
- * function: it must call exec(3) or _exit(2).
+ * function: it must call exec(3) or _exit(2). If it returns, the library ends it with abort(3).
  *
  * Functions that return int or ssize_t return a negative error number (-ENOENT, -ENOSPC, ...) when they fail.
  * farpool_last_error() then says in words what is wrong and how to fix it.

@@ -75,6 +75,11 @@ impl Job {
         });
         // SAFETY: `done` has the signature that the header demands; `context` is the pointer given with it.
         unsafe { done(context.0, result as libc::ssize_t) };
+        if !IS_WORKER.get() {
+            // The callback has forked, and this is the child: the queue and the connection are its parent's.
+            eprintln!("farpool: a child that a `done` function forked must call exec or _exit, not return");
+            std::process::abort();
+        }
         file.operation_ended();
     }
 }

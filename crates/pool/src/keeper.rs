@@ -379,8 +379,7 @@ async fn grow_when_wanted(shared: Arc<Shared>, mut broker: BrokerClient<Channel>
             true => grow(&shared, &mut broker, &failures).await,
             false => GrowthOutcome::Grown,
         };
-        shared.stock.overflow_after(outcome).await;
-        let pause = shared.stock.growth_ended(outcome);
+        let pause = shared.stock.attempt_ended(outcome).await;
         tokio::time::sleep(pause).await;
     }
 }

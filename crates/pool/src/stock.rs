@@ -317,9 +317,20 @@ impl Stock {
         self.growth_wanted.notified().await;
     }
 
-    /// Ends an attempt to grow and wakes the tasks that wait for it. Returns how long to pause before the
-    /// next.
-    pub fn growth_ended(&self, outcome: GrowthOutcome) -> Duration {
+    /// To be called after each attempt to lease regions, with its outcome. If it brought none, asks the
+    /// overflow directory. Wakes the tasks that wait for the attempt, and returns how long to pause before
+    /// the next one.
+    pub async fn attempt_ended(&self, outcome: GrowthOutcome) -> Duration {
+        self.overflow_after(outcome).await;
+        let pause = self.growth_ended(outcome);
+        // The pause spares the broker, and a full directory. Regions of the directory are wanted as fast as
+        // tasks fill them.
+        let asks_directory_only = self.regions_wanted() == 0 && self.has_overflow();
+        if asks_directory_only { Duration::ZERO } else { pause }
+    }
+
+    /// Wakes the tasks that wait for an attempt to grow. Returns how long a broker is not asked again.
+    fn growth_ended(&self, outcome: GrowthOutcome) -> Duration {
         let now = self.now();
         let mut growing = self.growing.lock();
         let pause = growing.growth.ended(now, outcome);

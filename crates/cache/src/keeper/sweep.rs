@@ -31,7 +31,8 @@ const _: () = assert!(FREE_MAX < HINTS_MAX);
 /// Entries that a sweep looks at for each slot of its slice: at least as many as a large cache has.
 const ENTRIES_PER_SLOT: u32 = 2;
 
-/// With so many suspects for the next wait, laps pause: their memory is bounded.
+/// With so many suspects for the next wait, a lap adds no more, so that their memory is bounded. A later lap
+/// finds the others.
 const MAX_SUSPECTS: usize = 1 << 16;
 
 /// Most pages that one sweep considers for eviction: tens of milliseconds if all of them were visited.
@@ -69,6 +70,8 @@ pub(super) struct Sweep {
     hints: Vec<u64>,
     /// Where free slots for the next hints are looked for.
     next_free: u32,
+    /// Visited pages that eviction has passed since it last evicted one.
+    passed: u64,
     /// Slots to look at in the next sweep: callers have taken them, or their entries are not valid yet.
     pending: BTreeSet<u32>,
     /// Suspects with their words.
@@ -92,6 +95,7 @@ impl Sweep {
             hinted: SlotSet::new(slots),
             hints: vec![0; layout.hints() as usize],
             next_free: 0,
+            passed: 0,
             pending: BTreeSet::new(),
             suspects: BTreeMap::new(),
             grace: now,
@@ -109,11 +113,16 @@ impl Sweep {
         }
     }
 
-    /// Slots that are free or soon will be. Suspects count: evicting more pages would not free them sooner.
+    /// Slots that are free or soon will be. Suspects that were used count: evicting more pages would not free
+    /// them sooner. Taken ones do not: most of them get pages.
     fn estimate_free(&self) -> u32 {
-        let will_be_free =
-            |suspect: &&Suspect| matches!(suspect, Suspect::Slot(slot) if !self.absent.contains(*slot));
-        let suspects = self.suspects.keys().chain(self.next_suspects.keys()).filter(will_be_free);
+        let will_be_free = |(suspect, word): &(&Suspect, &u64)| match suspect {
+            Suspect::Slot(slot) => {
+                SlotWord(**word).state() == SlotState::Used && !self.absent.contains(*slot)
+            }
+            Suspect::Entry(_) => false,
+        };
+        let suspects = self.suspects.iter().chain(&self.next_suspects).filter(will_be_free);
         self.free.len().saturating_add(suspects.count() as u32)
     }
 
@@ -130,13 +139,13 @@ impl Sweep {
 }
 
 impl<G: Ground, R: Rules> Keeper<G, R> {
-    /// Takes slots out of use: their memory has gone. The next lap drops their pages, and nothing is
-    /// admitted there from then on. What no lap has carried out yet is lost with this keeper: tell a new one
-    /// of every slot before its first sweep, also of those that have memory.
+    /// Takes slots out of use: their memory has gone. The next lap drops their pages, and nothing is admitted
+    /// there from then on.
     ///
     /// # Panics
     /// If a slot is not below [`Shape::slots`](crate::Shape::slots).
     pub fn withdraw_slots(&mut self, slots: Range<u32>) {
+        assert!(slots.end <= self.layout.shape().slots, "slots {slots:?}");
         for slot in slots {
             self.sweep.absent.insert(slot);
             self.sweep.free.remove(slot);
@@ -149,6 +158,7 @@ impl<G: Ground, R: Rules> Keeper<G, R> {
     /// # Panics
     /// If a slot is not below [`Shape::slots`](crate::Shape::slots).
     pub fn restore_slots(&mut self, slots: Range<u32>) {
+        assert!(slots.end <= self.layout.shape().slots, "slots {slots:?}");
         slots.for_each(|slot| self.sweep.absent.remove(slot));
     }
 
@@ -166,21 +176,28 @@ impl<G: Ground, R: Rules> Keeper<G, R> {
         self.sweep.last_lap
     }
 
-    /// Looks at all slots once, to learn which have pages, and which an earlier keeper took out of use.
-    pub(super) async fn look_at_all(&mut self) {
+    /// Looks at all hints and slots once, to learn which slots have pages.
+    pub(super) async fn look_at_all(&mut self, has_memory: impl Fn(u32) -> bool) {
+        // The hints first: a caller that takes a slot afterwards changes one.
+        self.load_hints().await;
+        let mut found = Census::default();
         for slot in 0..self.layout.shape().slots {
+            if !has_memory(slot) {
+                self.sweep.absent.insert(slot);
+                found.absent += 1;
+                continue;
+            }
             let word = SlotWord(self.ground.load(self.layout.slot(slot)).await);
-            match word.state() {
-                SlotState::Absent => self.sweep.absent.insert(slot),
-                SlotState::Free => self.sweep.free.insert(slot),
-                SlotState::Taken | SlotState::Used => {
-                    let entry = self.entry_of(slot, word).await;
-                    if entry.is_some_and(|(_, entry)| entry.state() == EntryState::Valid) {
-                        self.sweep.order.insert(slot);
-                    }
-                }
+            let entry = self.entry_of(slot, word).await;
+            if word.state() == SlotState::Free {
+                self.sweep.free.insert(slot);
+                found.free += 1;
+            } else if entry.is_some_and(|(_, entry)| entry.state() == EntryState::Valid) {
+                self.sweep.order.insert(slot);
+                found.pages += 1;
             }
         }
+        self.sweep.last_lap = found;
     }
 
     /// If the wait for the suspects is over, frees those whose words have not changed.
@@ -213,14 +230,15 @@ impl<G: Ground, R: Rules> Keeper<G, R> {
     async fn release(&mut self, slot: u32, word: SlotWord) {
         let is_absent = self.sweep.absent.contains(slot);
         let next = word.next(if is_absent { SlotState::Absent } else { SlotState::Free }, 0);
-        if self.ground.replace(self.layout.slot(slot), word.0, next.0).await && !is_absent {
+        if !self.ground.replace(self.layout.slot(slot), word.0, next.0).await {
+            self.sweep.pending.insert(slot);
+        } else if !is_absent {
             self.sweep.free.insert(slot);
         }
     }
 
-    /// Loads the hints: a caller has taken a slot if its hint has changed. Updates these slots and the
-    /// pending ones.
-    async fn update_taken(&mut self) {
+    /// Loads the hints. A caller has taken a slot if its hint has changed.
+    async fn load_hints(&mut self) {
         for hint in 0..self.layout.hints() {
             let found = self.ground.load(self.layout.hint(hint)).await;
             let before = self.sweep.hints[hint as usize];
@@ -229,6 +247,11 @@ impl<G: Ground, R: Rules> Keeper<G, R> {
                 self.sweep.note_hint(&self.layout, hint, found);
             }
         }
+    }
+
+    /// Updates the slots that callers have taken, and the other pending ones.
+    async fn update_taken(&mut self) {
+        self.load_hints().await;
         for slot in std::mem::take(&mut self.sweep.pending) {
             self.update_slot(slot).await;
         }
@@ -238,13 +261,14 @@ impl<G: Ground, R: Rules> Keeper<G, R> {
     async fn look_at_slice(&mut self) {
         let (slots, entries) = (self.layout.shape().slots, self.layout.all_entries());
         for slot in self.sweep.next_slot..slots.min(self.sweep.next_slot.saturating_add(R::SLOTS_PER_SWEEP)) {
-            if self.sweep.next_suspects.len() >= MAX_SUSPECTS {
-                return;
-            }
+            let is_full = self.sweep.next_suspects.len() >= MAX_SUSPECTS;
             match self.update_slot(slot).await {
                 Some(SlotState::Free) => self.sweep.lap.free += 1,
                 Some(SlotState::Used) => self.sweep.lap.pages += 1,
                 Some(SlotState::Absent) => self.sweep.lap.absent += 1,
+                Some(SlotState::Taken) | None if is_full => {
+                    self.sweep.next_suspects.remove(&Suspect::Slot(slot));
+                }
                 Some(SlotState::Taken) | None => {}
             }
             self.sweep.next_slot = slot + 1;
@@ -252,7 +276,8 @@ impl<G: Ground, R: Rules> Keeper<G, R> {
         let slice = R::SLOTS_PER_SWEEP.saturating_mul(ENTRIES_PER_SLOT);
         for entry in self.sweep.next_entry..entries.min(self.sweep.next_entry.saturating_add(slice)) {
             let found = Entry(self.ground.load(self.layout.entry(entry)).await);
-            if matches!(found.state(), EntryState::Claimed | EntryState::Pending) {
+            let is_unfinished = matches!(found.state(), EntryState::Claimed | EntryState::Pending);
+            if is_unfinished && self.sweep.next_suspects.len() < MAX_SUSPECTS {
                 self.sweep.add_suspect(Suspect::Entry(entry), found.0);
             }
             self.sweep.next_entry = entry + 1;
@@ -273,6 +298,7 @@ impl<G: Ground, R: Rules> Keeper<G, R> {
         let word = SlotWord(self.ground.load(self.layout.slot(slot)).await);
         let is_absent = self.sweep.absent.contains(slot);
         self.sweep.pending.remove(&slot);
+        self.sweep.next_suspects.remove(&Suspect::Slot(slot));
         self.sweep.free.remove(slot);
         if let Some((at, entry)) = self.entry_of(slot, word).await {
             if entry.state() == EntryState::Valid && !is_absent {
@@ -298,8 +324,11 @@ impl<G: Ground, R: Rules> Keeper<G, R> {
                 self.release(slot, word).await;
                 return None;
             }
-            SlotState::Taken | SlotState::Used => {
+            state @ (SlotState::Taken | SlotState::Used) => {
                 self.sweep.add_suspect(Suspect::Slot(slot), word.0);
+                if state == SlotState::Taken {
+                    self.sweep.pending.insert(slot); // at most one a place
+                }
                 return None;
             }
         }
@@ -320,8 +349,8 @@ impl<G: Ground, R: Rules> Keeper<G, R> {
     /// Empties the entries of some pages that were not visited lately. Their slots become suspects.
     async fn evict(&mut self, pages: u32) {
         let mut left = pages;
-        // A round clears all marks, and the next one evicts. The hand goes on in the next sweep. (If all
-        // pages are visited again before it comes round, nothing is evicted.)
+        // A round clears all marks, and the next one evicts. If pages are visited faster than that, the
+        // marks count for nothing.
         let most = self.sweep.order.len().saturating_mul(2).min(MAX_CONSIDERED);
         for _ in 0..most {
             if left == 0 {
@@ -332,13 +361,15 @@ impl<G: Ground, R: Rules> Keeper<G, R> {
             if let Some((at, entry)) = self.entry_of(slot, word).await
                 && entry.state() == EntryState::Valid
             {
-                if entry.is_visited() {
+                if entry.is_visited() && self.sweep.passed < 2 * u64::from(self.sweep.order.len()) {
                     self.ground.replace(at, entry.0, entry.unvisited().0).await;
                     self.sweep.order.pass();
+                    self.sweep.passed += 1;
                     continue;
                 }
                 self.ground.replace(at, entry.0, entry.emptied().0).await;
             }
+            self.sweep.passed = 0;
             self.update_slot(slot).await;
             left -= u32::from(!self.sweep.order.contains(slot));
         }

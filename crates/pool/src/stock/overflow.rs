@@ -37,10 +37,9 @@ impl Stock {
         self.space.lock().free_in_overflow() > 0
     }
 
-    /// To be called after each attempt to lease regions, with its outcome. If the attempt brought none, no
-    /// more are requested for a while, and the overflow directory is asked for a region, unless enough
-    /// extents are free there or nobody wants one.
-    pub async fn overflow_after(&self, outcome: GrowthOutcome) {
+    /// If an attempt to lease regions brought none, requests no more for a while, and asks the overflow
+    /// directory for a region, unless enough extents are free there or nobody wants one.
+    pub(super) async fn overflow_after(&self, outcome: GrowthOutcome) {
         let Some(overflowing) = &self.overflowing else { return };
         let counts_for = match outcome {
             GrowthOutcome::Grown => return,

@@ -615,3 +615,30 @@ fn a_task_that_finds_all_extents_of_a_new_region_taken_waits_for_the_next_one() 
     assert!(matches!(taking.as_mut().poll(&mut context), Poll::Ready(Err(NoSpace))), "both are full");
     assert_eq!(rest.len() as u64, 2 * EXTENTS);
 }
+
+#[test]
+fn a_directory_is_asked_for_regions_as_fast_as_they_fill() {
+    let rig = Rig::overflowing(None, Scripted::new(2, REGION_BYTES));
+    let pause_after = |outcome| {
+        rig.stock.want_overflow(&Where::Anywhere);
+        rig.stock.attempt_ended(outcome).now_or_never().expect("the giver answers at once")
+    };
+    let mut taken = Vec::new();
+    for _ in 0..2 {
+        assert_eq!(pause_after(GrowthOutcome::Full), Duration::ZERO);
+        taken.extend(std::iter::from_fn(|| rig.take(&Where::Anywhere)));
+    }
+    assert_eq!(taken.len() as u64, 2 * EXTENTS);
+    assert!(pause_after(GrowthOutcome::Full) > Duration::ZERO, "the directory is full");
+}
+
+#[test]
+fn a_broker_is_left_alone_for_a_while_though_the_directory_gives_regions() {
+    let rig = Rig::overflowing(None, Scripted::new(2, REGION_BYTES));
+    rig.stock.want_overflow(&Where::Anywhere);
+    rig.stock.with_holder(|holder| holder.want_elsewhere(vec![NodeId(1)]));
+    rig.stock.with_holder(|holder| holder.acquisition(Millis(0), LeaseClass::Revocable, 1));
+    let pause = rig.stock.attempt_ended(GrowthOutcome::Full).now_or_never();
+    assert!(rig.stock.has_overflow() && rig.stock.regions_wanted() > 0, "other nodes may have room");
+    assert!(pause.expect("the giver answers at once") > Duration::ZERO);
+}

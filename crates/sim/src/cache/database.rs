@@ -15,7 +15,7 @@ const KEEPER_RESTS_NS: u64 = 12_000;
 /// The time between two mishaps. In some worlds processes stop so often that most are stopped.
 const MISHAP_NS: [u64; 2] = [4_000, 40_000];
 /// How often keepers die in a world where they do.
-const KEEPER_DEATHS: u32 = 6;
+const KEEPER_DEATHS: u32 = 12;
 /// The share of a keeper's rounds in which it wants another state of the door, in thousandths.
 const TURNS_PERMILLE: [u32; 3] = [0, 150, 600];
 /// How likely a mishap of a slot is that its memory goes or comes, in thousandths.
@@ -30,10 +30,12 @@ const LAST_ROUNDS: u32 = 40;
 pub(super) fn start<R: Rules + 'static>(run: &Rc<Run>, processes: u32, random: &mut Random) {
     let mishaps = (random.chance(600), random.chance(600), random.chance(300));
     let turns = TURNS_PERMILLE[random.index(TURNS_PERMILLE.len())];
-    let deaths = if random.chance(300) { KEEPER_DEATHS } else { 0 };
+    // A keeper that dies between two turns of the door shows what its successor makes of that.
+    let deaths = if random.chance(if turns > 0 { 500 } else { 100 }) { KEEPER_DEATHS } else { 0 };
     let (starting, staying) = (run.clone(), run.left.stay());
     run.tasks.spawn(run.world.add_process(run.host), async move {
-        let mut keeper = Keeper::<_, R>::start(Access(starting.memory.clone()), starting.layout).await;
+        let mut keeper =
+            Keeper::<_, R>::start(Access(starting.memory.clone()), starting.layout, |_| true).await;
         for file in 0..FILES {
             let known = keeper.add_file(file).await.expect("nobody is there yet");
             starting.files.borrow_mut().push(((file, 0), known));
@@ -188,12 +190,11 @@ fn start_keeper<R: Rules + 'static>(run: &Rc<Run>, turns_permille: u32, deaths: 
     tasks.spawn(process, async move {
         let _staying = staying;
         let mut random = run.notes.random();
-        let mut keeper = Keeper::<_, R>::start(Access(run.memory.clone()), run.layout).await;
-        let mut wanted = Door::Open;
-        // A new keeper is told of every slot.
         let mut told: Vec<bool> =
-            (0..run.layout.shape().slots).map(|slot| !run.memory.has_memory(slot)).collect();
-        tell_of_memory(&run, &mut keeper, &mut told, || true).await;
+            (0..run.layout.shape().slots).map(|slot| run.memory.has_memory(slot)).collect();
+        let has_memory = |slot: u32| told[slot as usize];
+        let mut keeper = Keeper::<_, R>::start(Access(run.memory.clone()), run.layout, has_memory).await;
+        let mut wanted = Door::Open;
         while run.is_busy.get() || !run.living.borrow().is_empty() {
             run.world.sleep(Duration::from_nanos(random.below(KEEPER_RESTS_NS))).await;
             keeper.clear_dead(|holder| run.is_alive(holder)).await;

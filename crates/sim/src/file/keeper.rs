@@ -146,8 +146,7 @@ impl Keeper {
         while run.phase.get() != Phase::Leaving {
             run.stock().growth_wanted().await;
             let outcome = if run.stock().is_low() { self.grow().await } else { GrowthOutcome::Grown };
-            run.stock().overflow_after(outcome).await;
-            let pause = run.stock().growth_ended(outcome);
+            let pause = run.stock().attempt_ended(outcome).await;
             run.world.sleep_by(run.host, pause).await;
         }
     }
