@@ -33,7 +33,7 @@ pub struct Keeper<G, R = Shipped> {
 
 impl<G: Ground, R: Rules> Keeper<G, R> {
     /// Starts to keep a cache. Its memory is new, or another keeper had it. `has_memory` says which slots
-    /// have memory now: what an earlier keeper was told of that does not count.
+    /// have memory now. The answer replaces what earlier keepers were told.
     pub async fn start(ground: G, layout: Layout, has_memory: impl Fn(u32) -> bool) -> Keeper<G, R> {
         let now = Grace::begin(&ground).await;
         // If the door is not open, the keeper before may have closed it for a while.

@@ -11,6 +11,9 @@ pub trait Rules {
     /// sweeps, too.
     const SLOTS_PER_SWEEP: u32 = 1 << 14;
 
+    /// Most pages that one sweep considers for eviction: tens of milliseconds if all of them were visited.
+    const CONSIDERED_PER_SWEEP: u32 = 1 << 18;
+
     /// Whether a page may be admitted. `before`: the bucket's header when the page was read or written.
     /// `now`: the header after the entry was taken. `writers`: how many other processes `before` counts
     /// (C2).

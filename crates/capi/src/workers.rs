@@ -77,7 +77,11 @@ impl Job {
         unsafe { done(context.0, result as libc::ssize_t) };
         if !IS_WORKER.get() {
             // The callback has forked, and this is the child: the queue and the connection are its parent's.
-            eprintln!("farpool: a child that a `done` function forked must call exec or _exit, not return");
+            const REASON: &[u8] =
+                b"farpool: a child that a `done` function forked must call exec or _exit, not return\n";
+            // Not `eprintln!`: another thread of the parent may have held its lock.
+            // SAFETY: the pointer and the length are those of a static text.
+            let _written = unsafe { libc::write(libc::STDERR_FILENO, REASON.as_ptr().cast(), REASON.len()) };
             std::process::abort();
         }
         file.operation_ended();

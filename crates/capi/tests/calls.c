@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <farpool.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -196,6 +197,29 @@ static void does_not_wait_for_itself(void) {
     assert(farpool_delete(pool, "waits") == 0);
 }
 
+static int child_ended;
+
+static void fork_and_return(void *context, ssize_t result) {
+    assert(context == NULL && result == 1);
+    pid_t child = fork();
+    if (child == 0) {
+        alarm(HANG_S);
+        return;
+    }
+    assert(waitpid(child, &child_ended, 0) == child);
+}
+
+/* A child that returns from a callback would go on with its parent's work. */
+static void ends_a_child_that_returns_from_a_callback(void) {
+    static char byte;
+    farpool_file *file;
+    assert(farpool_create(pool, "forks", 1, &file) == 0);
+    assert(farpool_write_async(file, &byte, 1, 0, fork_and_return, NULL) == 0);
+    assert(farpool_close(file) == 0);
+    assert(WIFSIGNALED(child_ended) && WTERMSIG(child_ended) == SIGABRT);
+    assert(farpool_delete(pool, "forks") == 0);
+}
+
 /* Closing waits for the operations in flight; too many of them are refused. */
 static void reports_every_operation_once(void) {
     static char data[MIB];
@@ -232,6 +256,7 @@ int main(int argc, char **argv) {
     gives_memory_back();
     serves_threads();
     does_not_wait_for_itself();
+    ends_a_child_that_returns_from_a_callback();
     reports_every_operation_once();
     return 0;
 }

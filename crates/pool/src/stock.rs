@@ -325,11 +325,12 @@ impl Stock {
         let pause = self.growth_ended(outcome);
         // The pause spares the broker, and a full directory. Regions of the directory are wanted as fast as
         // tasks fill them.
-        let asks_directory_only = self.regions_wanted() == 0 && self.has_overflow();
+        let asks_directory_only = self.regions_wanted() == 0 && self.may_overflow(&Where::Anywhere);
         if asks_directory_only { Duration::ZERO } else { pause }
     }
 
-    /// Wakes the tasks that wait for an attempt to grow. Returns how long a broker is not asked again.
+    /// Wakes the tasks that wait for an attempt to grow. Returns how long to wait before asking the broker
+    /// again.
     fn growth_ended(&self, outcome: GrowthOutcome) -> Duration {
         let now = self.now();
         let mut growing = self.growing.lock();

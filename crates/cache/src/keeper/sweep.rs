@@ -35,9 +35,6 @@ const ENTRIES_PER_SLOT: u32 = 2;
 /// finds the others.
 const MAX_SUSPECTS: usize = 1 << 16;
 
-/// Most pages that one sweep considers for eviction: tens of milliseconds if all of them were visited.
-const MAX_CONSIDERED: u32 = 1 << 18;
-
 /// What a lap has found. Slots that are being filled or freed are in none of the counts.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Census {
@@ -70,8 +67,8 @@ pub(super) struct Sweep {
     hints: Vec<u64>,
     /// Where free slots for the next hints are looked for.
     next_free: u32,
-    /// Visited pages that eviction has passed since it last evicted one.
-    passed: u64,
+    /// Visited pages that the hand has spared since it last evicted as many pages as were wanted.
+    spared: u64,
     /// Slots to look at in the next sweep: callers have taken them, or their entries are not valid yet.
     pending: BTreeSet<u32>,
     /// Suspects with their words.
@@ -95,7 +92,7 @@ impl Sweep {
             hinted: SlotSet::new(slots),
             hints: vec![0; layout.hints() as usize],
             next_free: 0,
-            passed: 0,
+            spared: 0,
             pending: BTreeSet::new(),
             suspects: BTreeMap::new(),
             grace: now,
@@ -114,7 +111,7 @@ impl Sweep {
     }
 
     /// Slots that are free or soon will be. Suspects that were used count: evicting more pages would not free
-    /// them sooner. Taken ones do not: most of them get pages.
+    /// them sooner. Taken slots do not count, because most of them soon hold pages.
     fn estimate_free(&self) -> u32 {
         let will_be_free = |(suspect, word): &(&Suspect, &u64)| match suspect {
             Suspect::Slot(slot) => {
@@ -268,6 +265,7 @@ impl<G: Ground, R: Rules> Keeper<G, R> {
                 Some(SlotState::Absent) => self.sweep.lap.absent += 1,
                 Some(SlotState::Taken) | None if is_full => {
                     self.sweep.next_suspects.remove(&Suspect::Slot(slot));
+                    self.sweep.pending.remove(&slot);
                 }
                 Some(SlotState::Taken) | None => {}
             }
@@ -327,7 +325,7 @@ impl<G: Ground, R: Rules> Keeper<G, R> {
             state @ (SlotState::Taken | SlotState::Used) => {
                 self.sweep.add_suspect(Suspect::Slot(slot), word.0);
                 if state == SlotState::Taken {
-                    self.sweep.pending.insert(slot); // at most one a place
+                    self.sweep.pending.insert(slot); // it soon holds a page
                 }
                 return None;
             }
@@ -349,29 +347,31 @@ impl<G: Ground, R: Rules> Keeper<G, R> {
     /// Empties the entries of some pages that were not visited lately. Their slots become suspects.
     async fn evict(&mut self, pages: u32) {
         let mut left = pages;
-        // A round clears all marks, and the next one evicts. If pages are visited faster than that, the
-        // marks count for nothing.
-        let most = self.sweep.order.len().saturating_mul(2).min(MAX_CONSIDERED);
-        for _ in 0..most {
+        // The hand clears marks as it goes, so the second round evicts, unless all pages were visited again
+        // meanwhile. Then the marks count for nothing until enough is evicted.
+        let two_rounds = self.sweep.order.len().saturating_mul(2);
+        for _ in 0..two_rounds.min(R::CONSIDERED_PER_SWEEP) {
             if left == 0 {
-                return;
+                break;
             }
             let Some(slot) = self.sweep.order.hand() else { return };
             let word = SlotWord(self.ground.load(self.layout.slot(slot)).await);
             if let Some((at, entry)) = self.entry_of(slot, word).await
                 && entry.state() == EntryState::Valid
             {
-                if entry.is_visited() && self.sweep.passed < 2 * u64::from(self.sweep.order.len()) {
+                if entry.is_visited() && self.sweep.spared < u64::from(two_rounds) {
                     self.ground.replace(at, entry.0, entry.unvisited().0).await;
                     self.sweep.order.pass();
-                    self.sweep.passed += 1;
+                    self.sweep.spared += 1;
                     continue;
                 }
                 self.ground.replace(at, entry.0, entry.emptied().0).await;
             }
-            self.sweep.passed = 0;
             self.update_slot(slot).await;
             left -= u32::from(!self.sweep.order.contains(slot));
+        }
+        if left == 0 {
+            self.sweep.spared = 0;
         }
     }
 

@@ -64,6 +64,7 @@ enum Slow {}
 
 impl Rules for Slow {
     const SLOTS_PER_SWEEP: u32 = 8;
+    const CONSIDERED_PER_SWEEP: u32 = 256;
 }
 
 impl Cache {
@@ -283,11 +284,31 @@ fn pages_are_admitted_as_fast_as_others_are_evicted_though_a_lap_takes_long() {
 }
 
 #[test]
+fn pages_are_evicted_though_all_of_them_are_visited_before_the_hand_returns() {
+    let mut cache = Cache::<Slow>::of(2_000);
+    let mut caller = cache.join(1);
+    cache.read_new(&mut caller, 0..2_000);
+    let mut admitted = 0;
+    for block in 2_000..2_400 {
+        for entry in (0..cache.layout.all_entries()).map(|entry| cache.layout.entry(entry)) {
+            let found = Entry(cache.memory.words.borrow()[entry]);
+            if found.state() == EntryState::Valid {
+                cache.memory.words.borrow_mut()[entry] = found.visited().0;
+            }
+        }
+        cache.sweep();
+        cache.read(&mut caller, block);
+        admitted += u32::from(cache.read(&mut caller, block) == Outcome::Hit);
+    }
+    assert!(admitted > 350, "{admitted} of 400");
+}
+
+#[test]
 fn a_new_keeper_knows_what_has_pages_and_is_told_what_has_memory() {
     let mut cache = Cache::<Slow>::of(2_000);
     let mut caller = cache.join(1);
     cache.read_new(&mut caller, 0..2_000);
-    // What the first keeper is told last, it does not get to do.
+    // The first keeper ends before it carries out the last changes.
     cache.keeper.withdraw_slots(1_500..2_000);
     for _ in 0..1_000 {
         cache.sweep();

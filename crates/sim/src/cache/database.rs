@@ -30,7 +30,7 @@ const LAST_ROUNDS: u32 = 40;
 pub(super) fn start<R: Rules + 'static>(run: &Rc<Run>, processes: u32, random: &mut Random) {
     let mishaps = (random.chance(600), random.chance(600), random.chance(300));
     let turns = TURNS_PERMILLE[random.index(TURNS_PERMILLE.len())];
-    // A keeper that dies between two turns of the door shows what its successor makes of that.
+    // Where the door turns, keepers die more often, so that some die between two turns.
     let deaths = if random.chance(if turns > 0 { 500 } else { 100 }) { KEEPER_DEATHS } else { 0 };
     let (starting, staying) = (run.clone(), run.left.stay());
     run.tasks.spawn(run.world.add_process(run.host), async move {
