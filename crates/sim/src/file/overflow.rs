@@ -121,9 +121,9 @@ impl Overflow for Giver {
         let contents = Mutex::new((vec![0; bytes as usize], Vec::new()));
         let region = Arc::new(Region { disk: self.0.clone(), index, is_reserved, contents });
         state.regions.insert(index, Arc::downgrade(&region));
-        if let Some(kept) = &mut state.kept {
-            assert!(kept.insert(index, region.clone()).is_none(), "two regions have one name");
-        }
+        let namesake = state.kept.as_mut().and_then(|kept| kept.insert(index, region.clone()));
+        drop(state); // dropping a region locks it again
+        assert!(namesake.is_none(), "two regions have one name");
         ready(Some(region as _)).boxed()
     }
 
