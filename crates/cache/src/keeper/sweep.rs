@@ -197,7 +197,7 @@ impl<G: Ground, R: Rules> Keeper<G, R> {
         self.sweep.last_lap = found;
     }
 
-    /// If the wait for the suspects is over, frees those whose words have not changed.
+    /// Frees the suspects whose words have not changed, once every place that was occupied has been left.
     async fn reclaim_suspects(&mut self) {
         if self.sweep.grace.is_over(&self.ground, &self.layout).await || !R::slot_reuse_waits() {
             for (suspect, word) in std::mem::take(&mut self.sweep.suspects) {
@@ -263,7 +263,7 @@ impl<G: Ground, R: Rules> Keeper<G, R> {
                 Some(SlotState::Free) => self.sweep.lap.free += 1,
                 Some(SlotState::Used) => self.sweep.lap.pages += 1,
                 Some(SlotState::Absent) => self.sweep.lap.absent += 1,
-                Some(SlotState::Taken) | None if is_full => {
+                None if is_full => {
                     self.sweep.next_suspects.remove(&Suspect::Slot(slot));
                     self.sweep.pending.remove(&slot);
                 }
