@@ -33,8 +33,8 @@ pub(crate) fn become_no_worker() {
     IS_WORKER.set(false);
 }
 
-/// Refuses to wait on a thread of the library: the thread might wait for an operation that is its own work
-/// (W3).
+/// Fails on a thread of the library: the thread might otherwise wait for an operation that it has to carry
+/// out itself (W3).
 pub(crate) fn must_not_wait() -> Result<(), Failure> {
     if IS_WORKER.get() {
         return Err(Failure::new(libc::EDEADLK, "a `done` function must not call this: it would wait"));

@@ -9,10 +9,11 @@ use crate::output::tell;
 
 /// Compare far memory with the local disk under a real PostgreSQL
 ///
-/// Loads TPC-H, runs a join and a sort that spill (Hash+Sort of Li et al., SIGMOD 2016) with temporary files
-/// on a tmpfs, in far memory with and without the interposer, on the local disk and, as root, on a throttled
-/// volume, and prints seconds and whether the rows agree. Needs an installed PostgreSQL, FUSE and, at scale
-/// factor 1, some 16 GiB of memory and 11 GiB of disk. It says at the start how long it will take.
+/// Loads TPC-H and runs a join and a sort that spill (Hash+Sort of Li et al., SIGMOD 2016). Their temporary
+/// files lie on a tmpfs, in far memory with and without the interposer, partly in an overflow directory, on
+/// the local disk and, as root, on a throttled volume. Prints at the start how long it will take, and at the
+/// end seconds and whether the rows agree. Needs an installed PostgreSQL, FUSE and, at scale factor 1, some
+/// 16 GiB of memory and 11 GiB of disk.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:

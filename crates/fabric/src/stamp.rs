@@ -53,9 +53,9 @@ pub(crate) fn guarded<W: Word, T, E>(
         Ok(value) => value,
         Err(error) => return Ok(Err(error)),
     };
-    // P3; pairs with the full barrier of `barrier`. Loads before a load need no more than an acquire; a store
-    // before a load needs the full barrier; atomics are sequentially consistent, as is the load of the word
-    // behind them.
+    // P3; pairs with the full barrier of `barrier`. The word is loaded after the access. If the access was
+    // plain loads, an acquire is enough; if it was stores, it takes the full barrier. Atomics are
+    // sequentially consistent, as is the load of the word.
     W::barrier(match touch {
         Touch::LoadOrAtomic => Ordering::Acquire,
         Touch::Store => Ordering::SeqCst,

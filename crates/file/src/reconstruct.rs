@@ -70,8 +70,8 @@ impl<R: Rules> FileCore<R> {
         if word.matches(R::checksum(&buffer)) { Ok(buffer.to_vec()) } else { Err(Unfit::Gone) }
     }
 
-    /// The exclusive or of blocks of one column, which the caller holds; blocks that count as zeros may be
-    /// among them.
+    /// The exclusive or of blocks of one column. Empty and lost blocks count as zeros (P1). The caller holds
+    /// the column.
     pub(crate) async fn sum_of(
         &self,
         core: &SessionCore,

@@ -173,8 +173,9 @@ impl<R: Rules> FileCore<R> {
         row.is_some_and(|row| self.to_be_moved(&row, &pieces, false).is_some())
     }
 
-    /// Locks the blocks that the parts touch and their parity, and stores both. Stores nothing if a member
-    /// has to move first, is missing or was replaced.
+    /// Locks the blocks that the parts touch and their parity. Stores the parts and, unless its extent is
+    /// lost or in doubt, the parity. Stores nothing if a member has to move first, is missing or was
+    /// replaced.
     pub(crate) async fn store_row(
         &self,
         core: &SessionCore,

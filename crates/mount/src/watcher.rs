@@ -220,8 +220,9 @@ unsafe fn device_at(path: &CStr) -> Option<Device> {
     }
 }
 
-/// Makes the kernel answer every process that waits for a mount with an error. This is not possible
-/// everywhere. Unmounting by force, which not every user may do, has the same effect.
+/// Ends a mount's connection to the kernel, so that each call that waits for its daemon fails. Does nothing
+/// where the file for this under `CONNECTIONS` is missing or may not be written. Unmounting by force has the
+/// same effect, but not every user may do it.
 ///
 /// # Safety
 /// Between fork and exit only.

@@ -134,10 +134,10 @@ impl Client {
         self.block_on(self.core.open_or_create_table(&mut session, name, options))
     }
 
-    /// Opens a table that existed when this was called.
+    /// Opens a table. Finds each table that existed when this was called.
     ///
     /// # Errors
-    /// When no table has that name, or its keys are of another type.
+    /// When no table has that name, its keys are of another type, or far memory does not answer.
     pub fn open_table<K: Key + ?Sized, V>(&self, name: &str) -> Result<Table<K, V>, TxError> {
         let mut session = self.own_session();
         self.block_on(self.core.open_table(&mut session, name))

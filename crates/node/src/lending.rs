@@ -2,7 +2,7 @@
 //! time and the keys as arguments and does not touch region memory; it returns what the caller is to do
 //! there.
 //!
-//! N1. The table decides which client may use a region, and its caller enforces that. A grant is opened in
+//! N1. The table decides which client may use a region, and the caller enforces that. A grant is opened in
 //!     the memory after the table has made it and before any client is told of it. A lease is fenced there
 //!     before any client is told that it has ended.
 //! N2. A region is free in the table again only after its memory was scrubbed or replaced. That begins only
@@ -10,9 +10,9 @@
 //! N3. Leases end on time: the caller calls [`NodeCore::expire`] by [`NodeCore::next_deadline`].
 //! N4. A node has a *limit*, the number of regions that it is to have memory for: its *target*, which the
 //!     operator sets, or what the pressure on its machine's memory allows, if that is less. It never lends
-//!     more. When the limit falls, the newest revocable leases above it are revoked. While the node has memory
-//!     for more regions, those that are free or return are withdrawn; while it has fewer, withdrawn ones are
-//!     restored.
+//!     more. When the limit falls, revocable leases are revoked, newest first, until no more regions are lent
+//!     than the limit. While more regions than the limit have memory, those that are free or being returned
+//!     are withdrawn; while fewer have it, withdrawn ones are restored.
 //! Not here: clocks, threads, random keys, memory, how messages travel.
 
 use farpool_lease::{

@@ -109,8 +109,7 @@ impl Overflowing {
 const EPOCH: Epoch = Epoch::new(0, 1);
 const KEY: AccessKey = AccessKey::from_bytes([0; AccessKey::BYTES]);
 
-/// A region of the directory as it is recorded for a later process: as the lease of a region that this node
-/// had lent.
+/// How a region of the directory is recorded for a later process: as a lease from [`OVERFLOW_NODE`].
 pub(crate) fn as_lease(index: u32) -> Lease {
     let address = NodeAddress { node: OVERFLOW_NODE.0, ..NodeAddress::default() };
     let key = KEY.as_bytes().to_vec();

@@ -1,11 +1,12 @@
 //! A slot's private log (paper 3, section 6.2): what the commits of its client do to each record. From it,
 //! the slot's recoverer finds the records that the client has locked, and what was there before.
 //!
-//! L1. An intent is whole in both copies before anything of it is locked. So if a record says that a commit
-//!     has locked it, either copy tells what was there before.
-//! L2. A commit's head lies at its count modulo [`MAX_COMMITS_IN_FLIGHT`](crate::MAX_COMMITS_IN_FLIGHT). The
-//!     watermark has reached the commit whose head lay there before, or nothing of that commit is left. The
-//!     same holds for commits whose intents, in a ring of bytes, are overwritten.
+//! L1. An *intent* says what a commit does to one record. It is whole in both copies before that record is
+//!     locked. So either copy tells what a locked record held before.
+//! L2. A commit's *head* names its intents. It lies at the commit's count modulo
+//!     [`MAX_COMMITS_IN_FLIGHT`](crate::MAX_COMMITS_IN_FLIGHT); the intents lie in a ring of bytes. A head or
+//!     an intent is overwritten only after the watermark has reached its commit, or when nothing of that
+//!     commit is left.
 //! L3. What is read from the log is checked by checksums. Bytes that a transaction writes to records are
 //!     never taken for a head.
 

@@ -17,8 +17,8 @@ const SPACE: &str = "temporary";
 /// everything spills at any scale.
 const WORK_MEM_KIB_PER_SCALE: f64 = 4096.0;
 const WORK_MEM_MIN_KIB: u32 = 128;
-/// Processes crash here, the machine does not. So no query needs to wait for a disk that other programs keep
-/// busy.
+/// Tests kill servers, never the machine, so `fsync` would protect nothing. Without it, no query waits for a
+/// disk that other programs keep busy.
 const SETTINGS: [(&str, &str); 1] = [("fsync", "off")];
 /// Divides every table among workers, however small it is and whatever the cost.
 const PARALLEL: &str = "SET max_parallel_workers_per_gather = 2; SET parallel_setup_cost = 0; \

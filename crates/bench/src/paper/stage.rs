@@ -63,8 +63,8 @@ pub enum Spot {
     FarShm,
     /// In far memory over TCP, through the mount alone.
     FarTcp,
-    /// As `FarShm`, but the pool has room for half of them only. The rest lies in an overflow
-    /// directory on the machine's disk.
+    /// As `FarShm`, but the pool has room for only half of the temporary files. The rest lies in an
+    /// overflow directory on the machine's disk.
     HalfRoom,
     /// As `FarShm`, with an overflow directory; one of the two nodes gives all of its memory back to
     /// its machine while the query runs.

@@ -6,8 +6,8 @@ use std::task::{Context, Poll};
 
 use super::Endpoint;
 
-/// Ends once the clock shows a time. It has one entry among the sleepers however often it is polled, and none
-/// once it is dropped.
+/// Ends once the clock has reached `until_ns`. It has at most one entry among the sleepers, however often it
+/// is polled, and none once it is dropped.
 pub(super) struct Sleep<'a> {
     endpoint: &'a Endpoint,
     until_ns: u64,

@@ -46,8 +46,8 @@ impl Server {
             let Some((listener, _)) = &self.listeners.unix else { return };
             match rustix::net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
                 Ok(stream) => {
-                    // Most answers sent here are those to attachments. In a larger buffer more of their
-                    // descriptors would wait.
+                    // Most answers carry descriptors, which wait in the buffer until the client receives
+                    // them. Descriptors are scarce, so the buffer is small.
                     let _ = sockopt::set_socket_send_buffer_size(&stream, UNIX_SEND_BYTES);
                     let user = sockopt::socket_peercred(&stream).map(|peer| Origin::User(peer.uid.as_raw()));
                     self.adopt(stream, user.unwrap_or(Origin::Unknown), true);

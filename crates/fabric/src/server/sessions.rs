@@ -5,8 +5,8 @@ use std::collections::{HashMap, VecDeque};
 use farpool_wire::{Hello, Incarnation, SessionId};
 
 /// Sessions without a connection that are remembered, so that a late greeting of an old incarnation is
-/// recognised as old. A greeting that is delayed until this many other sessions have ended is taken for the
-/// first of a new session.
+/// recognised as old. A greeting that is delayed while this many connections end may be taken for the first
+/// of a new session.
 const REMEMBERED: usize = 16 << 10;
 
 /// The table of sessions of one server, for any transport. The server numbers the connections.

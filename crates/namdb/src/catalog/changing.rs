@@ -161,8 +161,8 @@ impl<E: Environment> Change<'_, E> {
         self.worker.memory()
     }
 
-    /// Called between two steps of long work, while no transaction is open: announces a newer snapshot, and
-    /// shows that the thread runs.
+    /// Called between two steps of long work, while no transaction is open: takes a newer snapshot and
+    /// announces it, so that old versions can be freed, and shows others that this thread runs.
     pub(super) async fn keep_up(&self) -> Result<(), TxError> {
         self.memory().endpoint().yield_now().await;
         Ok(self.worker.keep_up().await?)

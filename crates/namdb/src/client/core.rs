@@ -211,10 +211,10 @@ impl<E: Environment> ClientCore<E> {
         Err(TxError::CatalogBusy)
     }
 
-    /// Opens a table that existed when this was called.
+    /// Opens a table. Finds each table that existed when this was called.
     ///
     /// # Errors
-    /// When no table has that name, or its keys are of another type.
+    /// When no table has that name, its keys are of another type, or far memory does not answer.
     pub async fn open_table<K: Key + ?Sized, V>(
         &self,
         session: &mut SessionState,

@@ -18,8 +18,8 @@ const GATHERED: usize = 32;
 /// Blocks of at least this length are sent straight from the memory; shorter ones are cheaper to gather in a
 /// buffer.
 const DIRECT_BYTES: usize = 1 << 10;
-/// Most bytes received by one system call, including the part of a request that is kept; a large block with
-/// its header fits.
+/// Length of the buffer of received bytes, which also holds the start of an unfinished request. The largest
+/// block fits with its header.
 const RECEIVED_BYTES: usize = 3 << 20;
 /// After this time without a byte the server sleeps, so that it takes no processor time from the measurements
 /// in between.
