@@ -94,7 +94,7 @@ impl DemoOptions {
     fn spots(&self) -> Vec<Spot> {
         let is_wanted = |spot: &Spot| match self.transport {
             Some(Transport::Shm) => *spot != Spot::FarTcp,
-            Some(Transport::Tcp) => !matches!(spot, Spot::InterposedShm | Spot::FarShm) && !spot.overflows(),
+            Some(Transport::Tcp) => *spot != Spot::FarShm && !spot.is_interposed(),
             None => true,
         };
         Spot::ALL.into_iter().filter(is_wanted).collect()

@@ -70,7 +70,16 @@ impl Descriptor {
         Descriptor { identity: Identity::of(fd.as_fd()), fd: ManuallyDrop::new(fd) }
     }
 
-    fn is_still_ours(&self) -> bool {
+    /// For the child of a fork: closes the number there, without freeing memory.
+    pub fn close_in_child(&self) {
+        if self.is_still_ours() {
+            // SAFETY: dropping this later finds that the number is not ours any more.
+            unsafe { rustix::io::close(self.fd.as_raw_fd()) };
+        }
+    }
+
+    /// Whether the number still refers to what was opened.
+    pub fn is_still_ours(&self) -> bool {
         self.identity.is_some() && self.identity == Identity::of(self.as_fd())
     }
 }

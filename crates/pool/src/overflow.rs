@@ -14,6 +14,7 @@
 
 use std::fmt;
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -27,6 +28,9 @@ use crate::region::{LeasedRegion, NodeState};
 pub(crate) mod directory;
 #[cfg(test)]
 pub(crate) mod scripted;
+mod shared;
+
+pub use shared::SharedFile;
 
 /// The id under which a directory appears among the nodes. No node has it: nodes draw theirs at random, below
 /// it.
@@ -55,11 +59,22 @@ pub trait OverflowRegion: Send + Sync + fmt::Debug {
     fn read<'a>(&'a self, offset: u64, to: &'a mut [u8]) -> LocalBoxFuture<'a, io::Result<()>>;
 
     /// Writes all of `data` at `offset`. If this is dropped before it has ended, the write may still be
-    /// carried out. After an error the contents there are indeterminate.
+    /// carried out. After an error the contents there are indeterminate, unless it is
+    /// [`NotConnected`](io::ErrorKind::NotConnected): this process no longer has the file.
     fn write<'a>(&'a self, offset: u64, data: &'a [u8]) -> LocalBoxFuture<'a, io::Result<()>>;
 
     /// Gives the region up: no later process finds it.
     fn discard(&self);
+
+    /// Whether direct clients (called *guests* in the code) may use the storage. In a direct client: whether
+    /// it still has the file.
+    fn guests_may_use(&self) -> bool;
+
+    /// For the child of a fork: closes its copy of the file, without freeing memory.
+    fn abandon(&self) {}
+
+    /// The file, if direct clients [may use](Self::guests_may_use) it.
+    fn file(&self) -> Option<BorrowedFd<'_>>;
 
     /// Logs that a transfer has failed or took too long, at a limited rate.
     fn log_failure(&self, reason: &str);
@@ -101,17 +116,22 @@ impl Overflowing {
 
     fn region(&self, index: u32, storage: Arc<dyn OverflowRegion>) -> Arc<LeasedRegion> {
         let id = RegionId { node: OVERFLOW_NODE, index };
-        Arc::new(LeasedRegion::overflow(id, EPOCH, KEY, self.node.clone(), storage))
+        Arc::new(LeasedRegion::overflow(id, epoch(index), KEY, self.node.clone(), storage))
     }
 }
 
-/// Epoch and key of the directory's regions, which nobody checks.
-const EPOCH: Epoch = Epoch::new(0, 1);
+/// The epoch of a region of the directory. Direct clients tell regions apart by it when a region's number is
+/// used again.
+fn epoch(index: u32) -> Epoch {
+    Epoch(u64::from(index) + 1)
+}
+
+/// The key of the directory's regions, which nobody checks.
 const KEY: AccessKey = AccessKey::from_bytes([0; AccessKey::BYTES]);
 
 /// How a region of the directory is recorded for a later process: as a lease from [`OVERFLOW_NODE`].
 pub(crate) fn as_lease(index: u32) -> Lease {
     let address = NodeAddress { node: OVERFLOW_NODE.0, ..NodeAddress::default() };
     let key = KEY.as_bytes().to_vec();
-    Lease { address: Some(address), region: index, epoch: EPOCH.0, key, ..Lease::default() }
+    Lease { address: Some(address), region: index, epoch: epoch(index).0, key, ..Lease::default() }
 }

@@ -108,7 +108,7 @@ impl LeasedRegion {
     }
 
     /// A region of the overflow directory. It never ends.
-    pub(crate) fn overflow(
+    pub fn overflow(
         id: RegionId,
         epoch: Epoch,
         key: AccessKey,
@@ -119,8 +119,13 @@ impl LeasedRegion {
     }
 
     /// The storage of a region of the overflow directory; `None` for far memory.
-    pub(crate) fn storage(&self) -> Option<&dyn OverflowRegion> {
-        self.storage.as_deref()
+    pub fn storage(&self) -> Option<&Arc<dyn OverflowRegion>> {
+        self.storage.as_ref()
+    }
+
+    /// Whether direct clients (called *guests* in the code) may use the region.
+    pub fn guests_may_use(&self) -> bool {
+        self.storage.as_ref().is_none_or(|storage| storage.guests_may_use())
     }
 
     /// Whether the region lies in the overflow directory and not in far memory.

@@ -274,7 +274,7 @@ impl SessionCore {
         way: Way,
     ) -> (ArenaBuf, Result<(), Failure>) {
         if let Some(storage) = extent.region().storage() {
-            return self.transfer_overflow(direction, extent, storage, offset, buffer).await;
+            return self.transfer_overflow(direction, extent, &**storage, offset, buffer).await;
         }
         let may_borrow = way == Way::OwnOrSiblings && self.siblings.is_some();
         let tries = Tries { made: 0, until: self.leases.now().plus(self.retries.try_within) };

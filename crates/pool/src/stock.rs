@@ -22,7 +22,7 @@ use crate::giving_up::{Sign, is_given_up};
 use crate::growth::{GROW_PATIENCE, Growth};
 use crate::holder::{Acquired, Change, GrowthOutcome, HeldLease, Holder, Renewal};
 use crate::keeping::Keeping;
-use crate::overflow::{Overflow, OverflowRegion, Overflowing};
+use crate::overflow::{Overflow, Overflowing};
 use crate::region::{LeasedRegion, NodeState};
 use crate::space::{EXTENT_BYTES, Extent, Space, Where};
 
@@ -587,7 +587,10 @@ impl Stock {
             (space.shrink(now, linger_ms, keep_free), unused_overflow)
         };
         // Outside the lock.
-        unused_overflow.iter().filter_map(|region| region.storage()).for_each(OverflowRegion::discard);
+        for region in &unused_overflow {
+            region.retire(); // for direct clients, whose table may have been read before
+            region.storage().into_iter().for_each(|storage| storage.discard());
+        }
         drop(unused_overflow);
         self.retire(&idle);
         idle

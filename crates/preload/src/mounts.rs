@@ -107,7 +107,7 @@ impl Host for Joined {
     }
 
     fn has_ended(&self) -> bool {
-        self.0.has_ended()
+        self.0.notice_end()
     }
 
     fn abandon(&self) {

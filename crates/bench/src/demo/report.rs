@@ -182,8 +182,8 @@ fn name(spot: Spot) -> String {
         Spot::InterposedShm => format!("far memory, {NODES} nodes, farpool run"),
         Spot::FarShm => format!("far memory, {NODES} nodes, by the kernel"),
         Spot::FarTcp => "far memory by the kernel, over TCP".into(),
-        Spot::HalfRoom => "by the kernel, with room for half".into(),
-        Spot::HalfTaken => "by the kernel, half taken back".into(),
+        Spot::HalfRoom => "farpool run, with room for half".into(),
+        Spot::HalfTaken => "farpool run, half taken back".into(),
         Spot::Disk => "local disk".into(),
         Spot::Throttled => format!("throttled volume ({IOPS} IOPS, {} MiB/s)", BYTES_PER_S >> 20),
     }

@@ -63,10 +63,10 @@ pub enum Spot {
     FarShm,
     /// In far memory over TCP, through the mount alone.
     FarTcp,
-    /// As `FarShm`, but the pool has room for only half of the temporary files. The rest lies in an
+    /// As `InterposedShm`, but the pool has room for only half of the temporary files. The rest lies in an
     /// overflow directory on the machine's disk.
     HalfRoom,
-    /// As `FarShm`, with an overflow directory; one of the two nodes gives all of its memory back to
+    /// As `InterposedShm`, with an overflow directory; one of the two nodes gives all of its memory back to
     /// its machine while the query runs.
     HalfTaken,
     /// On the machine's disk.
@@ -95,8 +95,8 @@ impl Spot {
             Self::InterposedShm => "interposer, 2 nodes, shm",
             Self::FarShm => "mount alone, 2 nodes, shm",
             Self::FarTcp => "mount alone, 2 nodes, tcp",
-            Self::HalfRoom => "mount alone, shm, half on the disk",
-            Self::HalfTaken => "mount alone, shm, half taken back",
+            Self::HalfRoom => "interposer, shm, half on the disk",
+            Self::HalfTaken => "interposer, shm, half taken back",
             Self::Disk => "the machine's disk",
             Self::Throttled => "throttled, 3,000 IOPS, 125 MiB/s",
         }
@@ -104,12 +104,17 @@ impl Spot {
 
     /// Whether far memory is accessed through the mount alone.
     pub fn is_mount_alone(self) -> bool {
-        matches!(self, Self::FarShm | Self::FarTcp) || self.overflows()
+        matches!(self, Self::FarShm | Self::FarTcp)
+    }
+
+    /// Whether far memory is accessed with the interposer.
+    pub fn is_interposed(self) -> bool {
+        self == Self::InterposedShm || self.overflows()
     }
 
     /// Whether it needs a pool.
     pub fn is_far(self) -> bool {
-        matches!(self, Self::InterposedShm | Self::FarShm | Self::FarTcp) || self.overflows()
+        self.is_mount_alone() || self.is_interposed()
     }
 
     /// Whether far memory has less room than the temporary files need.
@@ -204,7 +209,7 @@ impl Stage {
         }
         spots.retain(|spot| match spot {
             Spot::Tmpfs => tmpfs.is_some(),
-            Spot::InterposedShm => interposer.is_some(),
+            spot if spot.is_interposed() => interposer.is_some(),
             Spot::Throttled => volume.is_some(),
             _ => true,
         });
@@ -271,7 +276,7 @@ impl Stage {
         mut tick: impl FnMut(u32),
     ) -> Result<(Run, Option<Overflowed>)> {
         self.set_limit(if spot == Spot::Tmpfs { self.limits_mib.1 } else { self.limits_mib.0 })?;
-        let wrapper = self.interposer.as_ref().filter(|_| spot == Spot::InterposedShm);
+        let wrapper = self.interposer.as_ref().filter(|_| spot.is_interposed());
         self.server.set_wrapper(wrapper.map_or(&[], |wrapper| wrapper));
         let started = self.server.start_again(stop);
         started.with_context(|| format!("temporary files on {}: the server did not start", spot.name()))?;
@@ -428,7 +433,7 @@ pub(super) fn start_pool(
     let dir = subfolder(work, spot.tablespace())?;
     let log_dir = &log_dir.join(format!("{}.logs", spot.tablespace()));
     fs::create_dir_all(log_dir).with_context(|| format!("cannot make {}", log_dir.display()))?;
-    let guests = match (spot == Spot::InterposedShm, Server::user()?) {
+    let guests = match (spot.is_interposed(), Server::user()?) {
         (true, Some(user)) => Guests::Of(user),
         (true, None) => Guests::Ours,
         (false, _) => Guests::None,

@@ -6,6 +6,7 @@ use std::path::Path;
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::preload::compile;
 use crate::support::{
     Mount, Pool, PoolOptions, assert_complaint, built, eventually, farpool, pattern, read_from_far, run,
     run_command, write_new,
@@ -23,9 +24,13 @@ fn pool(nodes: u32, memory: &'static str) -> Pool {
 }
 
 fn in_directory(mount: &Mount) -> u64 {
+    status_of(mount, "overflow_bytes")
+}
+
+fn status_of(mount: &Mount, figure: &str) -> u64 {
     let output = run(["volume", "status", "--json", mount.path().to_str().unwrap()]);
     let state: Value = serde_json::from_str(&output.stdout).unwrap();
-    state["overflow_bytes"].as_u64().unwrap()
+    state[figure].as_u64().unwrap()
 }
 
 /// Bytes of a file system: all, and free.
@@ -65,6 +70,41 @@ fn programs_that_work_on_a_mount_s_files_directly_find_what_lies_in_the_director
     let output = run_command(copying);
     assert!(output.status.success(), "{output:?}");
     assert!(read_from_far(&copy).unwrap() == data);
+}
+
+/// A program that reads a file by position, inverts each bit, and writes it back by position.
+const INVERTS: &str = "
+    #include <fcntl.h>
+    #include <unistd.h>
+    int main(int count, char **arguments) {
+        unsigned char page[8192];
+        int fd = open(arguments[count - 1], O_RDWR);
+        for (long at = 0, bytes; (bytes = pread(fd, page, sizeof page, at)) > 0; at += bytes) {
+            for (long place = 0; place < bytes; place++) page[place] ^= 255;
+            if (pwrite(fd, page, bytes, at) != bytes) return 1;
+        }
+        return close(fd);
+    }";
+
+#[test]
+fn a_program_under_farpool_run_reads_and_writes_the_directory_without_the_daemon() {
+    let (pool, dir) = (pool(1, "16MiB"), disk());
+    let mount = Mount::of(&pool, &overflow(&dir, &["--accelerate"]));
+    let program = dir.path().join("inverts");
+    compile(dir.path(), INVERTS, &[], &program);
+    let (big, mut data) = (mount.file("big"), pattern(24 * MIB, 1));
+    write_new(&big, &data).unwrap();
+    assert!(in_directory(&mount) >= 8 * MIB as u64);
+    let mut inverting = farpool(["run", "--", program.to_str().unwrap(), big.to_str().unwrap()]);
+    inverting.env("FARPOOL_PRELOAD", built("libfarpool_preload.so"));
+    let output = run_command(inverting);
+    assert!(output.status.success(), "{output:?}");
+    data.iter_mut().for_each(|byte| *byte ^= 255);
+    assert!(read_from_far(&big).unwrap() == data);
+    for figure in ["direct_read_bytes", "direct_written_bytes"] {
+        let bytes = status_of(&mount, figure);
+        assert!(bytes > 23 * MIB as u64, "{figure}: {bytes}");
+    }
 }
 
 #[test]

@@ -34,7 +34,7 @@ const WITNESS: &str = "
         return 7;
     }";
 
-fn compile(dir: &Path, source: &str, options: &[&str], into: &Path) {
+pub(crate) fn compile(dir: &Path, source: &str, options: &[&str], into: &Path) {
     let text = dir.join("source.c");
     fs::write(&text, source).unwrap();
     let output = Command::new("cc").args(options).arg("-o").arg(into).arg(text).output().unwrap();

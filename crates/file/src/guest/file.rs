@@ -139,7 +139,9 @@ impl<R: Rules> GuestFileCore<R> {
     /// Writes a piece; its bytes are the first ones of `data`.
     async fn write_piece(&self, core: &SessionCore, piece: Piece, data: Given<'_>) -> Result<(), AskOwner> {
         let extent = self.extent(piece.stripe)?.ok_or(AskOwner)?;
-        if !extent.region().node.is_near() || !self.layout.is_writable() {
+        let region = extent.region();
+        let is_of_this_host = region.node.is_near() || region.is_overflow();
+        if !is_of_this_host || !self.layout.is_writable() {
             return Err(AskOwner); // G5, G6
         }
         let blocks = piece.first_block()..piece.end_block();

@@ -173,8 +173,8 @@ impl Host {
         let guest = u16::try_from(answer.guest).ok().and_then(GuestId::from_number).ok_or_else(invalid)?;
         let asking = line.clone();
         let ask = move |number| {
-            let (answer, _) = asking.ask(Ask::Region(GuestRegionOf { number })).ok()?;
-            GuestRegion::from_wire(&answer.region?)
+            let (answer, descriptors) = asking.ask(Ask::Region(GuestRegionOf { number })).ok()?;
+            GuestRegion::from_wire(&answer.region?, descriptors.into_iter().next())
         };
         let memory = GuestMemory { words, table };
         let clock = Arc::new(MonotonicClock);
@@ -182,9 +182,14 @@ impl Host {
         Ok(Arc::new(Host { line, store: Arc::new(store) }))
     }
 
-    /// Whether the daemon has ended. Then all operations of this host fail.
-    pub fn has_ended(&self) -> bool {
-        self.line.has_ended()
+    /// Notices if the daemon has ended. Then it closes the daemon's files, and all operations of this host
+    /// fail. Returns whether the daemon has ended.
+    pub fn notice_end(&self) -> bool {
+        let has_ended = self.line.has_ended();
+        if has_ended {
+            self.store.close_files();
+        }
+        has_ended
     }
 
     /// Opens a file by the ticket that its registration gave.
@@ -223,7 +228,7 @@ impl GuestFile {
     /// kernel.
     pub fn read_at(&self, session: &GuestSession, offset: u64, to: &[Room<'_>]) -> Option<usize> {
         let length: usize = to.iter().map(Room::len).sum();
-        if length > MAX_TRANSFER_BYTES || !self.core.is_open() || self.host.has_ended() {
+        if length > MAX_TRANSFER_BYTES || !self.core.is_open() || self.host.notice_end() {
             return None;
         }
         let read = self.core.read(&session.core, &session.place, offset, length);
@@ -234,7 +239,7 @@ impl GuestFile {
     /// Writes these pieces of memory, in order. `None`: ask the kernel, for all of it.
     pub fn write_at(&self, session: &GuestSession, offset: u64, from: &[Given<'_>]) -> Option<usize> {
         let length: usize = from.iter().map(Given::len).sum();
-        if length == 0 || length > MAX_TRANSFER_BYTES || !self.core.is_open() || self.host.has_ended() {
+        if length == 0 || length > MAX_TRANSFER_BYTES || !self.core.is_open() || self.host.notice_end() {
             return None;
         }
         let mut gathered = session.gathered.try_borrow_mut().ok()?;

@@ -5,8 +5,10 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use farpool_fabric::Peer;
+use farpool_pool::{OVERFLOW_NODE, OverflowRegion, SharedFile};
 use farpool_wire::control::{self, GuestAnswer};
 use farpool_wire::{AccessKey, Epoch, NodeId, RegionId};
 use rustix::net::{
@@ -69,7 +71,8 @@ pub(crate) fn is_cut(socket: BorrowedFd<'_>) -> bool {
 }
 
 impl GuestRegion {
-    /// The region as a message.
+    /// The region as a message. The caller sends the [file](Self::file) of a region of the overflow directory
+    /// with it.
     pub fn to_wire(&self) -> control::GuestRegion {
         control::GuestRegion {
             node: self.peer.node.0,
@@ -86,9 +89,20 @@ impl GuestRegion {
         }
     }
 
-    /// The region in a message; `None`: the message is invalid.
-    pub fn from_wire(wire: &control::GuestRegion) -> Option<Self> {
+    /// The file of a region of the overflow directory.
+    pub fn file(&self) -> Option<BorrowedFd<'_>> {
+        self.storage.as_ref()?.file()
+    }
+
+    /// The region in a message, with the file that came with it; `None`: the message is invalid, or this
+    /// process cannot use the file.
+    pub fn from_wire(wire: &control::GuestRegion, file: Option<OwnedFd>) -> Option<Self> {
         let node = NodeId(wire.node);
+        let storage: Option<Arc<dyn OverflowRegion>> = match (node == OVERFLOW_NODE, file) {
+            (true, Some(file)) => Some(Arc::new(SharedFile::new(file))),
+            (false, None) => None,
+            _ => return None,
+        };
         let peer = Peer {
             node,
             tcp: wire.tcp.parse().ok(),
@@ -96,7 +110,8 @@ impl GuestRegion {
             shm_socket: (!wire.shm_socket.is_empty()).then(|| PathBuf::from(&wire.shm_socket)),
         };
         let id = RegionId { node, index: wire.index };
-        Some(GuestRegion { id, epoch: Epoch(wire.epoch), key: AccessKey::from_slice(&wire.key)?, peer })
+        let key = AccessKey::from_slice(&wire.key)?;
+        Some(GuestRegion { id, epoch: Epoch(wire.epoch), key, peer, storage })
     }
 }
 

@@ -73,12 +73,22 @@ pub(crate) struct Guests {
     /// first.
     limbo: Mutex<Vec<(u64, Arc<Extent>)>>,
     known: Mutex<BTreeSet<GuestId>>,
+    /// Held from the look at the regions until the table says what was seen, so that no earlier look
+    /// overwrites a later one.
+    publishing: Mutex<()>,
 }
 
 impl Guests {
     pub(crate) fn new(words: Arc<BlockWords>) -> io::Result<Self> {
         let (table, memory) = Table::create()?;
-        Ok(Guests { table, memory, words, limbo: Mutex::default(), known: Mutex::default() })
+        Ok(Guests {
+            table,
+            memory,
+            words,
+            limbo: Mutex::default(),
+            known: Mutex::default(),
+            publishing: Mutex::default(),
+        })
     }
 
     pub(crate) fn memory(&self) -> BorrowedFd<'_> {
@@ -162,13 +172,18 @@ impl Guests {
 
     /// Tells direct clients until when regions may be used.
     pub(crate) fn publish(&self, stock: &Stock) {
-        stock.numbered_regions().iter().for_each(|held| self.publish_region(held.number, &held.region));
+        let _publishing = self.publishing.lock();
+        stock.numbered_regions().iter().for_each(|held| self.store_term(held.number, &held.region));
     }
 
-    /// Tells direct clients until when this region may be used: never if it lies in the overflow directory,
-    /// from which only the owner can read.
+    /// Tells direct clients until when this region may be used: never if it is not shared.
     pub(crate) fn publish_region(&self, number: u64, region: &LeasedRegion) {
-        let usable_until_ms = if region.is_overflow() { 0 } else { region.usable_until_ms() };
+        let _publishing = self.publishing.lock();
+        self.store_term(number, region);
+    }
+
+    fn store_term(&self, number: u64, region: &LeasedRegion) {
+        let usable_until_ms = if region.guests_may_use() { region.usable_until_ms() } else { 0 };
         let term = RegionTerm { node: region.id.node.0, epoch: region.epoch.0, usable_until_ms };
         self.table.publish_region(number, term);
     }

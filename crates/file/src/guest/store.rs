@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use farpool_fabric::{Clock, Peer};
 use farpool_lease::Millis;
-use farpool_pool::{Extent, LeaseKeeper, LeasedRegion, NodeState, RetryPolicy, Sign};
+use farpool_pool::{Extent, LeaseKeeper, LeasedRegion, NodeState, OverflowRegion, RetryPolicy, Sign};
 use farpool_wire::{AccessKey, Epoch, NodeId, RegionId};
 use rustix_futex_sync::RwLock;
 
@@ -23,6 +23,10 @@ use crate::store::StoreCore;
 /// How long an operation is tried again. The last try may have to wait for a connection, which takes less
 /// than the owner's patience.
 const TRY_WITHIN: Millis = Millis(1_000);
+
+/// Most files of the overflow directory that a direct client has open: programs may need many descriptors for
+/// themselves.
+const MAX_FILES: usize = 64;
 
 /// The memory of a store that a direct client gets, as duplicated descriptors.
 pub struct GuestMemory<D> {
@@ -43,6 +47,8 @@ pub struct GuestRegion {
     pub key: AccessKey,
     /// How to reach its node.
     pub peer: Peer,
+    /// The storage of a region of the overflow directory.
+    pub storage: Option<Arc<dyn OverflowRegion>>,
 }
 
 /// Asks the owner for a region by its number; `None`: the owner gives no answer.
@@ -73,10 +79,27 @@ impl Met {
         let node = self.nodes.get(&id).filter(same).cloned();
         let node = node.unwrap_or_else(|| Arc::new(NodeState::new(told.peer, String::new())));
         self.nodes.insert(id, node.clone());
-        // It may be used once the table says until when.
-        let region = Arc::new(LeasedRegion::new(told.id, told.epoch, told.key, node, 1));
+        let region = match told.storage {
+            Some(storage) => {
+                self.close_one_file_if_full();
+                LeasedRegion::overflow(told.id, told.epoch, told.key, node, storage)
+            }
+            // It may be used once the table says until when.
+            None => LeasedRegion::new(told.id, told.epoch, told.key, node, 1),
+        };
+        let region = Arc::new(region);
         self.regions.insert(number, region.clone());
         region
+    }
+
+    /// Closes the file of the region with the lowest number if [`MAX_FILES`] are open. The owner can be asked
+    /// for it again.
+    fn close_one_file_if_full(&mut self) {
+        let in_files = self.regions.iter().filter(|(_, region)| region.is_overflow());
+        let open: Vec<u64> = in_files.map(|(number, _)| *number).collect();
+        if open.len() >= MAX_FILES {
+            self.regions.remove(&open[0]);
+        }
     }
 }
 
@@ -128,15 +151,30 @@ impl GuestStore {
     pub fn abandon(&self) {
         self.words.abandon();
         self.table.abandon();
+        // Without waiting: a thread of the parent may have held the lock.
+        if let Some(met) = self.met.try_read() {
+            met.regions.values().filter_map(|region| region.storage()).for_each(|storage| storage.abandon());
+        }
+    }
+
+    /// Closes the files of the overflow directory, because the owner has ended: their storage is freed only
+    /// when every process has closed them. Not in the child of a fork, which must not drop what its parent
+    /// uses.
+    pub(super) fn close_files(&self) {
+        if !self.words.is_abandoned() {
+            self.met.write().regions.retain(|_, region| !region.is_overflow());
+        }
     }
 
     /// The extent of a number, if its region may be used now.
     pub(super) fn extent(&self, number: u64) -> Option<Extent> {
         let (region, place) = (number / self.extents_per_region, number % self.extents_per_region);
-        // Zero: only the owner can read there (`publish_region`).
+        // Zero: only the owner can use it (`publish_region`).
         let term = self.table.region(region).filter(|term| term.usable_until_ms > 0)?;
         let is_lease = |id: RegionId, epoch: Epoch| id.node.0 == term.node && epoch.0 == term.epoch;
-        let is_it = |known: &&Arc<LeasedRegion>| is_lease(known.id, known.epoch) && !known.has_ended();
+        let is_it = |known: &&Arc<LeasedRegion>| {
+            is_lease(known.id, known.epoch) && !known.has_ended() && known.guests_may_use()
+        };
         let known = self.met.read().regions.get(&region).filter(is_it).cloned();
         let known = match known {
             Some(known) => known,
@@ -231,11 +269,11 @@ impl<R: Rules> StoreCore<R> {
     pub fn region_of(&self, number: u64) -> Option<GuestRegion> {
         self.guests.publish(&self.stock);
         let held = self.stock.numbered_regions().into_iter().find(|held| held.number == number)?;
-        if held.region.is_overflow() {
+        if !held.region.guests_may_use() {
             return None;
         }
         let LeasedRegion { id, epoch, key, ref node, .. } = *held.region;
-        Some(GuestRegion { id, epoch, key, peer: node.peer.clone() })
+        Some(GuestRegion { id, epoch, key, peer: node.peer.clone(), storage: held.region.storage().cloned() })
     }
 
     /// How to reach a node that direct clients have learnt of; `None`: the store has no such node, or no
@@ -261,5 +299,36 @@ impl<R: Rules> FileCore<R> {
     /// When there is no memory or no descriptor for it.
     pub fn guest_memory(&self) -> io::Result<OwnedFd> {
         self.share()?.memory().try_clone_to_owned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use farpool_pool::{OVERFLOW_NODE, SharedFile};
+
+    use super::*;
+
+    #[test]
+    fn at_most_max_files_of_the_overflow_directory_are_open_at_a_time() {
+        let peer = Peer { node: OVERFLOW_NODE, tcp: None, verbs: None, shm_socket: None };
+        let told = |index| {
+            let file = std::fs::File::open("/dev/null").unwrap();
+            GuestRegion {
+                id: RegionId { node: OVERFLOW_NODE, index },
+                epoch: Epoch(1),
+                key: AccessKey::from_bytes([0; AccessKey::BYTES]),
+                peer: peer.clone(),
+                storage: Some(Arc::new(SharedFile::new(file.into()))),
+            }
+        };
+        let far = GuestRegion { storage: None, ..told(0) };
+        let mut met = Met::default();
+        met.add(0, far);
+        for number in 1..=3 * MAX_FILES as u64 {
+            met.add(number, told(number as u32));
+            assert!(met.regions.len() <= 1 + MAX_FILES && met.regions.contains_key(&number), "{number}");
+        }
+        assert!(met.regions.contains_key(&0), "far memory needs no file");
+        assert_eq!(met.regions.len(), 1 + MAX_FILES);
     }
 }

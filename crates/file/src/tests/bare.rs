@@ -20,7 +20,10 @@ impl Bare {
     }
 
     pub(super) fn over(rig: &Rig, transport: TransportChoice) -> Bare {
-        let pool = rig.pool(transport);
+        Bare::of(rig.pool(transport))
+    }
+
+    pub(super) fn of(pool: Pool) -> Bare {
         let store = Arc::new(StoreCore::new(pool.stock().clone()).unwrap());
         Bare { store, session: pool.session(), pool }
     }

@@ -168,7 +168,7 @@ fn what_is_sent_to_a_direct_client_arrives_as_it_was() {
     let file = bare.filled(Redundancy::Stripe, &pattern(DATA, 3));
     let number = file.extent_at(0).unwrap().number() / bare.store.extents_per_region();
     let sent = bare.store.region_of(number).unwrap();
-    let received = GuestRegion::from_wire(&sent.to_wire()).unwrap();
+    let received = GuestRegion::from_wire(&sent.to_wire(), None).unwrap();
     assert_eq!((received.id, received.epoch), (sent.id, sent.epoch));
     assert_eq!(received.key.as_bytes(), sent.key.as_bytes());
     assert_eq!((received.peer.tcp, received.peer.shm_socket), (sent.peer.tcp, sent.peer.shm_socket));
@@ -245,8 +245,9 @@ fn answer_to(ask: &Ask, store: &FileStore, file: &FarFile) -> Result<(GuestAnswe
         Ask::Open(open) if open.ticket == TICKET => vec![file.core().guest_memory().unwrap()],
         Ask::Open(_) => return Err(Errno::STALE),
         Ask::Region(region) => {
-            answer.region = Some(core.region_of(region.number).ok_or(Errno::NOENT)?.to_wire());
-            Vec::new()
+            let told = core.region_of(region.number).ok_or(Errno::NOENT)?;
+            answer.region = Some(told.to_wire());
+            told.file().map(|file| file.try_clone_to_owned().unwrap()).into_iter().collect()
         }
         Ask::Connect(to) => {
             let connection = store.connect_guest(NodeId(to.node), Path::new(&to.shm_socket));
@@ -296,12 +297,55 @@ fn a_process_that_joined_a_daemon_reads_and_writes_until_the_daemon_ends() {
     assert_eq!(seen.write_at(&thread, 0, &[Given::from(&too_long[..])]), None);
     assert_eq!(read_at(0, MAX_TRANSFER_BYTES), None, "twice what one transfer can be");
 
-    assert!(!host.has_ended());
+    assert!(!host.notice_end());
     daemon.end();
-    wait_until(|| host.has_ended());
+    wait_until(|| host.notice_end());
     assert_eq!(read_at(0, 1), None);
     assert_eq!(seen.write_at(&thread, 0, &several), None);
     assert!(read(&file, &session, 0, DATA).unwrap() == right);
+}
+
+#[test]
+fn a_process_that_joined_a_daemon_reads_and_writes_what_lies_in_the_overflow_directory() {
+    let (rig, dir) = (Rig::new(1, 1), super::overflow::disk());
+    let (store, session) = super::overflow::overflowing(&rig, &dir, None);
+    let file = store.create();
+    let bytes = (REGION_BYTES + 2 * EXTENT_BYTES) as usize;
+    let mut right = pattern(bytes, 3);
+    for (at, piece) in (0..).step_by(EXTENT_BYTES as usize).zip(right.chunks(EXTENT_BYTES as usize)) {
+        file.write(&session, at, piece).unwrap();
+    }
+    let is_there = |offset| file.inner.extent_at(offset).unwrap().region().is_overflow();
+    assert!(!is_there(REGION_BYTES - 1) && is_there(REGION_BYTES));
+    file.core().open_to_guests().unwrap();
+    let mut daemon = Daemon::start("overflow", &store, &file);
+    let host = Host::join(&daemon.name).unwrap();
+    let (seen, thread) = (host.open(&TICKET).unwrap(), host.session().unwrap());
+    let found = |offset: u64, length: usize| {
+        let mut found = vec![0; length];
+        assert_eq!(seen.read_at(&thread, offset, &[Room::from(&mut found[..])]), Some(length));
+        found
+    };
+    // Across the edge of far memory, and of two extents of the directory.
+    for edge in [REGION_BYTES, REGION_BYTES + EXTENT_BYTES] {
+        let around = edge as usize - 10_000..edge as usize + 10_000;
+        assert!(found(around.start as u64, around.len()) == right[around.clone()]);
+        right[around.clone()].fill(9);
+        let given = [Given::from(&right[around.clone()])];
+        assert_eq!(seen.write_at(&thread, around.start as u64, &given), Some(around.len()));
+        assert!(found(around.start as u64, around.len()) == right[around.clone()]);
+        assert!(read(&file, &session, around.start as u64, around.len()).unwrap() == right[around]);
+    }
+    assert!(store.core().guests.moved().written >= 40_000, "not by way of the owner");
+    let files = || {
+        let open = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+        let is_there = |target: std::path::PathBuf| target.starts_with(dir.path()) && target != dir.path();
+        open.filter(|fd| std::fs::read_link(fd.path()).is_ok_and(is_there)).count()
+    };
+    let open = files();
+    daemon.end();
+    wait_until(|| host.notice_end());
+    assert_eq!(files(), open - 1, "that of the direct client is closed");
 }
 
 fn is_open_socket(inode: u64) -> bool {

@@ -5,20 +5,30 @@ use std::sync::Arc;
 
 use farpool_pool::{Extent, OverflowConfig};
 
+use super::bare::Bare;
 use super::*;
 
 /// A directory on a disk: that of this program.
-fn disk() -> tempfile::TempDir {
+pub(super) fn disk() -> tempfile::TempDir {
     let program = std::env::current_exe().unwrap();
     tempfile::tempdir_in(program.parent().unwrap()).unwrap()
 }
 
-/// A store with overflow into a directory.
-fn overflowing(rig: &Rig, dir: &tempfile::TempDir, limit_bytes: Option<u64>) -> (FileStore, Session) {
+/// A pool with overflow into a directory.
+fn pool(rig: &Rig, dir: &tempfile::TempDir, limit_bytes: Option<u64>) -> Pool {
     let broker = rig.broker.to_string();
     let config = PoolConfig { broker, tls: None, transport: TransportChoice::Shm.into(), limit_bytes: None };
     let overflow = OverflowConfig { dir: dir.path().to_owned(), limit_bytes };
-    let store = FileStore::new(Pool::connect_with_overflow(config, Some(&overflow)).unwrap()).unwrap();
+    Pool::connect_with_overflow(config, Some(&overflow)).unwrap()
+}
+
+/// A store with overflow into a directory.
+pub(super) fn overflowing(
+    rig: &Rig,
+    dir: &tempfile::TempDir,
+    limit_bytes: Option<u64>,
+) -> (FileStore, Session) {
+    let store = FileStore::new(pool(rig, dir, limit_bytes)).unwrap();
     let session = store.session();
     (store, session)
 }
@@ -166,14 +176,28 @@ fn a_damaged_block_of_the_directory_is_not_returned_as_data() {
 }
 
 #[test]
-fn direct_clients_learn_of_regions_in_far_memory_and_of_none_in_the_directory() {
-    let (rig, dir) = (Rig::new(1, 1), disk());
-    let (store, session) = overflowing(&rig, &dir, None);
-    let file = store.create();
-    write(&file, &session, 0, &pattern(2 * REGION_BYTES as usize, 3)).unwrap();
-    for stripe in 0..2 * REGION_BYTES / EXTENT_BYTES {
-        let extent = file.inner.extent_at(stripe * EXTENT_BYTES).unwrap();
-        let number = extent.number() / store.core().extents_per_region();
-        assert_eq!(store.core().region_of(number).is_some(), !extent.region().is_overflow(), "{stripe}");
+fn moving_back_ends_when_it_is_told_to_and_while_less_than_two_regions_are_free() {
+    let (mut rig, dir) = (Rig::new(1, 1), disk());
+    let bare = Bare::of(pool(&rig, &dir, None));
+    let file = bare.filled(Redundancy::None, &[]);
+    for at in (0..4 * REGION_BYTES).step_by(MAX_TRANSFER_BYTES) {
+        bare.run(async |core| file.write(core, at, &pattern(MAX_TRANSFER_BYTES, 3)).await).unwrap();
     }
+    let used = || bare.store.volume_status().overflow_bytes.unwrap();
+    assert_eq!(used(), 3 * REGION_BYTES);
+    rig.start_node(3);
+    // To take an extent makes the pool ask the broker again.
+    wait_until(|| {
+        drop(bare.filled(Redundancy::None, &[1]));
+        bare.store.stock.is_to_move_back()
+    });
+    bare.run(async |core| bare.store.maintain(core, || true).await).unwrap();
+    assert_eq!(used(), 3 * REGION_BYTES);
+    let maintain = || bare.run(async |core| bare.store.maintain(core, || false).await).unwrap();
+    wait_until(|| {
+        maintain();
+        used() < 3 * REGION_BYTES && !bare.store.stock.is_to_move_back()
+    });
+    maintain();
+    assert!(used() > REGION_BYTES, "only {} bytes are left", used());
 }

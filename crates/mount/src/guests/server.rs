@@ -185,8 +185,9 @@ impl Desk {
             (Ask::Open(open), Some(guest)) => self.open(guest, socket, &open.ticket),
             (Ask::Region(region), Some(_)) => match self.store.core().region_of(region.number) {
                 Some(region) => {
+                    let file = region.file();
                     let answer = GuestAnswer { region: Some(region.to_wire()), ..GuestAnswer::default() };
-                    send(socket, &answer, &[])
+                    send(socket, &answer, file.as_slice())
                 }
                 None => send(socket, &line::refusal(Errno::NOENT), &[]),
             },

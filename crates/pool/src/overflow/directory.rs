@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::{File, OpenOptions};
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -31,8 +32,9 @@ pub(crate) use opening::Opening;
 const THREADS: usize = 4;
 /// Transfers that wait or are in progress; each has a buffer of an extent's size.
 const TRANSFERS: usize = 16;
-/// Alignment of buffers for direct I/O: no file system asks for more than a page.
-const ALIGNMENT: usize = 4096;
+/// How long the end of the process waits for work that has begun or is queued, such as freeing storage that
+/// other processes have open.
+const END_WITHIN: Duration = Duration::from_secs(2);
 /// How long a file system may take to allocate a region.
 const ALLOCATE_WITHIN: Duration = Duration::from_secs(5);
 /// How long the room that was found last counts as current.
@@ -58,7 +60,6 @@ pub(crate) struct Directory {
     limit_bytes: Option<u64>,
     /// Bytes of all regions.
     allocated: Arc<AtomicU64>,
-    is_direct: bool,
     /// An allocation has not ended, perhaps because the file system hangs.
     allocating: Arc<AtomicBool>,
     room: Arc<Room>,
@@ -112,14 +113,8 @@ impl Directory {
             Some(by) => folder::take(&dir, by).map_err(failed)?,
             None => dir,
         };
-        let is_direct = match unnamed_file(&dir, true) {
-            Err(Errno::INVAL) => {
-                unnamed_file(&dir, false).map_err(|errno| failed(errno.into()))?;
-                false
-            }
-            opened => opened.map(|_| true).map_err(|errno| failed(errno.into()))?,
-        };
-        let found = kept.map(|by| kept_files(&dir, by, is_direct)).unwrap_or_default();
+        drop(unnamed_file(&dir).map_err(|errno| failed(errno.into()))?); // whether files can be made there
+        let found = kept.map(|by| kept_files(&dir, by)).unwrap_or_default();
         let free = rustix::fs::fstatvfs(&dir).map_err(|errno| failed(errno.into()))?;
         let allocated = Arc::new(AtomicU64::new(0));
         let bytes = AtomicU64::new(room(&free, limit_bytes, 0));
@@ -135,7 +130,6 @@ impl Directory {
             found: Mutex::new(found),
             limit_bytes,
             allocated,
-            is_direct,
             allocating,
             room,
             allocation_log,
@@ -160,9 +154,9 @@ impl Directory {
 }
 
 /// Opens the files of the regions that a state names, if they are still there.
-fn kept_files(folder: &File, by: &KeptBy, is_direct: bool) -> BTreeMap<u32, io::Result<(File, u64)>> {
+fn kept_files(folder: &File, by: &KeptBy) -> BTreeMap<u32, io::Result<(File, u64)>> {
     let open = |index| {
-        let file = folder::open_file(folder, index, is_direct)?;
+        let file = folder::open_file(folder, index)?;
         let bytes = file.metadata()?.len();
         Ok((file, bytes))
     };
@@ -172,10 +166,10 @@ fn kept_files(folder: &File, by: &KeptBy, is_direct: bool) -> BTreeMap<u32, io::
     opened.filter(|(_, file)| is_there(file)).collect()
 }
 
-/// A file that has no name: nothing of it is left when this process ends, however it ends.
-fn unnamed_file(dir: &File, is_direct: bool) -> rustix::io::Result<File> {
-    let mut flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-    flags.set(OFlags::DIRECT, is_direct);
+/// A file that has no name: nothing of it is left when this process and its direct clients have ended, however
+/// they end.
+fn unnamed_file(dir: &File) -> rustix::io::Result<File> {
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
     Ok(rustix::fs::openat(dir, c".", flags, Mode::RUSR | Mode::WUSR)?.into())
 }
 
@@ -226,7 +220,6 @@ impl Drop for NewFile {
 fn allocate(
     dir: &Arc<File>,
     index: Option<u32>,
-    is_direct: bool,
     bytes: u64,
     limit: Option<u64>,
     held: u64,
@@ -235,8 +228,8 @@ fn allocate(
         return Err(Errno::NOSPC.into());
     }
     let new = match index {
-        Some(index) => NewFile::kept(folder::create_file(dir, index, is_direct)?, dir, index),
-        None => NewFile::unnamed(unnamed_file(dir, is_direct)?),
+        Some(index) => NewFile::kept(folder::create_file(dir, index)?, dir, index),
+        None => NewFile::unnamed(unnamed_file(dir)?),
     };
     rustix::fs::fallocate(new.file(), FallocateFlags::empty(), 0, bytes)?;
     Ok(new)
@@ -248,11 +241,11 @@ impl Overflow for Directory {
         if self.allocating.swap(true, Ordering::Relaxed) {
             return std::future::ready(None).boxed();
         }
-        let (dir, is_direct, limit) = (self.dir.clone(), self.is_direct, self.limit_bytes);
+        let (dir, limit) = (self.dir.clone(), self.limit_bytes);
         let (held, allocating) = (self.allocated.load(Ordering::Relaxed), self.allocating.clone());
         let index = self.is_kept.then_some(index);
         let allocated = self.workers.run(move || {
-            let file = allocate(&dir, index, is_direct, bytes, limit, held);
+            let file = allocate(&dir, index, bytes, limit, held);
             allocating.store(false, Ordering::Relaxed);
             file
         });
@@ -319,8 +312,8 @@ impl std::fmt::Debug for RegionFile {
 }
 
 impl RegionFile {
-    fn file(&self) -> Arc<File> {
-        self.file.clone().expect("only dropping takes it")
+    fn own_file(&self) -> &Arc<File> {
+        self.file.as_ref().expect("only dropping takes it")
     }
 }
 
@@ -328,7 +321,13 @@ impl Drop for RegionFile {
     fn drop(&mut self) {
         // To free the storage takes time, which the thread that drops this may not have.
         let (file, bytes, allocated) = (self.file.take(), self.bytes, self.allocated.clone());
+        let guests_may_use = self.guests_may_use();
         self.workers.post(move || {
+            // Other processes may have the file open. If this fails, its storage is freed when the last one
+            // closes it.
+            if guests_may_use && let Some(file) = &file {
+                let _ = file.set_len(0);
+            }
             drop(file);
             allocated.fetch_sub(bytes, Ordering::Relaxed);
         });
@@ -342,6 +341,16 @@ impl OverflowRegion for RegionFile {
         }
     }
 
+    /// A file with a name may become a later process's, which would have no way to stop a direct client of
+    /// this one.
+    fn guests_may_use(&self) -> bool {
+        self.name.is_none()
+    }
+
+    fn file(&self) -> Option<BorrowedFd<'_>> {
+        self.guests_may_use().then(|| self.own_file().as_fd())
+    }
+
     fn log_failure(&self, reason: &str) {
         if let Some(left_out) = self.log.occurs(Instant::now()) {
             tracing::error!(reason, left_out, "a transfer to or from the overflow directory has failed");
@@ -350,7 +359,7 @@ impl OverflowRegion for RegionFile {
 
     fn read<'a>(&'a self, offset: u64, to: &'a mut [u8]) -> LocalBoxFuture<'a, io::Result<()>> {
         async move {
-            let (mut buffer, file) = (self.workers.buffer(to.len()).await?, self.file());
+            let (mut buffer, file) = (self.workers.buffer(to.len()).await?, self.own_file().clone());
             let read = self.workers.run(move || {
                 let read = file.read_exact_at(buffer.bytes(), offset);
                 read.map(|()| buffer)
@@ -363,7 +372,7 @@ impl OverflowRegion for RegionFile {
 
     fn write<'a>(&'a self, offset: u64, data: &'a [u8]) -> LocalBoxFuture<'a, io::Result<()>> {
         async move {
-            let (mut buffer, file) = (self.workers.buffer(data.len()).await?, self.file());
+            let (mut buffer, file) = (self.workers.buffer(data.len()).await?, self.own_file().clone());
             buffer.bytes().copy_from_slice(data);
             self.workers.run(move || file.write_all_at(buffer.bytes(), offset)).await
         }
@@ -386,11 +395,13 @@ struct Workers {
 struct Queue {
     jobs: Mutex<Jobs>,
     arrived: Condvar,
+    thread_ended: Condvar,
 }
 
 #[derive(Default)]
 struct Jobs {
     waiting: VecDeque<Job>,
+    threads: usize,
     ended: bool,
 }
 
@@ -402,6 +413,7 @@ impl Workers {
         for _ in 0..THREADS {
             let queue = workers.queue.clone();
             std::thread::Builder::new().name("overflow".into()).spawn(move || queue.work())?;
+            workers.queue.jobs.lock().threads += 1;
         }
         Ok(workers)
     }
@@ -430,18 +442,19 @@ impl Workers {
         let place = self.places.clone().acquire_owned().await;
         let place = place.map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe))?;
         let spare = self.spare.lock().pop();
-        let memory = spare.unwrap_or_else(|| vec![0; EXTENT_BYTES as usize + ALIGNMENT]);
-        let start = memory.as_ptr().align_offset(ALIGNMENT);
+        let memory = spare.unwrap_or_else(|| vec![0; EXTENT_BYTES as usize]);
         let spare = Arc::downgrade(&self.spare);
-        Ok(Buffer { memory, range: start..start + bytes, spare, _place: place })
+        Ok(Buffer { memory, used: bytes, spare, _place: place })
     }
 }
 
 impl Drop for Workers {
     fn drop(&mut self) {
-        // The threads are not awaited: a disk that hangs must not keep this process from ending.
-        self.queue.jobs.lock().ended = true;
+        let mut jobs = self.queue.jobs.lock();
+        jobs.ended = true;
         self.queue.arrived.notify_all();
+        // At most so long: a disk that hangs must not keep this process from ending.
+        drop(self.queue.thread_ended.wait_timeout_while(jobs, END_WITHIN, |jobs| jobs.threads > 0));
     }
 }
 
@@ -454,6 +467,8 @@ impl Queue {
                     break job;
                 }
                 if jobs.ended {
+                    jobs.threads -= 1;
+                    self.thread_ended.notify_all();
                     return;
                 }
                 jobs = self.arrived.wait(jobs);
@@ -464,17 +479,17 @@ impl Queue {
     }
 }
 
-/// Aligned memory for one transfer.
+/// Memory for one transfer.
 struct Buffer {
     memory: Vec<u8>,
-    range: std::ops::Range<usize>,
+    used: usize,
     spare: Weak<Mutex<Vec<Vec<u8>>>>,
     _place: OwnedSemaphorePermit,
 }
 
 impl Buffer {
     fn bytes(&mut self) -> &mut [u8] {
-        &mut self.memory[self.range.clone()]
+        &mut self.memory[..self.used]
     }
 }
 

@@ -1,5 +1,6 @@
 //! Transfers to and from the overflow directory.
 
+use std::io;
 use std::pin::pin;
 use std::time::Duration;
 
@@ -8,10 +9,11 @@ use futures_util::future::{Either, select};
 
 use super::{Direction, Failure, Landing, SessionCore};
 use crate::error::AccessError;
-use crate::overflow::OverflowRegion;
+use crate::overflow::{OVERFLOW_NODE, OverflowRegion};
 use crate::space::Extent;
 
-/// How long a transfer may take: longer than a busy disk needs.
+/// How long a transfer may take: longer than a busy disk needs. In a direct client, which waits for its own
+/// system call, no limit applies.
 const TRANSFER_WITHIN: Duration = Duration::from_secs(10);
 
 impl SessionCore {
@@ -40,6 +42,10 @@ impl SessionCore {
             Some(Ok(())) => {
                 landing.may_land = false;
                 return (buffer, Ok(()));
+            }
+            Some(Err(error)) if error.kind() == io::ErrorKind::NotConnected => {
+                landing.may_land = false;
+                return (buffer, Err(Failure::Error(AccessError::Short { node: OVERFLOW_NODE })));
             }
             Some(Err(error)) => error.to_string(),
             None => format!("no answer within {} s", TRANSFER_WITHIN.as_secs()),

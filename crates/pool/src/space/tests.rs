@@ -240,3 +240,10 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_caller_that_leaves_the_directory_out_gets_nothing_there() {
+    assert!(Where::Anywhere.allows_overflow() && Where::NotOn(vec![NodeId(1)]).allows_overflow());
+    assert!(!Where::NotOn(vec![OVERFLOW_NODE]).allows_overflow());
+    assert!(!Where::On(NodeId(1)).allows_overflow());
+}

@@ -519,6 +519,30 @@ fn the_directory_gives_a_region_only_if_the_broker_gives_none_and_none_is_free_t
 }
 
 #[test]
+fn while_the_directory_is_in_use_its_next_region_is_allocated_ahead() {
+    let giver = Scripted::new(3, REGION_BYTES);
+    let rig = Rig::overflowing(None, giver.clone());
+    let left = || giver.left.load(Ordering::Relaxed);
+    let ends = |outcome| rig.stock.overflow_after(outcome).now_or_never().expect("the giver answers at once");
+    ends(GrowthOutcome::Full);
+    assert_eq!(left(), 3, "nobody wants one");
+    rig.attempts(GrowthOutcome::Full);
+    let _in_use = rig.take(&Where::Anywhere).unwrap();
+    rig.lends(&[lease(1, 0, 1)]);
+    let request =
+        |stock: &Stock| stock.with_holder(|holder| holder.acquisition(stock.now(), LeaseClass::Revocable, 1));
+    rig.stock.want_elsewhere(&Where::NotOn(vec![NodeId(1)]));
+    assert_eq!(request(&rig.stock).avoid, [1]);
+    ends(GrowthOutcome::Full);
+    assert_eq!(left(), 2, "the request left a node out, which may have room");
+    assert!(request(&rig.stock).avoid.is_empty());
+    ends(GrowthOutcome::Full);
+    assert_eq!(left(), 1);
+    ends(GrowthOutcome::Full);
+    assert_eq!(left(), 1, "enough is free there");
+}
+
+#[test]
 fn a_broker_that_had_no_regions_is_not_asked_again_for_a_while() {
     let rig = Rig::overflowing(None, Scripted::new(1, REGION_BYTES));
     assert!(rig.stock.regions_wanted() > 0);

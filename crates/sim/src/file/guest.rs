@@ -9,7 +9,7 @@ use std::rc::Rc;
 use std::sync::{Arc, Weak};
 
 use farpool_fabric::sim::ProcessId;
-use farpool_file::guest::{GuestFileCore, GuestId, GuestMemory, GuestPlace, GuestStore};
+use farpool_file::guest::{GuestFileCore, GuestId, GuestMemory, GuestPlace, GuestRegion, GuestStore};
 use farpool_file::{FileCore, StoreCore};
 use farpool_pool::{EXTENT_BYTES, SessionCore};
 
@@ -59,7 +59,15 @@ impl AsGuest {
         let own = |fd: std::os::fd::BorrowedFd<'_>| -> Option<OwnedFd> { fd.try_clone_to_owned().ok() };
         let memory = GuestMemory { words: own(memory.words)?, table: own(memory.table)? };
         let owners: Weak<StoreCore<Chosen>> = Arc::downgrade(&owner);
-        let ask = move |number| owners.upgrade()?.region_of(number);
+        let disk = run.disk.clone();
+        let ask = move |number| {
+            let told = owners.upgrade()?.region_of(number)?;
+            let storage = match told.storage {
+                Some(_) => Some(disk.as_ref()?.shared(told.id.index)?),
+                None => None,
+            };
+            Some(GuestRegion { storage, ..told })
+        };
         let clock = Arc::new(run.world.clock(run.host));
         let store =
             GuestStore::new(id, &memory, run.store().extents_per_region(), clock, Box::new(ask)).ok()?;

@@ -4,6 +4,7 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
@@ -89,6 +90,11 @@ impl Disk {
         let region = locked(&self.0).regions.get(&region)?.upgrade()?;
         let contents = locked(&region.contents);
         Some(contents.0[offset as usize..][..BLOCK_BYTES].to_vec())
+    }
+
+    /// The storage of a region, as a direct client has it.
+    pub(super) fn shared(&self, region: u32) -> Option<Arc<dyn OverflowRegion>> {
+        Some(Arc::new(SharedRegion(locked(&self.0).regions.get(&region)?.clone())))
     }
 
     fn is(&self, mutation: &str) -> bool {
@@ -187,6 +193,15 @@ impl OverflowRegion for Region {
         .boxed_local()
     }
 
+    /// Kept regions are not, as files with names are not.
+    fn guests_may_use(&self) -> bool {
+        locked(&self.disk.0).kept.is_none()
+    }
+
+    fn file(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
     fn discard(&self) {
         let discarded = locked(&self.disk.0).kept.as_mut().and_then(|kept| kept.remove(&self.index));
         drop(discarded); // the caller has another reference
@@ -221,4 +236,50 @@ impl OverflowRegion for Region {
         }
         .boxed_local()
     }
+}
+
+/// A region as a direct client has it: its process does the transfers itself, so a write ends with the
+/// process, perhaps in the middle. Once the owner has freed the region, nothing is there.
+#[derive(Debug)]
+struct SharedRegion(Weak<Region>);
+
+impl SharedRegion {
+    async fn transfer(&self, mut act: impl FnMut(&mut [u8])) -> io::Result<()> {
+        let region = || self.0.upgrade().ok_or(io::ErrorKind::UnexpectedEof);
+        let disk = region()?.disk.clone();
+        disk.take_time().await;
+        act(&mut locked(&region()?.contents).0);
+        Ok(())
+    }
+}
+
+impl OverflowRegion for SharedRegion {
+    fn read<'a>(&'a self, offset: u64, to: &'a mut [u8]) -> LocalBoxFuture<'a, io::Result<()>> {
+        let at = offset as usize..offset as usize + to.len();
+        self.transfer(move |contents| to.copy_from_slice(&contents[at.clone()])).boxed_local()
+    }
+
+    fn write<'a>(&'a self, offset: u64, data: &'a [u8]) -> LocalBoxFuture<'a, io::Result<()>> {
+        async move {
+            let (first, second) = data.split_at(data.len() / 2);
+            let middle = offset as usize + first.len();
+            for (at, part) in [(offset as usize, first), (middle, second)] {
+                self.transfer(|contents| contents[at..at + part.len()].copy_from_slice(part)).await?;
+            }
+            Ok(())
+        }
+        .boxed_local()
+    }
+
+    fn discard(&self) {}
+
+    fn guests_may_use(&self) -> bool {
+        true
+    }
+
+    fn file(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    fn log_failure(&self, _: &str) {}
 }

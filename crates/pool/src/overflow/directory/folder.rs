@@ -225,18 +225,17 @@ pub(super) fn remove_region(folder: &File, index: u32) {
 }
 
 /// A new file for a region.
-pub(super) fn create_file(folder: &File, index: u32, is_direct: bool) -> rustix::io::Result<File> {
-    open(folder, index, OFlags::CREATE | OFlags::EXCL, is_direct)
+pub(super) fn create_file(folder: &File, index: u32) -> rustix::io::Result<File> {
+    open(folder, index, OFlags::CREATE | OFlags::EXCL)
 }
 
 /// The file of a region.
-pub(super) fn open_file(folder: &File, index: u32, is_direct: bool) -> rustix::io::Result<File> {
-    open(folder, index, OFlags::empty(), is_direct)
+pub(super) fn open_file(folder: &File, index: u32) -> rustix::io::Result<File> {
+    open(folder, index, OFlags::empty())
 }
 
-fn open(folder: &File, index: u32, more: OFlags, is_direct: bool) -> rustix::io::Result<File> {
-    let mut flags = more | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    flags.set(OFlags::DIRECT, is_direct);
+fn open(folder: &File, index: u32, more: OFlags) -> rustix::io::Result<File> {
+    let flags = more | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     Ok(openat(folder, file_name(index), flags, Mode::RUSR | Mode::WUSR)?.into())
 }
 

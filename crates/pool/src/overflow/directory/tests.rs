@@ -61,11 +61,43 @@ fn regions_are_given_up_to_the_limit_and_their_room_is_there_again_once_they_are
 }
 
 #[test]
+fn direct_clients_may_use_only_regions_that_no_later_process_gets() {
+    let (dir, state) = (disk(), disk());
+    let by = KeptBy { owner: OWNER, dir: state.path().to_owned(), named: BTreeSet::new() };
+    let keeping = Directory::open(dir.path(), None, Some(&by)).unwrap();
+    let directory = Directory::open(dir.path(), None, None).unwrap();
+    run(async {
+        let kept = keeping.allocate(0, REGION_BYTES).await.unwrap();
+        assert!(!kept.guests_may_use() && kept.file().is_none());
+        let region = directory.allocate(0, REGION_BYTES).await.unwrap();
+        assert!(region.guests_may_use() && region.file().is_some());
+    });
+}
+
+#[test]
+fn dropping_a_region_frees_its_storage_even_if_others_have_its_file_open() {
+    let dir = disk();
+    let directory = Directory::open(dir.path(), None, None).unwrap();
+    run(async {
+        let first = directory.allocate(0, REGION_BYTES).await.unwrap();
+        let last = directory.allocate(1, REGION_BYTES).await.unwrap();
+        let [of_first, of_last] =
+            [&first, &last].map(|region| File::from(region.file().unwrap().try_clone_to_owned().unwrap()));
+        assert_eq!(of_first.metadata().unwrap().len(), REGION_BYTES);
+        drop(first);
+        wait_until(|| of_first.metadata().unwrap().len() == 0);
+        drop(directory);
+        drop(last);
+        assert_eq!(of_last.metadata().unwrap().len(), 0, "now the process may end");
+    });
+}
+
+#[test]
 fn the_storage_of_a_region_is_allocated_before_it_is_given() {
     use std::os::unix::fs::MetadataExt;
     let dir = disk();
     let folder = Arc::new(File::open(dir.path()).unwrap());
-    let file = allocate(&folder, None, true, REGION_BYTES, None, 0).unwrap();
+    let file = allocate(&folder, None, REGION_BYTES, None, 0).unwrap();
     let found = file.file().metadata().unwrap();
     assert!(found.blocks() * 512 >= REGION_BYTES && found.len() == REGION_BYTES, "{}", found.blocks());
     assert_eq!(found.mode() & 0o777, 0o600);
@@ -86,7 +118,7 @@ fn a_tenth_of_the_file_system_stays_free() {
     let too_much = rustix::fs::statvfs(dir.path()).unwrap();
     let too_much = too_much.f_bavail * too_much.f_frsize;
     let folder = Arc::new(File::open(dir.path()).unwrap());
-    let refused = allocate(&folder, None, true, too_much, None, 0).err().unwrap();
+    let refused = allocate(&folder, None, too_much, None, 0).err().unwrap();
     assert_eq!(refused.kind(), io::ErrorKind::StorageFull);
 }
 
@@ -98,6 +130,53 @@ fn a_directory_that_cannot_be_used_is_refused_with_the_reason() {
     assert!(missing.to_string().contains("No such file"), "{missing}");
     let unnamed = Directory::open(Path::new("/proc"), None, None).err().unwrap();
     assert!(matches!(unnamed, OverflowError::NotInPlace { .. }), "{unnamed}");
+}
+
+#[test]
+fn the_room_is_looked_at_once_a_second_by_one_thread_at_a_time() {
+    let dir = disk();
+    let directory = Directory::open(dir.path(), Some(REGION_BYTES), None).unwrap();
+    let found = |looked_at: Option<Instant>| {
+        directory.room.bytes.store(7, Ordering::Relaxed);
+        *directory.room.looked_at.lock() = looked_at;
+        directory.room_bytes();
+        // What was posted before has begun by now.
+        run(directory.workers.run(|| Ok(()))).unwrap();
+        wait_until(|| directory.workers.queue.jobs.lock().waiting.is_empty());
+        directory.room_bytes()
+    };
+    assert_eq!(found(Some(Instant::now())), 7, "looked at just now");
+    wait_until(|| found(None) == REGION_BYTES);
+    let long_ago = Instant::now().checked_sub(2 * ROOM_COUNTS_FOR).unwrap();
+    wait_until(|| found(Some(long_ago)) == REGION_BYTES);
+    directory.room.looking.store(true, Ordering::Relaxed);
+    assert_eq!(found(None), 7, "another thread looks, perhaps for long");
+}
+
+#[test]
+fn a_region_whose_caller_has_given_up_leaves_no_name() {
+    let (dir, state) = (disk(), disk());
+    let by = KeptBy { owner: OWNER, dir: state.path().to_owned(), named: BTreeSet::new() };
+    let directory = Directory::open(dir.path(), None, Some(&by)).unwrap();
+    drop(directory.allocate(0, REGION_BYTES));
+    wait_until(|| !directory.allocating.load(Ordering::Relaxed));
+    wait_until(|| listed(&dir.path().join(format!("farpool-{OWNER}"))) == ["kept-by"]);
+}
+
+#[test]
+fn buffers_are_used_again_and_threads_end_with_the_directory() {
+    let dir = disk();
+    let directory = Directory::open(dir.path(), None, None).unwrap();
+    run(async {
+        let region = directory.allocate(0, REGION_BYTES).await.unwrap();
+        for _ in 0..3 {
+            region.write(0, &[1; 8192]).await.unwrap();
+            wait_until(|| directory.workers.spare.lock().len() == 1);
+        }
+    });
+    let queue = Arc::downgrade(&directory.workers.queue);
+    drop(directory);
+    wait_until(|| queue.strong_count() == 0);
 }
 
 #[test]
@@ -202,6 +281,57 @@ fn folders_of_owners_that_live_or_whose_state_is_there_stay_and_others_are_remov
     std::fs::write(kept_by, bytes).unwrap();
     clear(dir.path());
     assert_eq!(listed(dir.path()), ["farpool-of-somebody-else"], "its state is from an earlier boot");
+}
+
+#[test]
+fn an_empty_folder_without_a_note_is_removed_and_one_with_contents_stays() {
+    use std::os::unix::fs::DirBuilderExt;
+    let dir = disk();
+    for name in ["farpool-empty", "farpool-theirs"] {
+        std::fs::DirBuilder::new().mode(0o700).create(dir.path().join(name)).unwrap();
+    }
+    std::fs::write(dir.path().join("farpool-theirs/data"), "theirs").unwrap();
+    clear(dir.path());
+    assert_eq!(listed(dir.path()), ["farpool-theirs"]);
+}
+
+#[test]
+fn what_has_the_folder_s_name_but_is_open_to_others_or_no_folder_is_refused() {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    let (dir, state, elsewhere) = (disk(), disk(), disk());
+    let folder = dir.path().join(format!("farpool-{OWNER}"));
+    let open = || {
+        let by = KeptBy { owner: OWNER, dir: state.path().to_owned(), named: BTreeSet::new() };
+        Directory::open(dir.path(), None, Some(&by)).err().unwrap().to_string()
+    };
+    let advice = "belongs to another user, or is open to others: remove it";
+    std::fs::create_dir(&folder).unwrap();
+    std::fs::set_permissions(&folder, PermissionsExt::from_mode(0o755)).unwrap();
+    assert!(open().contains(advice), "{}", open());
+    std::fs::remove_dir(&folder).unwrap();
+    std::fs::set_permissions(elsewhere.path(), PermissionsExt::from_mode(0o700)).unwrap();
+    symlink(elsewhere.path(), &folder).unwrap();
+    assert!(open().contains(advice), "{}", open());
+    std::fs::remove_file(&folder).unwrap();
+    std::fs::write(&folder, "").unwrap();
+    std::fs::set_permissions(&folder, PermissionsExt::from_mode(0o600)).unwrap();
+    assert!(open().contains(advice), "{}", open());
+}
+
+#[test]
+fn what_a_killed_process_has_left_of_its_note_is_overwritten() {
+    use std::os::unix::fs::PermissionsExt;
+    let (dir, state) = (disk(), disk());
+    let by = || KeptBy { owner: OWNER, dir: state.path().to_owned(), named: BTreeSet::new() };
+    drop(Directory::open(dir.path(), None, Some(&by())).unwrap());
+    let folder = dir.path().join(format!("farpool-{OWNER}"));
+    let (note, right) = (folder.join("kept-by"), std::fs::read(folder.join("kept-by")).unwrap());
+    assert_eq!(std::fs::metadata(&note).unwrap().permissions().mode() & 0o777, 0o600);
+    std::fs::remove_file(&note).unwrap();
+    std::fs::write(folder.join("kept-by.new"), [7; 1000]).unwrap();
+    drop(Directory::open(dir.path(), None, Some(&by())).unwrap());
+    assert_eq!(std::fs::read(&note).unwrap(), right);
+    assert_eq!(listed(&folder), ["kept-by"]);
 }
 
 #[test]
