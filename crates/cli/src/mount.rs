@@ -88,13 +88,13 @@ pub struct MountArgs {
     #[arg(long, value_name = "DIR", conflicts_with_all = ["accelerate", "accelerate_for"])]
     keep: Option<PathBuf>,
 
-    /// Put what the pool has no room for into this directory on a local disk (ext4 or xfs), and back into the
-    /// pool once there is room. A full pool then makes files slower, and writes fail only when the directory
-    /// is full, too. The mount does not fill the last tenth of that file system. The data there are not
-    /// encrypted. They are gone once the mount has ended. If it is killed, programs of `farpool run` that have
-    /// used them may keep their storage until they next use the mount, or end. With --keep they stay in a folder
-    /// of that directory, and the next mount with the same --keep finds them; once that state is gone, the
-    /// next mount with the same --overflow removes them
+    /// Put what the pool has no room for into this directory on a local disk (ext4 or xfs), and back into
+    /// the pool once there is room. A full pool then makes files slower, and writes fail only when the
+    /// directory is full, too. The mount does not fill the last tenth of that file system. The data there
+    /// are not encrypted. They are gone once the mount has ended. If it is killed, programs of `farpool
+    /// run` that have used them may keep their storage until they next use the mount, or end. With --keep
+    /// they stay in a folder of that directory, and the next mount with the same --keep finds them; once
+    /// that state is gone, the next mount with the same --overflow removes them
     #[arg(long, value_name = "DIR")]
     overflow: Option<PathBuf>,
 

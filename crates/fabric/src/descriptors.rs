@@ -73,7 +73,7 @@ impl Descriptor {
     /// For the child of a fork: closes the number there, without freeing memory.
     pub fn close_in_child(&self) {
         if self.is_still_ours() {
-            // SAFETY: dropping this later finds that the number is not ours any more.
+            // SAFETY: the number is this value's own. Dropping the value later finds that it no longer is.
             unsafe { rustix::io::close(self.fd.as_raw_fd()) };
         }
     }

@@ -13,8 +13,9 @@
 //!     finishes before it, or starts again after it.
 //! G4. The locks of a dead direct client are taken over: a block that it was writing then holds the old data,
 //!     the new data, or a mixture, as a disk's sectors would.
-//! G5. Direct clients write only to memory and disks of this host: what a process stores there ends with its
-//!     life. Elsewhere, a write of a dead direct client could still land after the owner has taken its lock over.
+//! G5. Direct clients write only to memory and disks of this host, where the stores of a process end with its
+//!     life. Elsewhere, a write of a dead direct client could still land after the owner has taken its lock
+//!     over.
 //! G6. They do not write to files with rows, because only the owner maintains parities.
 //! G7. Direct clients make a file longer only while the owner allows it. The owner can revoke that at any
 //!     time, without waiting for them; from then on it alone changes the size.

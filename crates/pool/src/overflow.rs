@@ -11,6 +11,8 @@
 //!     seconds if no broker has answered.) The extent moves to far memory once there is room.
 //! O5. If the process keeps what it holds for a later one, the directory's regions are files with names.
 //!     They are recorded and adopted like leased regions.
+//! O6. Direct clients (called *guests* in the code) read and write the files of regions themselves, unless
+//!     the files have names: a later process could not stop a direct client of an earlier one.
 
 use std::fmt;
 use std::io;

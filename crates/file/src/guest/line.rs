@@ -94,8 +94,7 @@ impl GuestRegion {
         self.storage.as_ref()?.file()
     }
 
-    /// The region in a message, with the file that came with it; `None`: the message is invalid, or this
-    /// process cannot use the file.
+    /// The region in a message, with the file that came with it; `None`: the message is invalid.
     pub fn from_wire(wire: &control::GuestRegion, file: Option<OwnedFd>) -> Option<Self> {
         let node = NodeId(wire.node);
         let storage: Option<Arc<dyn OverflowRegion>> = match (node == OVERFLOW_NODE, file) {

@@ -176,7 +176,7 @@ impl Guests {
         stock.numbered_regions().iter().for_each(|held| self.store_term(held.number, &held.region));
     }
 
-    /// Tells direct clients until when this region may be used: never if it is not shared.
+    /// Tells direct clients until when this region may be used: never if they must not use it.
     pub(crate) fn publish_region(&self, number: u64, region: &LeasedRegion) {
         let _publishing = self.publishing.lock();
         self.store_term(number, region);

@@ -1,4 +1,5 @@
-//! Regions as files of a local directory, read and written by a few threads.
+//! Regions as files of a local directory, read and written by a few threads, and by direct clients
+//! themselves (`shared`).
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::{File, OpenOptions};
@@ -166,8 +167,8 @@ fn kept_files(folder: &File, by: &KeptBy) -> BTreeMap<u32, io::Result<(File, u64
     opened.filter(|(_, file)| is_there(file)).collect()
 }
 
-/// A file that has no name: nothing of it is left when this process and its direct clients have ended, however
-/// they end.
+/// A file that has no name: nothing of it is left when this process and its direct clients have ended,
+/// however they end.
 fn unnamed_file(dir: &File) -> rustix::io::Result<File> {
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
     Ok(rustix::fs::openat(dir, c".", flags, Mode::RUSR | Mode::WUSR)?.into())
@@ -341,8 +342,7 @@ impl OverflowRegion for RegionFile {
         }
     }
 
-    /// A file with a name may become a later process's, which would have no way to stop a direct client of
-    /// this one.
+    /// O6.
     fn guests_may_use(&self) -> bool {
         self.name.is_none()
     }

@@ -17,6 +17,8 @@ pub(crate) enum Mood {
     Works,
     Fails,
     Hangs,
+    /// The process no longer has the storage.
+    IsGone,
 }
 
 /// A giver of regions in memory.
@@ -78,6 +80,7 @@ impl InMemory {
             }
             Mood::Fails => ready(Err(io::ErrorKind::Other.into())).boxed_local(),
             Mood::Hangs => pending().boxed_local(),
+            Mood::IsGone => ready(Err(io::ErrorKind::NotConnected.into())).boxed_local(),
         }
     }
 }

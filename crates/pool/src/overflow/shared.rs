@@ -103,6 +103,8 @@ impl OverflowRegion for SharedFile {
 mod tests {
     use std::os::fd::{AsRawFd, FromRawFd};
 
+    use rustix::process::{Rlimit, setrlimit};
+
     use super::*;
 
     fn run<T>(future: impl Future<Output = T>) -> T {
@@ -134,6 +136,18 @@ mod tests {
         assert!(!shared.guests_may_use());
         let refused = [run(shared.write(0, &[1])), run(shared.read(0, &mut [1]))];
         assert!(refused.iter().all(|it| it.as_ref().unwrap_err().kind() == io::ErrorKind::NotConnected));
+    }
+
+    #[test]
+    fn a_write_beyond_the_limit_on_the_size_of_files_is_refused() {
+        let limit = 1 << 40; // beyond what other tests of this process write
+        let shared = SharedFile::new(tempfile::tempfile().unwrap().into());
+        let before = getrlimit(Resource::Fsize);
+        setrlimit(Resource::Fsize, Rlimit { current: Some(limit), ..before }).unwrap();
+        assert!(shared.check(limit).is_ok() && shared.check(limit + 1).is_err());
+        assert_eq!(run(shared.write(limit, &[1])).unwrap_err().kind(), io::ErrorKind::NotConnected);
+        setrlimit(Resource::Fsize, before).unwrap();
+        assert!(shared.check(limit + 1).is_ok());
     }
 
     #[test]

@@ -5,8 +5,8 @@ use rustix::io::Errno;
 
 use super::scripted::{Answer, Kind, Leases, RETRIES, World, extent, node};
 use super::*;
-use crate::overflow::Overflowing;
 use crate::overflow::scripted::{Mood, Scripted as Storage};
+use crate::overflow::{OVERFLOW_NODE, Overflowing};
 use crate::space::EXTENT_BYTES;
 
 const SHORT: AccessError = AccessError::Short { node: NodeId(1) };
@@ -360,17 +360,21 @@ fn an_idle_session_detaches_regions_that_have_ended_and_leaves_lost_nodes() {
 
 #[test]
 fn a_transfer_of_the_directory_that_fails_or_hangs_ends_and_such_a_write_leaves_a_doubt() {
-    for mood in [Mood::Works, Mood::Fails, Mood::Hangs] {
+    for mood in [Mood::Works, Mood::Fails, Mood::Hangs, Mood::IsGone] {
         let bench = Bench::new();
         let giver = Storage::new(1, EXTENT_BYTES);
         let region = block_on(bench.core.endpoint(), Overflowing::new(giver.clone()).allocate(EXTENT_BYTES));
         let extent = Extent::of_guest(region.unwrap(), 0, 0);
         *giver.mood.lock() = mood;
-        let result = (mood == Mood::Works).then_some(()).ok_or(AccessError::Storage);
+        let result = match mood {
+            Mood::Works => Ok(()),
+            Mood::Fails | Mood::Hangs => Err(AccessError::Storage),
+            Mood::IsGone => Err(AccessError::Short { node: OVERFLOW_NODE }),
+        };
         let read = bench.world.read(&bench.core, &extent, 3).map(drop);
         assert_eq!((read, extent.is_in_doubt()), (result, false), "{mood:?}");
         assert_eq!(bench.world.write(&bench.core, &extent, b"far"), result, "{mood:?}");
-        assert_eq!(extent.is_in_doubt(), mood != Mood::Works, "{mood:?}");
+        assert_eq!(extent.is_in_doubt(), result == Err(AccessError::Storage), "{mood:?}");
         if mood == Mood::Works {
             assert_eq!(bench.world.read(&bench.core, &extent, 3).unwrap(), b"far");
         }

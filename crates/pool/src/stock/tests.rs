@@ -512,6 +512,8 @@ fn the_directory_gives_a_region_only_if_the_broker_gives_none_and_none_is_free_t
     assert_eq!((rig.attempts(GrowthOutcome::Full), left()), (true, 0));
     let rest: Vec<Extent> = std::iter::from_fn(|| rig.take(&Where::Anywhere)).collect();
     assert_eq!(rest.len() as u64, 2 * EXTENTS - 1);
+    let epochs: BTreeSet<u64> = rest.iter().map(|extent| extent.region().epoch.0).collect();
+    assert!(epochs.len() == 2 && !epochs.contains(&0), "{epochs:?}");
     assert!(!rig.attempts(GrowthOutcome::Full), "both are full");
     assert!(!rig.attempts(GrowthOutcome::Unreachable));
     assert!(!rig.stock.may_overflow(&Where::On(NodeId(1))));

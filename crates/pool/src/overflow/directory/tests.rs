@@ -86,6 +86,9 @@ fn dropping_a_region_frees_its_storage_even_if_others_have_its_file_open() {
         assert_eq!(of_first.metadata().unwrap().len(), REGION_BYTES);
         drop(first);
         wait_until(|| of_first.metadata().unwrap().len() == 0);
+        for _ in 0..THREADS {
+            directory.workers.post(|| std::thread::sleep(Duration::from_millis(100)));
+        }
         drop(directory);
         drop(last);
         assert_eq!(of_last.metadata().unwrap().len(), 0, "now the process may end");
