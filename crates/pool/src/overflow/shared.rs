@@ -128,7 +128,8 @@ mod tests {
 
     #[test]
     fn a_file_whose_descriptor_the_program_has_closed_is_not_used() {
-        let shared = SharedFile::new(tempfile::tempfile().unwrap().into());
+        let file = tempfile::tempfile().unwrap(); // kept, so that no other test's file gets its inode
+        let shared = SharedFile::new(file.try_clone().unwrap().into());
         assert!(shared.guests_may_use());
         let number = shared.file().unwrap().as_raw_fd();
         // SAFETY: to close it behind the back of `shared` is what this test is about.
@@ -152,7 +153,8 @@ mod tests {
 
     #[test]
     fn a_file_that_is_abandoned_is_closed() {
-        let shared = SharedFile::new(tempfile::tempfile().unwrap().into());
+        let file = tempfile::tempfile().unwrap(); // as above
+        let shared = SharedFile::new(file.try_clone().unwrap().into());
         shared.abandon();
         assert!(!shared.guests_may_use());
     }

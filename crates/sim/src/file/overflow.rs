@@ -239,24 +239,30 @@ impl OverflowRegion for Region {
 }
 
 /// A region as a direct client has it: its process does the transfers itself, so a write ends with the
-/// process, perhaps in the middle. Once the owner has freed the region, nothing is there.
+/// process, perhaps in the middle. Once the owner has freed the region, nothing is there: what is written is
+/// lost.
 #[derive(Debug)]
 struct SharedRegion(Weak<Region>);
 
 impl SharedRegion {
-    async fn transfer(&self, mut act: impl FnMut(&mut [u8])) -> io::Result<()> {
-        let region = || self.0.upgrade().ok_or(io::ErrorKind::UnexpectedEof);
-        let disk = region()?.disk.clone();
+    /// Lets the time of a transfer pass. Returns whether it was carried out.
+    async fn transfer(&self, act: impl FnOnce(&mut [u8])) -> bool {
+        let Some(disk) = self.0.upgrade().map(|region| region.disk.clone()) else { return false };
         disk.take_time().await;
-        act(&mut locked(&region()?.contents).0);
-        Ok(())
+        let Some(region) = self.0.upgrade() else { return false };
+        act(&mut locked(&region.contents).0);
+        true
     }
 }
 
 impl OverflowRegion for SharedRegion {
     fn read<'a>(&'a self, offset: u64, to: &'a mut [u8]) -> LocalBoxFuture<'a, io::Result<()>> {
-        let at = offset as usize..offset as usize + to.len();
-        self.transfer(move |contents| to.copy_from_slice(&contents[at.clone()])).boxed_local()
+        async move {
+            let at = offset as usize..offset as usize + to.len();
+            let is_read = self.transfer(|contents| to.copy_from_slice(&contents[at])).await;
+            if is_read { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
+        }
+        .boxed_local()
     }
 
     fn write<'a>(&'a self, offset: u64, data: &'a [u8]) -> LocalBoxFuture<'a, io::Result<()>> {
@@ -264,7 +270,7 @@ impl OverflowRegion for SharedRegion {
             let (first, second) = data.split_at(data.len() / 2);
             let middle = offset as usize + first.len();
             for (at, part) in [(offset as usize, first), (middle, second)] {
-                self.transfer(|contents| contents[at..at + part.len()].copy_from_slice(part)).await?;
+                self.transfer(|contents| contents[at..at + part.len()].copy_from_slice(part)).await;
             }
             Ok(())
         }

@@ -152,7 +152,7 @@ fn the_room_is_looked_at_once_a_second_by_one_thread_at_a_time() {
     wait_until(|| found(None) == REGION_BYTES);
     let long_ago = Instant::now().checked_sub(2 * ROOM_COUNTS_FOR).unwrap();
     wait_until(|| found(Some(long_ago)) == REGION_BYTES);
-    directory.room.looking.store(true, Ordering::Relaxed);
+    wait_until(|| !directory.room.looking.swap(true, Ordering::Relaxed));
     assert_eq!(found(None), 7, "another thread looks, perhaps for long");
 }
 
