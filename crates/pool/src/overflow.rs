@@ -75,8 +75,10 @@ pub trait OverflowRegion: Send + Sync + fmt::Debug {
     /// For the child of a fork: closes its copy of the file, without freeing memory.
     fn abandon(&self) {}
 
-    /// The file, if direct clients [may use](Self::guests_may_use) it.
-    fn file(&self) -> Option<BorrowedFd<'_>>;
+    /// The file, if the storage is one and direct clients [may use](Self::guests_may_use) it.
+    fn file(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
 
     /// Logs that a transfer has failed or took too long, at a limited rate.
     fn log_failure(&self, reason: &str);

@@ -107,7 +107,7 @@ impl LeasedRegion {
         }
     }
 
-    /// A region of the overflow directory. It never ends.
+    /// A region of the overflow directory. It ends only when nobody holds an extent there and it is freed.
     pub fn overflow(
         id: RegionId,
         epoch: Epoch,

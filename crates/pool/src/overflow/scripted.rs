@@ -1,7 +1,6 @@
 //! Overflow in memory, which tests can make full, broken, or mute.
 
 use std::io;
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -95,10 +94,6 @@ impl OverflowRegion for InMemory {
 
     fn guests_may_use(&self) -> bool {
         true
-    }
-
-    fn file(&self) -> Option<BorrowedFd<'_>> {
-        None
     }
 
     fn log_failure(&self, _: &str) {}

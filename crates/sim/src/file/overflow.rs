@@ -4,7 +4,6 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
@@ -198,10 +197,6 @@ impl OverflowRegion for Region {
         locked(&self.disk.0).kept.is_none()
     }
 
-    fn file(&self) -> Option<BorrowedFd<'_>> {
-        None
-    }
-
     fn discard(&self) {
         let discarded = locked(&self.disk.0).kept.as_mut().and_then(|kept| kept.remove(&self.index));
         drop(discarded); // the caller has another reference
@@ -281,10 +276,6 @@ impl OverflowRegion for SharedRegion {
 
     fn guests_may_use(&self) -> bool {
         true
-    }
-
-    fn file(&self) -> Option<BorrowedFd<'_>> {
-        None
     }
 
     fn log_failure(&self, _: &str) {}
