@@ -271,6 +271,10 @@ impl<R: Rules> FileCore<R> {
         if let Some(extent) = self.map.read().extent(stripe) {
             return Ok((extent, false));
         }
+        let _turn = self.store.turn_to_take(self.start.wrapping_add(stripe)).await;
+        if let Some(extent) = self.map.read().extent(stripe) {
+            return Ok((extent, false)); // another task has had its turn
+        }
         let extent = self.take_extent(stripe, None).await?;
         let mut map = self.map.write();
         if map.redundancy().rows().is_some() {

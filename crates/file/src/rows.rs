@@ -92,13 +92,19 @@ impl<R: Rules> FileCore<R> {
 
     /// Makes sure that a row has this member with data, and its parity. Returns whether the member is new.
     pub(crate) async fn ensure_member(&self, rows: Rows, stripe: u64) -> Result<bool, FileError> {
-        let parity = rows.parity_of(rows.row_of(stripe));
+        let row = rows.row_of(stripe);
+        let parity = rows.parity_of(row);
+        let missing = || {
+            let map = self.map.read();
+            [parity, stripe].into_iter().find(|member| map.extent(*member).is_none())
+        };
+        if missing().is_none() {
+            return Ok(false);
+        }
+        let _turn = self.store.turn_to_take(self.start.wrapping_add(row)).await;
+        // A rebuild takes no turns, so it can be in the way all the same.
         for _ in 0..MAX_COLLISIONS {
-            let missing = {
-                let map = self.map.read();
-                [parity, stripe].into_iter().find(|member| map.extent(*member).is_none())
-            };
-            let Some(member) = missing else { return Ok(false) };
+            let Some(member) = missing() else { return Ok(false) };
             let fresh = self.take_member(rows, member, None).await?;
             let mut map = self.map.write();
             let belongs = is_parity(member) || map.extent(parity).is_some();

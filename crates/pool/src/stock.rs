@@ -343,11 +343,12 @@ impl Stock {
         self.regions_wanted() > 0
     }
 
-    /// How many regions to ask for next. None for a while after a request brought none, if there is an
-    /// overflow directory: extents come from there meanwhile.
+    /// How many regions to ask for next. None for a while after a request brought none, if the overflow
+    /// directory has extents meanwhile.
     pub fn regions_wanted(&self) -> u32 {
         // Relaxed: a time that guards no other memory.
-        if self.now().0 < self.no_far_until_ms.load(Ordering::Relaxed) {
+        let had_none = self.now().0 < self.no_far_until_ms.load(Ordering::Relaxed);
+        if had_none && (self.may_overflow(&Where::Anywhere) || self.has_overflow()) {
             return 0;
         }
         let held = self.ledger.lock().regions.len() as u64;

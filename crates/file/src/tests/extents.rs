@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use futures_util::future::try_join_all;
+
 use super::bare::Bare;
 use super::*;
 use crate::split::Piece;
@@ -34,6 +36,24 @@ fn contents_are_lost_only_in_the_extent_in_which_they_were_to_be_stored() {
     let at = EXTENT_BYTES + BLOCK;
     assert_eq!(bare.read(&file, at, 1), Err(FileError::Lost { offset: at }));
     assert!(bare.read(&file, 0, at as usize).unwrap() == pattern(DATA, 3)[..at as usize]);
+}
+
+#[test]
+fn tasks_that_write_the_same_stripe_find_room_in_a_pool_with_one_extent_for_each() {
+    let stripes = REGION_BYTES / EXTENT_BYTES;
+    for (redundancy, nodes) in [(Redundancy::Stripe, 1), (Redundancy::Mirror, 2)] {
+        let rig = Rig::new(nodes, 1);
+        let bare = Bare::new(&rig);
+        let file = bare.store.create_as(redundancy);
+        let half = EXTENT_BYTES / 2;
+        let data = pattern(half as usize, 3);
+        // None of the tasks gets an extent before the pool's only regions have come.
+        let written = bare.run(async |core| {
+            try_join_all((0..2 * stripes).map(|n| file.write(core, n * half, &data))).await
+        });
+        assert!(written.is_ok(), "{redundancy:?}: {written:?}");
+        assert_eq!(file.allocated_bytes(), u64::from(nodes) * REGION_BYTES);
+    }
 }
 
 #[test]

@@ -558,6 +558,24 @@ fn a_broker_that_had_no_regions_is_not_asked_again_for_a_while() {
 }
 
 #[test]
+fn a_task_that_finds_the_directory_full_waits_for_a_broker_that_did_not_answer() {
+    let rig = Rig::overflowing(None, Scripted::new(1, REGION_BYTES));
+    rig.attempts(GrowthOutcome::Unreachable);
+    let mut taken: Vec<Extent> = std::iter::from_fn(|| rig.take(&Where::Anywhere)).collect();
+    assert!(!rig.attempts(GrowthOutcome::Unreachable), "the directory is full");
+    rig.stock.growth_ended(GrowthOutcome::Unreachable);
+    let extent = taking(&rig.stock, &Where::Anywhere, || {
+        assert!(rig.stock.regions_wanted() > 0);
+        let outcome = rig.lends(&[lease(1, 0, 1)]);
+        rig.stock.growth_ended(outcome);
+    });
+    assert!(matches!(extent, Poll::Ready(Ok(extent)) if !extent.region().is_overflow()));
+    assert_eq!(taken.len() as u64, EXTENTS);
+    taken.pop();
+    assert_eq!(rig.stock.regions_wanted(), 0, "the directory has an extent again");
+}
+
+#[test]
 fn extents_move_back_once_two_regions_of_far_memory_are_free() {
     let rig = Rig::overflowing(Some(3), Scripted::new(1, REGION_BYTES));
     rig.attempts(GrowthOutcome::Full);
