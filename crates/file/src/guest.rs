@@ -20,13 +20,14 @@
 //! G7. Direct clients make a file longer only while the owner allows it. The owner can revoke that at any
 //!     time, without waiting for them; from then on it alone changes the size.
 //!
+//! How they learn of regions and reach them is the subject of `farpool_pool::direct`.
+//!
 //! Direct clients are trusted with all files of their owner, not only with those to which they were admitted:
 //! neither the regions nor the words are divided by file. The owner decides which processes to admit.
 
 pub(crate) mod file;
 mod host;
 pub(crate) mod layout;
-pub mod line;
 pub(crate) mod owner;
 mod program;
 mod recovery;
@@ -38,5 +39,5 @@ pub use host::{GuestFile, GuestSession, Host};
 pub use owner::{GuestId, TooManyGuests};
 pub(crate) use owner::{Guests, PATIENCE, Shared};
 pub use program::{Given, Room};
-pub use store::{GuestMemory, GuestPlace, GuestRegion, GuestStore};
+pub use store::{GuestMemory, GuestPlace, GuestStore};
 pub use table::DirectBytes;

@@ -17,12 +17,13 @@
 //! process holds, and [`SessionCore`] reads and writes the extents. Callers pass both their clock and
 //! endpoints, so simulations run them unchanged. [`Pool`] is the shell that does real I/O: `keeper` talks to
 //! the broker and the nodes, `sharing` admits other clients, `watch` checks that the nodes live, and
-//! [`Session`] is the blocking interface.
+//! [`Session`] is the blocking interface. [`direct`] is for other processes of the host that use the regions.
 //! Not here: what extents are used for.
 
 mod adoption;
 mod blocking;
 mod borrowing;
+pub mod direct;
 mod error;
 mod giving_up;
 mod growth;

@@ -13,7 +13,7 @@ use farpool_wire::BlockWord;
 use rustix_futex_sync::Mutex;
 
 use super::layout::Layout;
-use super::table::{DirectBytes, RegionTerm, Table};
+use super::table::{DirectBytes, Table};
 use crate::blocks::BlockWords;
 use crate::error::FileError;
 use crate::file_core::FileCore;
@@ -173,19 +173,13 @@ impl Guests {
     /// Tells direct clients until when regions may be used.
     pub(crate) fn publish(&self, stock: &Stock) {
         let _publishing = self.publishing.lock();
-        stock.numbered_regions().iter().for_each(|held| self.store_term(held.number, &held.region));
+        stock.numbered_regions().iter().for_each(|held| self.table.publish_region(held.number, &held.region));
     }
 
     /// Tells direct clients until when this region may be used: never if they must not use it.
     pub(crate) fn publish_region(&self, number: u64, region: &LeasedRegion) {
         let _publishing = self.publishing.lock();
-        self.store_term(number, region);
-    }
-
-    fn store_term(&self, number: u64, region: &LeasedRegion) {
-        let usable_until_ms = if region.guests_may_use() { region.usable_until_ms() } else { 0 };
-        let term = RegionTerm { node: region.id.node.0, epoch: region.epoch.0, usable_until_ms };
-        self.table.publish_region(number, term);
+        self.table.publish_region(number, region);
     }
 }
 

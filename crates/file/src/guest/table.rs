@@ -14,6 +14,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 
 use farpool_fabric::{Mapping, Protection, SharedMemory};
+use farpool_pool::LeasedRegion;
+use farpool_pool::direct::Terms;
 
 const WORD_BYTES: u64 = 8;
 /// A cache line and its neighbour, which the processor fetches with it, so that threads do not slow each
@@ -23,7 +25,6 @@ const PLACE_BYTES: u64 = 128;
 const MAX_PLACES: u64 = 4096;
 /// Most regions: as many as there are extents, if each were a region.
 const MAX_REGIONS: u64 = 1 << 24;
-const REGION_BYTES: u64 = 3 * WORD_BYTES;
 
 /// Where the epoch lies; the only other word on its page is at [`PLACES_USED`].
 const EPOCH: u64 = 0;
@@ -31,7 +32,7 @@ const EPOCH: u64 = 0;
 const PLACES_USED: u64 = PLACE_BYTES;
 const PLACES: u64 = 4096;
 const REGIONS: u64 = PLACES + MAX_PLACES * PLACE_BYTES;
-const TABLE_BYTES: u64 = REGIONS + MAX_REGIONS * REGION_BYTES;
+const TABLE_BYTES: u64 = REGIONS + Terms::bytes(MAX_REGIONS);
 
 /// Offsets within a place.
 const STATE: u64 = 0;
@@ -40,11 +41,6 @@ const GUEST: u64 = WORD_BYTES;
 /// them.
 const READ_BYTES: u64 = 2 * WORD_BYTES;
 const WRITTEN_BYTES: u64 = 3 * WORD_BYTES;
-
-/// Offsets within a region's entry.
-const LEASE_NODE: u64 = 0;
-const LEASE_EPOCH: u64 = WORD_BYTES;
-const USABLE_UNTIL: u64 = 2 * WORD_BYTES;
 
 /// Not in an operation.
 const IDLE: u64 = 0;
@@ -68,15 +64,6 @@ pub struct DirectBytes {
     pub read: u64,
     /// Bytes written.
     pub written: u64,
-}
-
-/// A region's lease, and until when the region may be used. Node and epoch name the lease: numbers of regions
-/// are reused, and epochs of two nodes may be the same.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct RegionTerm {
-    pub(crate) node: u64,
-    pub(crate) epoch: u64,
-    pub(crate) usable_until_ms: u64,
 }
 
 impl Table {
@@ -195,35 +182,16 @@ impl Table {
         })
     }
 
-    /// Publishes until when a region may be used.
-    pub(crate) fn publish_region(&self, number: u64, term: RegionTerm) {
-        if number >= MAX_REGIONS {
-            return; // direct clients find nothing there, and ask the kernel
+    /// Tells direct clients until when they may use a region.
+    pub(crate) fn publish_region(&self, number: u64, region: &LeasedRegion) {
+        if !self.abandoned.load(Ordering::Relaxed) {
+            self.terms().publish(number, region);
         }
-        let at = REGIONS + number * REGION_BYTES;
-        if self.lease_at(at) != (term.node, term.epoch) {
-            // In this order, so that no lease is read with another's time.
-            self.store(at + USABLE_UNTIL, 0);
-            self.store(at + LEASE_NODE, term.node);
-            self.store(at + LEASE_EPOCH, term.epoch);
-        }
-        self.store(at + USABLE_UNTIL, term.usable_until_ms);
     }
 
-    /// Until when a region may be used; `None`: it may not.
-    pub(crate) fn region(&self, number: u64) -> Option<RegionTerm> {
-        if number >= MAX_REGIONS {
-            return None;
-        }
-        let at = REGIONS + number * REGION_BYTES;
-        let (node, epoch) = self.lease_at(at);
-        let usable_until_ms = self.load(at + USABLE_UNTIL);
-        let is_one = usable_until_ms != 0 && self.lease_at(at) == (node, epoch);
-        is_one.then_some(RegionTerm { node, epoch, usable_until_ms })
-    }
-
-    fn lease_at(&self, at: u64) -> (u64, u64) {
-        (self.load(at + LEASE_NODE), self.load(at + LEASE_EPOCH))
+    /// Until when regions may be used.
+    pub(crate) fn terms(&self) -> Terms {
+        Terms::new(self.mapping.clone(), REGIONS, MAX_REGIONS)
     }
 }
 
@@ -285,21 +253,5 @@ mod tests {
         let next = table.take_place(3).unwrap();
         table.note(next, DirectBytes { read: 10, written: 1 });
         assert_eq!(table.moved(), DirectBytes { read: 17, written: 6 });
-    }
-
-    #[test]
-    fn a_region_is_known_only_while_it_may_be_used() {
-        let (table, _memory) = Table::create().unwrap();
-        let term = RegionTerm { node: 1, epoch: 7, usable_until_ms: 100 };
-        assert_eq!(table.region(3), None);
-        table.publish_region(3, term);
-        assert_eq!(table.region(3), Some(term));
-        table.publish_region(3, RegionTerm { usable_until_ms: 0, ..term });
-        assert_eq!(table.region(3), None);
-        let other = RegionTerm { node: 2, ..term };
-        table.publish_region(3, other);
-        assert_eq!(table.region(3), Some(other), "of another node, with the same epoch");
-        table.publish_region(MAX_REGIONS, term);
-        assert_eq!(table.region(MAX_REGIONS), None);
     }
 }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use farpool_fabric::{Endpoint, EndpointConfig, MonotonicClock, Negotiated, block_on};
+use farpool_pool::direct::{GuestRegion, packets};
 use farpool_pool::{NODE_DEADLINE, SessionCore};
 use farpool_wire::control::{GuestAnswer, GuestRequest, guest_request::Ask};
 use farpool_wire::{NodeId, TICKET_BYTES};
@@ -19,8 +20,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use super::bare::Bare;
 use super::*;
 use crate::guest::{
-    AskOwner, Given, GuestFileCore, GuestId, GuestMemory, GuestPlace, GuestRegion, GuestStore, Host, Room,
-    line,
+    AskOwner, Given, GuestFileCore, GuestId, GuestMemory, GuestPlace, GuestStore, Host, Room,
 };
 use crate::{FileCore, StoreCore};
 
@@ -53,7 +53,7 @@ impl Client {
         let transport = Rc::new(Negotiated::new(TransportChoice::Shm, NODE_DEADLINE));
         let endpoint = Endpoint::new(EndpointConfig::real(transport, 4 * MAX_TRANSFER_BYTES, NODE_DEADLINE));
         let place = store.place().unwrap();
-        Client { place, core: SessionCore::new(store.clone(), endpoint), store }
+        Client { place, core: SessionCore::new(store.regions().clone(), endpoint), store }
     }
 
     fn open(&self, file: &FileCore) -> GuestFileCore {
@@ -176,7 +176,7 @@ fn what_is_sent_to_a_direct_client_arrives_as_it_was() {
         assert_eq!(GuestId::from_number(number).map(GuestId::number), Some(number));
     }
     assert_eq!(GuestId::from_number(0), None, "that is the owner");
-    assert_eq!(line::refusal(Errno::STALE).errno, Errno::STALE.raw_os_error() as u32);
+    assert_eq!(packets::refusal(Errno::STALE).errno, Errno::STALE.raw_os_error() as u32);
 }
 
 /// The ticket for which the daemon gives out its file.
@@ -206,19 +206,19 @@ impl Daemon {
             let socket = rustix::net::accept_with(&listener, SocketFlags::CLOEXEC).unwrap();
             accept.send(socket.try_clone().unwrap()).unwrap();
             loop {
-                let (bytes, _) = line::receive(socket.as_fd()).unwrap();
+                let (bytes, _) = packets::receive(socket.as_fd()).unwrap();
                 if bytes.is_empty() {
                     return;
                 }
                 let ask = GuestRequest::decode(&bytes[..]).unwrap().ask.unwrap();
-                let (answer, beside) =
-                    answer_to(&ask, &store, &file).unwrap_or_else(|errno| (line::refusal(errno), Vec::new()));
+                let (answer, beside) = answer_to(&ask, &store, &file)
+                    .unwrap_or_else(|errno| (packets::refusal(errno), Vec::new()));
                 if matches!(ask, Ask::Connect(_)) {
                     let inodes = beside.iter().map(|fd| rustix::fs::fstat(fd).unwrap().st_ino);
                     inodes.for_each(|inode| connect.send(inode).unwrap());
                 }
                 let beside: Vec<_> = beside.iter().map(AsFd::as_fd).collect();
-                line::send(socket.as_fd(), &answer.encode_to_vec(), &beside).unwrap();
+                packets::send(socket.as_fd(), &answer.encode_to_vec(), &beside).unwrap();
             }
         });
         Daemon { name, thread: Some(thread), accepted, connected }

@@ -9,7 +9,8 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use farpool_file::FileStore;
-use farpool_file::guest::{GuestId, line};
+use farpool_file::guest::GuestId;
+use farpool_pool::direct::packets;
 use farpool_wire::control::{GuestAnswer, GuestConnect, GuestRequest, guest_request::Ask};
 use farpool_wire::{GUEST_VERSION, NodeId};
 use prost::Message;
@@ -162,12 +163,12 @@ impl Desk {
 
     fn attend(&mut self, visitor: &mut Visitor) {
         let Some(socket) = visitor.socket.take() else { return };
-        match line::receive(socket.as_fd()) {
+        match packets::receive(socket.as_fd()) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => visitor.socket = Some(socket),
             Ok((bytes, _)) if !bytes.is_empty() => {
                 let sent = match GuestRequest::decode(&bytes[..]).ok().and_then(|request| request.ask) {
                     Some(ask) => self.answer(visitor, &socket, ask),
-                    None => send(&socket, &line::refusal(Errno::INVAL), &[]),
+                    None => send(&socket, &packets::refusal(Errno::INVAL), &[]),
                 };
                 // A process that does not take its answers loses its connection.
                 if sent.is_ok() {
@@ -181,7 +182,7 @@ impl Desk {
     fn answer(&mut self, visitor: &mut Visitor, socket: &OwnedFd, ask: Ask) -> io::Result<()> {
         match (ask, visitor.guest) {
             (Ask::Join(join), _) => self.join(visitor, socket, join.version),
-            (_, None) => send(socket, &line::refusal(Errno::PERM), &[]),
+            (_, None) => send(socket, &packets::refusal(Errno::PERM), &[]),
             (Ask::Open(open), Some(guest)) => self.open(guest, socket, &open.ticket),
             (Ask::Region(region), Some(_)) => match self.store.core().region_of(region.number) {
                 Some(region) => {
@@ -189,7 +190,7 @@ impl Desk {
                     let answer = GuestAnswer { region: Some(region.to_wire()), ..GuestAnswer::default() };
                     send(socket, &answer, file.as_slice())
                 }
-                None => send(socket, &line::refusal(Errno::NOENT), &[]),
+                None => send(socket, &packets::refusal(Errno::NOENT), &[]),
             },
             (Ask::Connect(to), Some(guest)) => self.connect(guest, socket, &to),
         }
@@ -197,14 +198,14 @@ impl Desk {
 
     fn join(&self, visitor: &mut Visitor, socket: &OwnedFd, version: u32) -> io::Result<()> {
         if version != GUEST_VERSION {
-            return send(socket, &line::refusal(Errno::PROTO), &[]);
+            return send(socket, &packets::refusal(Errno::PROTO), &[]);
         }
         let core = self.store.core();
         if visitor.guest.is_none() {
             visitor.guest = core.add_guest().ok();
         }
         let Some(guest) = visitor.guest else {
-            return send(socket, &line::refusal(Errno::USERS), &[]);
+            return send(socket, &packets::refusal(Errno::USERS), &[]);
         };
         let memory = core.guest_memory();
         let answer = GuestAnswer { extents_per_region: core.extents_per_region(), ..done(guest) };
@@ -214,8 +215,8 @@ impl Desk {
     fn open(&self, guest: GuestId, socket: &OwnedFd, ticket: &[u8]) -> io::Result<()> {
         match self.registry.redeem(ticket).map(|body| body.far.core().guest_memory()) {
             Some(Ok(memory)) => send(socket, &done(guest), &[memory.as_fd()]),
-            Some(Err(_)) => send(socket, &line::refusal(Errno::NOMEM), &[]),
-            None => send(socket, &line::refusal(Errno::STALE), &[]),
+            Some(Err(_)) => send(socket, &packets::refusal(Errno::NOMEM), &[]),
+            None => send(socket, &packets::refusal(Errno::STALE), &[]),
         }
     }
 
@@ -232,7 +233,7 @@ impl Desk {
                 if errno.is_some() {
                     self.complain(to, &error);
                 }
-                send(socket, &line::refusal(errno.unwrap_or(Errno::NOENT)), &[])
+                send(socket, &packets::refusal(errno.unwrap_or(Errno::NOENT)), &[])
             }
         }
     }
@@ -256,7 +257,7 @@ fn done(guest: GuestId) -> GuestAnswer {
 }
 
 fn send(socket: &OwnedFd, answer: &GuestAnswer, beside: &[std::os::fd::BorrowedFd<'_>]) -> io::Result<()> {
-    line::send(socket.as_fd(), &answer.encode_to_vec(), beside)
+    packets::send(socket.as_fd(), &answer.encode_to_vec(), beside)
 }
 
 /// A descriptor of the process at the other end.

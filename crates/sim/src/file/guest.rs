@@ -9,8 +9,9 @@ use std::rc::Rc;
 use std::sync::{Arc, Weak};
 
 use farpool_fabric::sim::ProcessId;
-use farpool_file::guest::{GuestFileCore, GuestId, GuestMemory, GuestPlace, GuestRegion, GuestStore};
+use farpool_file::guest::{GuestFileCore, GuestId, GuestMemory, GuestPlace, GuestStore};
 use farpool_file::{FileCore, StoreCore};
+use farpool_pool::direct::GuestRegion;
 use farpool_pool::{EXTENT_BYTES, SessionCore};
 
 use super::broken::Chosen;
@@ -73,7 +74,7 @@ impl AsGuest {
             GuestStore::new(id, &memory, run.store().extents_per_region(), clock, Box::new(ask)).ok()?;
         let store = Arc::new(store);
         let place = store.place()?;
-        let core = SessionCore::new(store.clone(), run.endpoint(process));
+        let core = SessionCore::new(store.regions().clone(), run.endpoint(process));
         let guest = Rc::new(Guest { id, store });
         Some(AsGuest { guest, run: run.clone(), core, place, files: RefCell::default() })
     }

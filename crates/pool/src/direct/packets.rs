@@ -1,22 +1,15 @@
-//! The connection between a direct client (called *guest* in the code) and the owner: packets over a Unix
+//! What a direct client (called *guest* in the code) and the owner send each other: packets over a Unix
 //! socket, with descriptors beside them.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::path::PathBuf;
-use std::sync::Arc;
 
-use farpool_fabric::Peer;
-use farpool_pool::{OVERFLOW_NODE, OverflowRegion, SharedFile};
-use farpool_wire::control::{self, GuestAnswer};
-use farpool_wire::{AccessKey, Epoch, NodeId, RegionId};
+use farpool_wire::control::GuestAnswer;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags,
 };
-
-use super::store::GuestRegion;
 
 /// Longest message: an answer about a region, with a socket's path of the greatest length.
 pub const MAX_MESSAGE_BYTES: usize = 512;
@@ -68,50 +61,6 @@ pub(crate) fn is_cut(socket: BorrowedFd<'_>) -> bool {
     let mut look = [PollFd::from_borrowed_fd(socket, PollFlags::empty())];
     let looked = poll(&mut look, Some(&rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 }));
     looked.is_err() || look[0].revents().intersects(PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL)
-}
-
-impl GuestRegion {
-    /// The region as a message. The caller sends the [file](Self::file) of a region of the overflow directory
-    /// with it.
-    pub fn to_wire(&self) -> control::GuestRegion {
-        control::GuestRegion {
-            node: self.peer.node.0,
-            index: self.id.index,
-            epoch: self.epoch.0,
-            key: self.key.as_bytes().to_vec(),
-            tcp: self.peer.tcp.map(|address| address.to_string()).unwrap_or_default(),
-            shm_socket: self
-                .peer
-                .shm_socket
-                .as_ref()
-                .map(|path| path.display().to_string())
-                .unwrap_or_default(),
-        }
-    }
-
-    /// The file of a region of the overflow directory.
-    pub fn file(&self) -> Option<BorrowedFd<'_>> {
-        self.storage.as_ref()?.file()
-    }
-
-    /// The region in a message, with the file that came with it; `None`: the message is invalid.
-    pub fn from_wire(wire: &control::GuestRegion, file: Option<OwnedFd>) -> Option<Self> {
-        let node = NodeId(wire.node);
-        let storage: Option<Arc<dyn OverflowRegion>> = match (node == OVERFLOW_NODE, file) {
-            (true, Some(file)) => Some(Arc::new(SharedFile::new(file))),
-            (false, None) => None,
-            _ => return None,
-        };
-        let peer = Peer {
-            node,
-            tcp: wire.tcp.parse().ok(),
-            verbs: None,
-            shm_socket: (!wire.shm_socket.is_empty()).then(|| PathBuf::from(&wire.shm_socket)),
-        };
-        let id = RegionId { node, index: wire.index };
-        let key = AccessKey::from_slice(&wire.key)?;
-        Some(GuestRegion { id, epoch: Epoch(wire.epoch), key, peer, storage })
-    }
 }
 
 /// An answer that refuses a request and says why.
