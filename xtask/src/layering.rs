@@ -11,7 +11,7 @@ use serde::Deserialize;
 
 /// Which floor each crate lives on. A crate that is not here is an error: whoever adds one decides where it
 /// lives.
-const FLOORS: [(&str, u8); 20] = [
+const FLOORS: [(&str, u8); 21] = [
     ("farpool-throttle", 1),
     ("farpool-wire", 1),
     ("farpool-control", 2),
@@ -22,6 +22,7 @@ const FLOORS: [(&str, u8); 20] = [
     ("farpool-broker", 3),
     ("farpool-node", 3),
     ("farpool-pool", 3),
+    ("farpool-testpool", 3),
     ("farpool-cache", 4),
     ("farpool-file", 4),
     ("farpool-txn", 4),
@@ -34,9 +35,15 @@ const FLOORS: [(&str, u8); 20] = [
     ("farpool-cli", 7),
 ];
 
-/// The only dependency between crates of one floor: a transport that needs hardware is a crate of its own, so
-/// that it can stay outside the default members.
-const SAME_FLOOR: [(&str, &str); 1] = [("farpool-fabric-verbs", "farpool-fabric")];
+/// The only dependencies between crates of one floor. A transport that needs hardware is a crate of its own,
+/// so that it can stay outside the default members. The pool for tests starts brokers and nodes, and crates
+/// of floor 4 test with it.
+const SAME_FLOOR: [(&str, &str); 4] = [
+    ("farpool-fabric-verbs", "farpool-fabric"),
+    ("farpool-testpool", "farpool-broker"),
+    ("farpool-testpool", "farpool-node"),
+    ("farpool-testpool", "farpool-pool"),
+];
 
 /// Outside the house: depends on none of its crates, and none depends on it.
 const OUTSIDE: [&str; 1] = ["xtask"];

@@ -143,7 +143,7 @@ impl<G: Ground, R: Rules> Caller<G, R> {
                 continue;
             }
             let slot = found.slot();
-            if slot >= self.layout.shape().slots || !self.ground.read_slot(slot, to).await {
+            if slot >= self.layout.shape().slots || !self.read_slot(slot, to).await {
                 self.ground.replace(at, found.0, found.emptied().0).await;
                 continue;
             }
@@ -159,6 +159,21 @@ impl<G: Ground, R: Rules> Caller<G, R> {
         false
     }
 
+    /// Reads a slot, and compares its contents with the checksum (C7).
+    async fn read_slot(&self, slot: u32, to: &mut [u8]) -> bool {
+        let sum = self.ground.load(self.layout.sum(slot)).await;
+        self.ground.read_slot(slot, to).await && R::checksum(to) == sum
+    }
+
+    /// Writes a slot that this process has taken, and stores the checksum (C7).
+    async fn write_slot(&self, slot: u32, page: &[u8]) -> bool {
+        let is_written = self.ground.write_slot(slot, page).await;
+        if is_written {
+            self.ground.store(self.layout.sum(slot), R::checksum(page)).await;
+        }
+        is_written
+    }
+
     /// Makes a page that was read from the disk, or written there, findable (C2).
     async fn admit(&mut self, token: Token, page: &[u8]) {
         if !R::may_admit(token.header, token.header, token.writers) || self.is_cached_or_pending(token).await
@@ -166,7 +181,7 @@ impl<G: Ground, R: Rules> Caller<G, R> {
             return;
         }
         let Some((slot, taken)) = self.take_slot().await else { return };
-        let entered = match self.ground.write_slot(slot, page).await {
+        let entered = match self.write_slot(slot, page).await {
             true => self.take_entry(token.bucket, slot).await,
             false => None,
         };

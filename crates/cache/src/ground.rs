@@ -20,11 +20,11 @@ pub trait Ground {
     /// A sequentially consistent fence.
     fn barrier(&self) -> impl Future<Output = ()>;
 
-    /// Reads a slot, and verifies it, before anything that this process loads afterwards. False: what is
-    /// there is not what was last written there, or it cannot be read.
+    /// Reads a slot, after all that this process has loaded before, and before anything that it loads
+    /// afterwards. False: it cannot be read. What is read need not be what was last written (C7).
     fn read_slot(&self, slot: u32, to: &mut [u8]) -> impl Future<Output = bool>;
 
     /// Writes a slot, before anything that this process stores afterwards. False: its contents are
-    /// indeterminate.
+    /// indeterminate, and the write may still take effect later.
     fn write_slot(&self, slot: u32, page: &[u8]) -> impl Future<Output = bool>;
 }

@@ -26,11 +26,16 @@
 //! C6. A writer may have died before or after it added itself to a header. The keeper cannot tell, so it
 //!     never subtracts. It replaces the header by the next version without writers, if no living process has
 //!     named the bucket and the header has not changed since the keeper loaded it.
+//! C7. A slot may hold something else than what was last written there: a node may be faulty, and a write
+//!     that was given up may land late, when the slot has another page. So the index has a checksum for each
+//!     slot. The process that fills a slot stores the checksum before the entry becomes valid. A page that
+//!     does not match is a miss.
 //!
 //! Not here: memory and slots themselves ([`Ground`]), which calls of a program mean which operation, when
 //! files are known and what an unclean end means for them.
 
 mod caller;
+mod far;
 mod grace;
 mod ground;
 mod keeper;
@@ -45,6 +50,7 @@ mod slot_set;
 mod words;
 
 pub use caller::{Caller, FileRef, Outcome};
+pub use far::{FarMemory, FarSlots, FarTable, PAGE_BYTES, SLOTS_PER_EXTENT};
 pub use ground::Ground;
 pub use keeper::{Census, Keeper};
 pub use layout::{Layout, MAX_PLACES, MAX_SLOTS, Shape};

@@ -21,6 +21,11 @@ pub trait Rules {
         before == now && writers == 0
     }
 
+    /// The checksum with which a page that is read from a slot is compared (C7).
+    fn checksum(page: &[u8]) -> u64 {
+        crc_fast::checksum(crc_fast::CrcAlgorithm::Crc64Nvme, page)
+    }
+
     /// Whether a writer empties the entries of the block that it writes (C2).
     fn writers_invalidate() -> bool {
         true

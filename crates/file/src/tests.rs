@@ -2,25 +2,16 @@
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
-use std::net::SocketAddr;
-use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use farpool_broker::BrokerConfig;
-use farpool_control::dial;
 use farpool_fabric::{Clock, OpError, TransportChoice};
 use farpool_lease::Millis;
-use farpool_node::NodeConfig;
 use farpool_pool::{EXTENT_BYTES, Pool, PoolConfig};
-use farpool_wire::control::broker_client::BrokerClient;
-use farpool_wire::control::node_client::NodeClient;
-use farpool_wire::control::{RevokeRequest, StatusRequest};
+use farpool_testpool::{REGION_BYTES, Rig, wait_until};
 use farpool_wire::{BLOCK_BYTES, Epoch, GrantMode, MAX_TRANSFER_BYTES, Refusal, RegionId};
 use futures_util::future::join;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
-use tokio::runtime::Runtime;
-use tokio::task::JoinHandle;
 
 use crate::split::pieces;
 use crate::{FarFile, FileError, FileStore, Redundancy, Session};
@@ -42,103 +33,25 @@ mod row_write;
 mod rows;
 mod seek;
 
-const REGION_BYTES: u64 = 1 << 20;
 const BLOCK: u64 = BLOCK_BYTES as u64;
 
-/// A broker and nodes, ended when dropped.
-struct Rig {
-    runtime: Runtime,
-    broker: SocketAddr,
-    nodes: Vec<JoinHandle<()>>,
-    /// Nodes that were ever started.
-    started: usize,
-    directory: tempfile::TempDir,
+/// What files need of a pool.
+trait Stores {
+    fn store(&self, transport: TransportChoice) -> (FileStore, Session);
+
+    /// Has every living node take back leases of a store, as [`Rig::take_back_from`] does.
+    fn take_back(&self, store: &FileStore, count: u32, grace: Duration) -> u32;
 }
 
-impl Rig {
-    fn new(nodes: u32, regions_each: u64) -> Rig {
-        let runtime = Runtime::new().unwrap();
-        let directory = tempfile::tempdir().unwrap();
-        let (ready, is_ready) = mpsc::channel();
-        let config =
-            BrokerConfig { listen: any_port(), store: directory.path().join("broker.redb"), tls: None };
-        runtime.spawn(async move {
-            let on_ready = |address| ready.send(address).unwrap();
-            farpool_broker::run(config, on_ready, std::future::pending()).await.unwrap();
-        });
-        let broker = is_ready.recv_timeout(Duration::from_secs(20)).unwrap();
-        let mut rig = Rig { runtime, broker, nodes: Vec::new(), started: 0, directory };
-        for _ in 0..nodes {
-            rig.start_node(regions_each);
-        }
-        let lent = nodes as u64 * regions_each * REGION_BYTES;
-        wait_until(|| rig.pool(TransportChoice::Auto).capacity().total_bytes == lent);
-        rig
-    }
-
-    fn start_node(&mut self, regions: u64) {
-        let config = NodeConfig {
-            broker: self.broker.to_string(),
-            control_listen: any_port(),
-            data_listen: any_port(),
-            advertise: None,
-            register_within: std::time::Duration::from_secs(20),
-            shm_socket: Some(self.directory.path().join(format!("node{}.sock", self.started))),
-            card: None,
-            memory_bytes: regions * REGION_BYTES,
-            reserve_bytes: 0,
-            region_bytes: REGION_BYTES,
-            locking: farpool_node::Locking::None,
-            state_dir: None,
-            tls: None,
-        };
-        self.started += 1;
-        self.nodes.push(self.runtime.spawn(async move {
-            farpool_node::run(config, |_| {}, std::future::pending()).await.unwrap();
-        }));
-    }
-
-    /// Ends a node as abruptly as a thread can end.
-    fn kill_node(&mut self, index: usize) {
-        let node = self.nodes.remove(index);
-        node.abort();
-        let _ = self.runtime.block_on(node);
-    }
-
-    fn pool(&self, transport: TransportChoice) -> Pool {
-        let broker = self.broker.to_string();
-        Pool::connect(PoolConfig { broker, tls: None, transport: transport.into(), limit_bytes: None })
-            .unwrap()
-    }
-
-    /// Has every living node take back leases of a store at the same time, as nodes do whose machines need
-    /// memory: `count` in all, rounded up to the same number on each. Returns how many are taken back.
-    fn take_back(&self, store: &FileStore, count: u32, grace: Duration) -> u32 {
-        self.take_back_from(store.pool.owner().0, count, grace)
-    }
-
-    /// The same for leases of an owner.
-    fn take_back_from(&self, owner: u64, count: u32, grace: Duration) -> u32 {
-        self.runtime.block_on(async {
-            let mut broker = BrokerClient::new(dial(&self.broker.to_string(), None).unwrap());
-            let nodes = broker.status(StatusRequest::default()).await.unwrap().into_inner().nodes;
-            let alive = || nodes.iter().filter(|node| node.alive);
-            let share = count.div_ceil(alive().count() as u32);
-            let request = RevokeRequest { owner, count: share, grace_ms: grace.as_millis() as u64 };
-            let mut revoked = 0;
-            for address in alive().filter_map(|node| node.address.as_ref()) {
-                let mut node = NodeClient::new(dial(&address.control, None).unwrap());
-                // A node that was just killed may still count as alive.
-                revoked += node.revoke(request).await.map_or(0, |answer| answer.into_inner().revoked);
-            }
-            revoked
-        })
-    }
-
+impl Stores for Rig {
     fn store(&self, transport: TransportChoice) -> (FileStore, Session) {
         let store = FileStore::new(self.pool(transport)).unwrap();
         let session = store.session();
         (store, session)
+    }
+
+    fn take_back(&self, store: &FileStore, count: u32, grace: Duration) -> u32 {
+        self.take_back_from(store.pool.owner(), count, grace)
     }
 }
 
@@ -153,25 +66,12 @@ impl Clock for Hasty {
     }
 }
 
-fn any_port() -> SocketAddr {
-    "127.0.0.1:0".parse().unwrap()
-}
-
 fn pattern(bytes: usize, seed: u64) -> Vec<u8> {
     (0..bytes as u64).map(|place| (place.wrapping_mul(seed | 1) >> 3) as u8).collect()
 }
 
 fn read(file: &FarFile, session: &Session, offset: u64, length: usize) -> Result<Vec<u8>, FileError> {
     file.read(session, offset, length).map(|bytes| bytes.to_vec())
-}
-
-#[track_caller]
-fn wait_until(mut condition: impl FnMut() -> bool) {
-    let started = Instant::now();
-    while !condition() {
-        assert!(started.elapsed() < Duration::from_secs(30), "the condition did not hold in time");
-        std::thread::yield_now();
-    }
 }
 
 /// Puts bytes into far memory without changing the block words.

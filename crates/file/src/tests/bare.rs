@@ -53,7 +53,7 @@ impl Bare {
     /// Has all regions taken back, with a long grace, and waits until the store knows.
     pub(super) fn lose_all_regions(&self, rig: &Rig) {
         wait_until(|| {
-            rig.take_back_from(self.pool.owner().0, 64, Duration::from_secs(600));
+            rig.take_back_from(self.pool.owner(), 64, Duration::from_secs(600));
             self.pool.stock().regions().iter().all(|region| region.is_leaving())
         });
     }

@@ -22,6 +22,8 @@ const OLD_TRUSTED: &str = "old-entries-trusted";
 const SAME_ID: &str = "file-id-kept-after-truncation";
 /// The pages of a file that was unlinked are found.
 const NOT_RETIRED: &str = "retired-file-hits";
+/// What is read from a slot is not compared with its checksum.
+const UNVERIFIED: &str = "slot-not-verified";
 
 pub(super) const MUTATIONS: &[&str] = &[
     HEADER_UNCHECKED,
@@ -33,6 +35,7 @@ pub(super) const MUTATIONS: &[&str] = &[
     OLD_TRUSTED,
     SAME_ID,
     NOT_RETIRED,
+    UNVERIFIED,
 ];
 
 /// The rules of a run: the shipped ones, except for the one that the mutation breaks.
@@ -50,6 +53,10 @@ impl Rules for Broken {
             Some(BESIDE_A_WRITER) => before == now,
             _ => Shipped::may_admit(before, now, writers),
         }
+    }
+
+    fn checksum(page: &[u8]) -> u64 {
+        if is(UNVERIFIED) { 0 } else { Shipped::checksum(page) }
     }
 
     fn writers_invalidate() -> bool {

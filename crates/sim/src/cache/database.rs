@@ -258,6 +258,7 @@ async fn add_new_files<R: Rules>(run: &Run, keeper: &mut Keeper<Access, R>) {
 /// Checks that everything recovers once nobody dies any more: a slot whose memory has gone is left alone, no
 /// slot is lost, and pages are found again.
 async fn judge_end<R: Rules>(run: &Rc<Run>, keeper: &mut Keeper<Access, R>, mut told: Vec<bool>) {
+    run.memory.calm();
     // First without the memory of slot 0, then with all memory.
     for absent in [1, 0] {
         (0..run.layout.shape().slots).for_each(|slot| run.memory.set_memory(slot, slot >= absent));

@@ -20,6 +20,9 @@ const YIELD_PERMILLE: u32 = 500;
 const SLOW_PERMILLE: [u32; 3] = [20, 60, 400];
 const SLOW_NS: u64 = 3_000;
 const DISK_NS: u64 = 8_000;
+/// The share of writes to slots that are given up, in thousandths, and how much later they may take effect.
+const GIVEN_UP_PERMILLE: [u32; 2] = [0, 50];
+const LATE_NS: u64 = 40_000;
 
 /// Words and slots.
 pub(super) struct Memory {
@@ -27,10 +30,36 @@ pub(super) struct Memory {
     random: RefCell<Random>,
     slow_permille: u32,
     words: RefCell<Vec<u64>>,
-    /// `None`: what is there is not what was last written there.
-    slots: RefCell<Vec<Option<[u8; PAGE]>>>,
+    slots: RefCell<Vec<[u8; PAGE]>>,
+    /// Writes that were given up, or whose process has died, and when they take effect.
+    late: RefCell<Vec<LateWrite>>,
+    /// How likely a write is to be given up, in thousandths.
+    given_up_permille: Cell<u32>,
     /// Of each slot, whether it has memory.
     has_memory: RefCell<Vec<bool>>,
+}
+
+struct LateWrite {
+    slot: u32,
+    page: [u8; PAGE],
+    at_ns: u64,
+}
+
+/// A write that has begun. If it is dropped, it takes effect later.
+struct Landing<'a> {
+    memory: &'a Memory,
+    slot: u32,
+    page: [u8; PAGE],
+    has_landed: bool,
+}
+
+impl Drop for Landing<'_> {
+    fn drop(&mut self) {
+        if !self.has_landed {
+            let at_ns = self.memory.world.now_ns() + self.memory.random.borrow_mut().below(LATE_NS);
+            self.memory.late.borrow_mut().push(LateWrite { slot: self.slot, page: self.page, at_ns });
+        }
+    }
 }
 
 /// The memory as a process sees it.
@@ -40,7 +69,8 @@ pub(super) struct Access(pub(super) Rc<Memory>);
 impl Memory {
     pub(super) fn new(world: &World, layout: &Layout, mut random: Random) -> Memory {
         let slow_permille = SLOW_PERMILLE[random.index(SLOW_PERMILLE.len())];
-        let slots = vec![None; layout.shape().slots as usize];
+        let given_up_permille = GIVEN_UP_PERMILLE[random.index(GIVEN_UP_PERMILLE.len())];
+        let slots = vec![[0; PAGE]; layout.shape().slots as usize];
         let has_memory = RefCell::new(vec![true; slots.len()]);
         let words = RefCell::new(vec![0; layout.words()]);
         Memory {
@@ -49,6 +79,8 @@ impl Memory {
             slow_permille,
             words,
             slots: slots.into(),
+            late: RefCell::default(),
+            given_up_permille: Cell::new(given_up_permille),
             has_memory,
         }
     }
@@ -63,9 +95,27 @@ impl Memory {
         self.has_memory.borrow()[slot as usize]
     }
 
-    /// Makes the contents of a slot unreadable.
+    /// Puts garbage into a slot.
     pub(super) fn break_slot(&self, slot: u32) {
-        self.slots.borrow_mut()[slot as usize] = None;
+        let garbage = self.random.borrow_mut().below(u64::MAX);
+        self.slots.borrow_mut()[slot as usize] = garbage.to_le_bytes();
+    }
+
+    /// From now on no write is given up, and none takes effect late.
+    pub(super) fn calm(&self) {
+        self.given_up_permille.set(0);
+        self.late.borrow_mut().clear();
+    }
+
+    fn land_late_writes(&self) {
+        let now_ns = self.world.now_ns();
+        let due: Vec<LateWrite> =
+            self.late.borrow_mut().extract_if(.., |write| write.at_ns <= now_ns).collect();
+        for LateWrite { slot, page, .. } in due {
+            self.world
+                .note("a late write to slot {} takes effect: {}", &[slot.into(), u64::from_le_bytes(page)]);
+            self.slots.borrow_mut()[slot as usize] = page;
+        }
     }
 
     /// Lets other processes run, perhaps.
@@ -123,23 +173,25 @@ impl Ground for Access {
 
     async fn read_slot(&self, slot: u32, to: &mut [u8]) -> bool {
         self.0.step().await;
+        self.0.land_late_writes();
         let found = self.0.slots.borrow()[slot as usize];
         self.0.step().await;
-        found.is_some_and(|page| {
-            to.copy_from_slice(&page);
-            true
-        })
+        to.copy_from_slice(&found);
+        self.0.has_memory(slot)
     }
 
     async fn write_slot(&self, slot: u32, page: &[u8]) -> bool {
+        let page = page.try_into().expect("a whole page");
+        let mut landing = Landing { memory: &self.0, slot, page, has_landed: false };
         self.0.step().await;
-        self.0.slots.borrow_mut()[slot as usize] = None;
-        self.0.step().await;
-        let has_memory = self.0.has_memory(slot);
-        if has_memory {
-            self.0.slots.borrow_mut()[slot as usize] = Some(page.try_into().expect("a whole page"));
+        if self.0.random.borrow_mut().chance(self.0.given_up_permille.get()) {
+            return false;
         }
-        has_memory
+        self.0.land_late_writes();
+        self.0.slots.borrow_mut()[slot as usize] = page;
+        landing.has_landed = true;
+        self.0.step().await;
+        self.0.has_memory(slot)
     }
 }
 

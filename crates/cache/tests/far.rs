@@ -1,0 +1,207 @@
+//! Slots on real nodes, over shared memory and TCP: memory that is taken back or lost costs its slots only.
+
+use std::ops::Range;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use farpool_cache::{
+    Caller, Door, FarMemory, FarSlots, FarTable, FileRef, Keeper, Layout, Outcome, PAGE_BYTES,
+    SLOTS_PER_EXTENT, Shape, Shared, Shipped, Slots, at_once,
+};
+use farpool_fabric::{Endpoint, EndpointConfig, MonotonicClock, Negotiated, SharedMemory, TransportChoice};
+use farpool_pool::direct::{GuestRegion, GuestRegions};
+use farpool_pool::{EXTENT_BYTES, NODE_DEADLINE, Pool, Stock};
+use farpool_testpool::{REGION_BYTES, Rig, wait_until};
+
+const EXTENTS_PER_REGION: u64 = REGION_BYTES / EXTENT_BYTES;
+const GRACE: Duration = Duration::from_secs(60);
+/// Room for a few pages.
+const ARENA_BYTES: usize = 8 * PAGE_BYTES;
+
+/// A cache's far memory, and the pool in which it lies.
+struct Far {
+    memory: FarMemory,
+    table: FarTable,
+    slots: u32,
+    pool: Pool,
+    rig: Rig,
+}
+
+impl Far {
+    /// Slots that take all memory of a pool.
+    fn all_of(rig: Rig, transport: TransportChoice) -> Far {
+        let pool = rig.pool(transport);
+        let slots = (pool.capacity().total_bytes / PAGE_BYTES as u64) as u32;
+        let shared = SharedMemory::create("far-table", FarTable::bytes(slots)).unwrap();
+        let table = FarTable::new(shared.mapping().clone(), slots).unwrap();
+        let memory = FarMemory::new(pool.stock().clone(), table.clone());
+        let mut far = Far { memory, table, slots, pool, rig };
+        assert_eq!(far.grow().len() as u32 * SLOTS_PER_EXTENT, slots);
+        assert!(far.memory.is_complete());
+        far
+    }
+
+    /// Takes memory while there is some. Returns the slots that have got it.
+    fn grow(&mut self) -> Vec<Range<u32>> {
+        let Far { memory, rig, .. } = self;
+        rig.runtime.block_on(async {
+            let mut grown = Vec::new();
+            while let Some(slots) = memory.grow().await {
+                grown.push(slots);
+            }
+            grown
+        })
+    }
+
+    /// The slots, as a process of the database sees them.
+    fn slots(&self) -> FarSlots {
+        let stock: Arc<Stock> = self.pool.stock().clone();
+        let ask = Box::new(move |number| GuestRegion::find(&stock.numbered_regions(), number));
+        let clock = Arc::new(MonotonicClock);
+        let regions: Arc<GuestRegions> =
+            FarSlots::regions(&self.table, EXTENTS_PER_REGION, clock, ask).unwrap();
+        let transport = Rc::new(Negotiated::new(TransportChoice::Auto, NODE_DEADLINE));
+        let endpoint = Endpoint::new(EndpointConfig::real(transport, ARENA_BYTES, NODE_DEADLINE));
+        FarSlots::new(self.table.clone(), regions, endpoint)
+    }
+
+    fn update(&mut self) -> Vec<Range<u32>> {
+        self.memory.update()
+    }
+}
+
+fn page_of(slot: u32) -> Vec<u8> {
+    slot.to_le_bytes().repeat(PAGE_BYTES / 4)
+}
+
+fn has_page(slots: &FarSlots, slot: u32) -> bool {
+    let mut page = vec![0; PAGE_BYTES];
+    slots.read(slot, &mut page) && page == page_of(slot)
+}
+
+#[test]
+fn pages_are_found_in_the_slots_in_which_they_were_written() {
+    for transport in [TransportChoice::Shm, TransportChoice::Tcp] {
+        let mut far = Far::all_of(Rig::new(2, 2), transport);
+        let slots = far.slots();
+        assert!((0..far.slots).all(|slot| slots.write(slot, &page_of(slot))));
+        let others = far.slots();
+        assert!((0..far.slots).all(|slot| has_page(&others, slot)));
+        assert!(!slots.write(far.slots, &page_of(0)) && !slots.read(u32::MAX, &mut page_of(0)));
+        assert!(!slots.write(0, &[1]) && !slots.read(0, &mut [0]), "whole pages only");
+        assert!(has_page(&slots, 0));
+        assert_eq!(far.update(), []);
+    }
+}
+
+#[test]
+fn memory_that_is_taken_back_is_given_back_at_once_and_taken_again_when_there_is_room() {
+    let mut far = Far::all_of(Rig::new(2, 2), TransportChoice::Shm);
+    let slots = far.slots();
+    assert!((0..far.slots).all(|slot| slots.write(slot, &page_of(slot))));
+    let taken_back = far.rig.take_back_from(far.pool.owner(), 2, GRACE);
+    assert_eq!(taken_back, 2);
+    let mut gone = Vec::new();
+    wait_until(|| {
+        gone.extend(far.update());
+        gone.len() as u64 == u64::from(taken_back) * EXTENTS_PER_REGION
+    });
+    let is_gone = |slot: u32| gone.iter().any(|range| range.contains(&slot));
+    assert!((0..far.slots).all(|slot| has_page(&slots, slot) != is_gone(slot)));
+    assert!(!slots.write(gone[0].start, &page_of(0)));
+    // Long before the grace has ended.
+    let owner = far.pool.stock().clone();
+    wait_until(|| owner.regions().iter().all(|region| !region.is_leaving()));
+    let mut again = Vec::new();
+    wait_until(|| {
+        again.extend(far.grow());
+        far.memory.is_complete()
+    });
+    again.sort_by_key(|range| range.start);
+    gone.sort_by_key(|range| range.start);
+    assert_eq!(again, gone);
+    assert!((0..far.slots).all(|slot| slots.write(slot, &page_of(slot)) && has_page(&slots, slot)));
+}
+
+#[test]
+fn a_lost_node_costs_its_slots_only_and_they_get_other_memory() {
+    let mut far = Far::all_of(Rig::new(2, 2), TransportChoice::Tcp);
+    let slots = far.slots();
+    assert!((0..far.slots).all(|slot| slots.write(slot, &page_of(slot))));
+    far.rig.kill_node(0);
+    let mut gone = Vec::new();
+    wait_until(|| {
+        gone.extend(far.update());
+        gone.len() as u64 == 2 * EXTENTS_PER_REGION
+    });
+    let is_gone = |slot: u32| gone.iter().any(|range| range.contains(&slot));
+    assert!((0..far.slots).all(|slot| has_page(&slots, slot) != is_gone(slot)));
+    far.rig.start_node(2);
+    wait_until(|| {
+        far.grow();
+        far.memory.is_complete()
+    });
+    let others = far.slots();
+    assert!((0..far.slots).all(|slot| others.write(slot, &page_of(slot)) && has_page(&slots, slot)));
+}
+
+/// A cache with one file, in which each block holds its number.
+struct Cache {
+    keeper: Keeper<Shared<FarSlots>>,
+    caller: Caller<Shared<FarSlots>>,
+    file: FileRef,
+}
+
+impl Cache {
+    fn over(far: &Far) -> Cache {
+        let layout = Layout::new(Shape { places: 2, files: 1, slots: far.slots });
+        let index = SharedMemory::create("far-index", layout.words() as u64 * 8).unwrap();
+        let ground = || Shared::new(index.mapping().clone(), layout.words(), far.slots()).unwrap();
+        let mut keeper = at_once(Keeper::<_, Shipped>::start(ground(), layout, |_| true));
+        let file = at_once(keeper.add_file(0)).unwrap();
+        assert!((0..2).any(|_| at_once(keeper.turn_door(Door::Open))), "two turns open the door");
+        at_once(keeper.sweep());
+        let caller = at_once(Caller::join(ground(), layout, 1)).unwrap();
+        Cache { keeper, caller, file }
+    }
+
+    /// Reads a block. Returns whether it was a hit.
+    fn read(&mut self, block: u32) -> bool {
+        let mut page = vec![0; PAGE_BYTES];
+        let pread = async |to: &mut [u8]| {
+            to.copy_from_slice(&page_of(block));
+            Ok(PAGE_BYTES)
+        };
+        let outcome = at_once(self.caller.read(self.file, block, &mut page, pread)).unwrap();
+        assert!(page == page_of(block), "block {block}");
+        outcome == Outcome::Hit
+    }
+
+    /// Reads blocks, and does what the owner of the cache does, until nearly all blocks are found and `slots`
+    /// of the slots have memory. (Some blocks lose their entries to full buckets.)
+    fn warm(&mut self, far: &mut Far, blocks: u32, slots: u32) {
+        wait_until(|| {
+            far.update().into_iter().for_each(|gone| self.keeper.withdraw_slots(gone));
+            if slots == far.slots {
+                far.grow().into_iter().for_each(|grown| self.keeper.restore_slots(grown));
+            }
+            let absent = at_once(self.keeper.sweep()).absent;
+            let found = (0..blocks).filter(|block| self.read(*block)).count() as u32;
+            found > blocks - blocks / 10 && absent == far.slots - slots
+        });
+    }
+}
+
+#[test]
+fn pages_whose_memory_was_taken_back_are_read_from_the_disk_and_cached_again() {
+    let mut far = Far::all_of(Rig::new(2, 2), TransportChoice::Shm);
+    let mut cache = Cache::over(&far);
+    let (all, blocks) = (far.slots, far.slots / 4 * 3);
+    assert!(!cache.read(0));
+    cache.warm(&mut far, blocks, all);
+    assert_eq!(far.rig.take_back_from(far.pool.owner(), 2, GRACE), 2);
+    cache.warm(&mut far, blocks / 4, all / 2);
+    assert!(!(0..blocks).all(|block| cache.read(block)), "half of the memory is too little");
+    cache.warm(&mut far, blocks, all);
+}
