@@ -143,8 +143,17 @@ impl<G: Ground, R: Rules> Caller<G, R> {
                 continue;
             }
             let slot = found.slot();
-            if slot >= self.layout.shape().slots || !self.read_slot(slot, to).await {
+            if slot >= self.layout.shape().slots {
                 self.ground.replace(at, found.0, found.emptied().0).await;
+                continue;
+            }
+            let expected = self.ground.load(self.layout.checksum(slot)).await;
+            if !self.ground.read_slot(slot, to).await {
+                // Other processes may be able to read it, and the keeper knows if its memory has gone.
+                continue;
+            }
+            if R::checksum(to) != expected {
+                self.ground.replace(at, found.0, found.emptied().0).await; // C7
                 continue;
             }
             let again = Entry(self.ground.load(at).await);
@@ -159,17 +168,11 @@ impl<G: Ground, R: Rules> Caller<G, R> {
         false
     }
 
-    /// Reads a slot, and compares its contents with the checksum (C7).
-    async fn read_slot(&self, slot: u32, to: &mut [u8]) -> bool {
-        let sum = self.ground.load(self.layout.sum(slot)).await;
-        self.ground.read_slot(slot, to).await && R::checksum(to) == sum
-    }
-
     /// Writes a slot that this process has taken, and stores the checksum (C7).
     async fn write_slot(&self, slot: u32, page: &[u8]) -> bool {
         let is_written = self.ground.write_slot(slot, page).await;
         if is_written {
-            self.ground.store(self.layout.sum(slot), R::checksum(page)).await;
+            self.ground.store(self.layout.checksum(slot), R::checksum(page)).await;
         }
         is_written
     }

@@ -5,31 +5,44 @@
 //!     each group's extent, and until when regions may be used.
 //! F2. Memory that is taken back or lost needs no copy, because the disk has all pages. The owner takes the
 //!     groups out of the table at once, and drops their extents. An operation that is in progress there fails
-//!     at the node, or its write lands in memory that nobody reads.
+//!     at the node, reads the old page, or writes to memory that nobody reads any more. All three are
+//!     harmless (C1, C7).
 //! F3. A group that has lost its extent gets another one when the pool has room.
+//! F4. The stock serves the cache alone. A process that was stopped in an operation may write to an extent
+//!     that the owner has dropped. If the extent has another group by then, the checksums show it (C7).
+//!
+//! Not here: which process is the owner, how the others ask it, and what the slots hold.
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use farpool_fabric::{Endpoint, Mapping, block_on};
-use farpool_pool::direct::{AskOwner, GuestRegions, Terms};
-use farpool_pool::{EXTENT_BYTES, Extent, SessionCore, Stock};
+use farpool_fabric::{Clock, Endpoint, Mapping, block_on};
+use farpool_pool::direct::{GuestRegions, RequestRegion, Terms};
+use farpool_pool::{EXTENT_BYTES, Extent, OVERFLOW_NODE, SessionCore, Stock, Where};
+use rustix_futex_sync::Mutex;
 
+use crate::layout::MAX_SLOTS;
 use crate::shared::Slots;
 
-/// Bytes of a page: those of PostgreSQL's.
+/// Bytes of a page: PostgreSQL's default block size.
 pub const PAGE_BYTES: usize = 8192;
 
 /// Slots of a group.
 pub const SLOTS_PER_EXTENT: u32 = (EXTENT_BYTES / PAGE_BYTES as u64) as u32;
 
-/// Most numbers of regions. A region's number is used once more each time the region is lost, so this is far
-/// more than a pool has. The table is sparse.
+/// Most numbers of regions. A region that is lost while it is in use does not free its number, so there are
+/// far more numbers than a pool has regions. Each takes 24 B, of which the kernel allocates only the pages
+/// that are used.
 const MAX_REGIONS: u64 = 1 << 20;
 
 const WORD_BYTES: u64 = 8;
 
 /// Where the slots lie: a table in shared memory, zero at the beginning.
+///
+/// ```text
+/// groups   one word each: the number of the group's extent plus 1; 0: it has no memory
+/// terms    see [`Terms`]
+/// ```
 #[derive(Clone)]
 pub struct FarTable {
     memory: Arc<Mapping>,
@@ -40,13 +53,17 @@ pub struct FarTable {
 const WITHIN: &str = "the table lies within its memory";
 
 impl FarTable {
-    /// The shared memory that a table for so many slots takes.
+    /// Bytes of shared memory for the table of this many slots. Most of them are never touched.
     pub fn bytes(slots: u32) -> u64 {
         Self::terms_at(slots / SLOTS_PER_EXTENT) + Terms::bytes(MAX_REGIONS)
     }
 
-    /// A table for so many slots, rounded down to whole groups. `None`: the memory is too small.
+    /// A table for this many slots: whole groups, and at most [`MAX_SLOTS`]. `None`: it is another number, or
+    /// the memory is too small.
     pub fn new(memory: Arc<Mapping>, slots: u32) -> Option<FarTable> {
+        if !slots.is_multiple_of(SLOTS_PER_EXTENT) || slots > MAX_SLOTS {
+            return None;
+        }
         memory.load(Self::bytes(slots) - WORD_BYTES).ok()?;
         Some(FarTable { memory, groups: slots / SLOTS_PER_EXTENT })
     }
@@ -57,6 +74,17 @@ impl FarTable {
 
     fn terms(&self) -> Terms {
         Terms::new(self.memory.clone(), Self::terms_at(self.groups), MAX_REGIONS)
+    }
+
+    /// The regions in which the slots lie, as one process sees them; its threads share them. `None`:
+    /// `extents_per_region` is zero.
+    pub fn regions(
+        &self,
+        extents_per_region: u64,
+        clock: Arc<dyn Clock + Send + Sync>,
+        ask: RequestRegion,
+    ) -> Option<Arc<GuestRegions>> {
+        GuestRegions::new(self.terms(), extents_per_region, clock, ask).map(Arc::new)
     }
 
     /// The number of a group's extent; `None`: it has none.
@@ -80,46 +108,65 @@ fn slots_of(group: u32) -> Range<u32> {
 pub struct FarMemory {
     stock: Arc<Stock>,
     table: FarTable,
-    /// By group.
+    groups: Mutex<Groups>,
+}
+
+struct Groups {
     extents: Vec<Option<Extent>>,
+    /// Those without an extent.
+    vacant: Vec<u32>,
 }
 
 impl FarMemory {
-    /// No slot has memory yet.
+    /// Clears the table: no slot has memory until [`grow`](Self::grow) gives it some. Nothing else takes
+    /// extents of the stock (F4).
+    ///
+    /// # Panics
+    /// If the table's memory is read-only.
     pub fn new(stock: Arc<Stock>, table: FarTable) -> FarMemory {
         let extents = (0..table.groups).map(|_| None).collect();
         (0..table.groups).for_each(|group| table.set_extent(group, None));
-        FarMemory { stock, table, extents }
+        let vacant = (0..table.groups).rev().collect();
+        FarMemory { stock, table, groups: Mutex::new(Groups { extents, vacant }) }
     }
 
     /// Whether every group has memory.
     pub fn is_complete(&self) -> bool {
-        self.extents.iter().all(Option::is_some)
+        self.groups.lock().vacant.is_empty()
     }
 
-    /// Gives a group memory that has none. Returns its slots, which may then be restored. `None`: all groups
-    /// have memory, or the pool has no room now. Waits as long as the pool's broker takes to answer.
-    pub async fn grow(&mut self) -> Option<Range<u32>> {
-        let group = self.extents.iter().position(Option::is_none)? as u32;
-        let extent = self.stock.take_extent(u64::from(group)).await.ok()?;
-        self.table.terms().publish(self.region_of(&extent), extent.region());
+    /// Leases memory for one group that has none. Returns the group's slots, for `Keeper::restore_slots`.
+    /// `None`: all groups have memory, or the pool has no room now. Waits while the broker is asked, which
+    /// can take longer than the term of a lease: another task calls [`update`](Self::update) meanwhile.
+    pub async fn grow(&self) -> Option<Range<u32>> {
+        let group = *self.groups.lock().vacant.last()?;
+        // Not on the local disk, should the stock have an overflow directory: the pages come from there.
+        let within = Where::NotOn(vec![OVERFLOW_NODE]);
+        let extent = self.stock.take_extent_within(u64::from(group), &within).await.ok()?;
+        let region = self.region_of(&extent);
+        let mut groups = self.groups.lock();
+        let group = if region < MAX_REGIONS { groups.vacant.pop()? } else { return None };
+        self.table.terms().publish(region, extent.region());
         self.table.set_extent(group, Some(extent.number()));
-        self.extents[group as usize] = Some(extent);
+        groups.extents[group as usize] = Some(extent);
         Some(slots_of(group))
     }
 
-    /// Tells callers until when they may use regions, and drops the memory that is being taken back or has
-    /// ended. Returns the slots without memory, which must be withdrawn. Call it several times in the term
-    /// of a lease.
-    pub fn update(&mut self) -> Vec<Range<u32>> {
+    /// Publishes until when regions may be used, and drops memory that is being taken back or is lost.
+    /// Returns the slots that have lost their memory, for `Keeper::withdraw_slots`. Call it several times in
+    /// the term of a lease.
+    pub fn update(&self) -> Vec<Range<u32>> {
         for held in self.stock.numbered_regions() {
             self.table.terms().publish(held.number, &held.region);
         }
-        let is_gone = |extent: &mut Extent| extent.region().is_leaving() || extent.region().has_ended();
+        let is_gone = |extent: &Extent| extent.region().is_leaving() || extent.region().has_ended();
+        let Groups { extents, vacant } = &mut *self.groups.lock();
         let mut gone = Vec::new();
-        for (group, held) in (0..).zip(&mut self.extents) {
-            if held.take_if(is_gone).is_some() {
-                self.table.set_extent(group, None);
+        for (group, held) in (0..).zip(extents) {
+            if held.as_ref().is_some_and(is_gone) {
+                self.table.set_extent(group, None); // before the extent is dropped (F2)
+                *held = None;
+                vacant.push(group);
                 gone.push(slots_of(group));
             }
         }
@@ -127,7 +174,14 @@ impl FarMemory {
     }
 
     fn region_of(&self, extent: &Extent) -> u64 {
-        extent.number() / (self.stock.region_bytes() / EXTENT_BYTES)
+        extent.number() / self.stock.extents_per_region()
+    }
+}
+
+impl Drop for FarMemory {
+    fn drop(&mut self) {
+        // Before the extents are dropped: callers may go on for a while.
+        (0..self.table.groups).for_each(|group| self.table.set_extent(group, None));
     }
 }
 
@@ -139,16 +193,6 @@ pub struct FarSlots {
 }
 
 impl FarSlots {
-    /// The regions of a process, which its threads share. `None`: regions have at least one extent.
-    pub fn regions(
-        table: &FarTable,
-        extents_per_region: u64,
-        clock: Arc<dyn farpool_fabric::Clock + Send + Sync>,
-        ask: AskOwner,
-    ) -> Option<Arc<GuestRegions>> {
-        GuestRegions::new(table.terms(), extents_per_region, clock, ask).map(Arc::new)
-    }
-
     /// The slots in this table, reached through this endpoint.
     pub fn new(table: FarTable, regions: Arc<GuestRegions>, endpoint: Endpoint) -> FarSlots {
         FarSlots { core: SessionCore::new(regions.clone(), endpoint), table, regions }
@@ -160,30 +204,31 @@ impl FarSlots {
         Some((extent, u64::from(slot % SLOTS_PER_EXTENT) * PAGE_BYTES as u64))
     }
 
-    /// As [`Ground::read_slot`](crate::Ground::read_slot).
-    pub async fn read_page(&self, slot: u32, to: &mut [u8]) -> bool {
+    async fn read_page(&self, slot: u32, to: &mut [u8]) -> bool {
+        if to.len() != PAGE_BYTES {
+            return false;
+        }
         let Some((extent, offset)) = self.find(slot) else { return false };
         let Ok(buffer) = self.core.buffer(PAGE_BYTES) else { return false };
         let (page, read) = self.core.read(&extent, offset, buffer).await;
-        let is_read = read.is_ok() && to.len() == PAGE_BYTES;
-        if is_read {
+        if read.is_ok() {
             to.copy_from_slice(&page);
         }
-        is_read
+        read.is_ok()
     }
 
-    /// As [`Ground::write_slot`](crate::Ground::write_slot).
-    pub async fn write_page(&self, slot: u32, page: &[u8]) -> bool {
-        let Some((extent, offset)) = self.find(slot) else { return false };
-        let Ok(mut buffer) = self.core.buffer(PAGE_BYTES) else { return false };
+    async fn write_page(&self, slot: u32, page: &[u8]) -> bool {
         if page.len() != PAGE_BYTES {
             return false;
         }
+        let Some((extent, offset)) = self.find(slot) else { return false };
+        let Ok(mut buffer) = self.core.buffer(PAGE_BYTES) else { return false };
         buffer.copy_from_slice(page);
         self.core.write(&extent, offset, buffer).await.1.is_ok()
     }
 
-    /// Detaches regions that have ended. Long-lived threads call this now and then.
+    /// Closes connections to lost nodes, and detaches regions that have ended. Idle threads call this now and
+    /// then.
     pub async fn let_go(&self) {
         self.core.let_go().await;
     }
@@ -196,5 +241,27 @@ impl Slots for FarSlots {
 
     fn write(&self, slot: u32, page: &[u8]) -> bool {
         block_on(self.core.endpoint(), self.write_page(slot, page))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use farpool_fabric::SharedMemory;
+
+    use super::*;
+
+    #[test]
+    fn the_table_has_a_word_for_each_group_and_the_terms_behind_them() {
+        let slots = 4 * SLOTS_PER_EXTENT;
+        let memory = SharedMemory::create("far-table", FarTable::bytes(slots)).unwrap();
+        let table = FarTable::new(memory.mapping().clone(), slots).unwrap();
+        table.set_extent(3, Some(7));
+        assert_eq!(memory.mapping().load(3 * WORD_BYTES), Ok(8));
+        assert_eq!([2, 3, 4].map(|group| table.extent(group)), [None, Some(7), None]);
+        table.set_extent(3, None);
+        assert_eq!(table.extent(3), None);
+        assert_eq!(FarTable::terms_at(table.groups), 4 * WORD_BYTES);
+        assert!(FarTable::new(memory.mapping().clone(), slots + SLOTS_PER_EXTENT).is_none(), "too small");
+        assert!(FarTable::new(memory.mapping().clone(), slots - 1).is_none(), "not whole groups");
     }
 }

@@ -6,7 +6,7 @@
 //! files    each: word, birth, 6 words unused                           64 B
 //! buckets  each: header, 7 × (key, entry), 1 word unused              128 B
 //! slots    one word each
-//! sums     one word each: the checksum of the page that was last written to the slot
+//! checksums  one word each: that of the page that was last written to the slot
 //! hints    one word each: numbers of slots that may be free
 //! ```
 
@@ -123,12 +123,12 @@ impl Layout {
     }
 
     /// Where a slot's checksum lies.
-    pub(crate) fn sum(&self, slot: u32) -> usize {
+    pub(crate) fn checksum(&self, slot: u32) -> usize {
         self.slot(self.shape.slots) + slot as usize
     }
 
     pub(crate) fn hint(&self, hint: u32) -> usize {
-        self.sum(self.shape.slots) + hint as usize
+        self.checksum(self.shape.slots) + hint as usize
     }
 
     /// The slot that the word of a hint names.
@@ -168,7 +168,7 @@ mod tests {
             mark(layout.header(bucket) + BUCKET_WORDS - 1, 1);
         }
         (0..9).for_each(|slot| mark(layout.slot(slot), 1));
-        (0..9).for_each(|slot| mark(layout.sum(slot), 1));
+        (0..9).for_each(|slot| mark(layout.checksum(slot), 1));
         (0..layout.hints()).for_each(|hint| mark(layout.hint(hint), 1));
         assert!(used.iter().all(|count| *count == 1), "{used:?}");
     }

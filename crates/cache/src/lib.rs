@@ -26,13 +26,13 @@
 //! C6. A writer may have died before or after it added itself to a header. The keeper cannot tell, so it
 //!     never subtracts. It replaces the header by the next version without writers, if no living process has
 //!     named the bucket and the header has not changed since the keeper loaded it.
-//! C7. A slot may hold something else than what was last written there: a node may be faulty, and a write
+//! C7. A slot may hold something other than what was last written there: a node may be faulty, and a write
 //!     that was given up may land late, when the slot has another page. So the index has a checksum for each
 //!     slot. The process that fills a slot stores the checksum before the entry becomes valid. A page that
 //!     does not match is a miss.
 //!
-//! Not here: memory and slots themselves ([`Ground`]), which calls of a program mean which operation, when
-//! files are known and what an unclean end means for them.
+//! Where slots lie in far memory is the subject of `far`. Not here: which calls of a program mean which
+//! operation, when files are known and what an unclean end means for them.
 
 mod caller;
 mod far;

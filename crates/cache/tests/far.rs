@@ -23,7 +23,7 @@ const ARENA_BYTES: usize = 8 * PAGE_BYTES;
 struct Far {
     memory: FarMemory,
     table: FarTable,
-    slots: u32,
+    slot_count: u32,
     pool: Pool,
     rig: Rig,
 }
@@ -32,18 +32,18 @@ impl Far {
     /// Slots that take all memory of a pool.
     fn all_of(rig: Rig, transport: TransportChoice) -> Far {
         let pool = rig.pool(transport);
-        let slots = (pool.capacity().total_bytes / PAGE_BYTES as u64) as u32;
-        let shared = SharedMemory::create("far-table", FarTable::bytes(slots)).unwrap();
-        let table = FarTable::new(shared.mapping().clone(), slots).unwrap();
+        let slot_count = (pool.capacity().total_bytes / PAGE_BYTES as u64) as u32;
+        let shared = SharedMemory::create("far-table", FarTable::bytes(slot_count)).unwrap();
+        let table = FarTable::new(shared.mapping().clone(), slot_count).unwrap();
         let memory = FarMemory::new(pool.stock().clone(), table.clone());
-        let mut far = Far { memory, table, slots, pool, rig };
-        assert_eq!(far.grow().len() as u32 * SLOTS_PER_EXTENT, slots);
+        let far = Far { memory, table, slot_count, pool, rig };
+        assert_eq!(far.grow().len() as u32 * SLOTS_PER_EXTENT, slot_count);
         assert!(far.memory.is_complete());
         far
     }
 
     /// Takes memory while there is some. Returns the slots that have got it.
-    fn grow(&mut self) -> Vec<Range<u32>> {
+    fn grow(&self) -> Vec<Range<u32>> {
         let Far { memory, rig, .. } = self;
         rig.runtime.block_on(async {
             let mut grown = Vec::new();
@@ -54,20 +54,26 @@ impl Far {
         })
     }
 
-    /// The slots, as a process of the database sees them.
-    fn slots(&self) -> FarSlots {
+    /// The slots, as one more process of the database sees them.
+    fn attach(&self) -> FarSlots {
         let stock: Arc<Stock> = self.pool.stock().clone();
         let ask = Box::new(move |number| GuestRegion::find(&stock.numbered_regions(), number));
         let clock = Arc::new(MonotonicClock);
-        let regions: Arc<GuestRegions> =
-            FarSlots::regions(&self.table, EXTENTS_PER_REGION, clock, ask).unwrap();
+        let regions: Arc<GuestRegions> = self.table.regions(EXTENTS_PER_REGION, clock, ask).unwrap();
         let transport = Rc::new(Negotiated::new(TransportChoice::Auto, NODE_DEADLINE));
         let endpoint = Endpoint::new(EndpointConfig::real(transport, ARENA_BYTES, NODE_DEADLINE));
         FarSlots::new(self.table.clone(), regions, endpoint)
     }
 
-    fn update(&mut self) -> Vec<Range<u32>> {
-        self.memory.update()
+    /// Waits until so many groups have lost their memory. Returns their slots, in order.
+    fn await_loss(&self, groups: u64) -> Vec<Range<u32>> {
+        let mut gone = Vec::new();
+        wait_until(|| {
+            gone.extend(self.memory.update());
+            gone.len() as u64 == groups
+        });
+        gone.sort_by_key(|range| range.start);
+        gone
     }
 }
 
@@ -83,32 +89,28 @@ fn has_page(slots: &FarSlots, slot: u32) -> bool {
 #[test]
 fn pages_are_found_in_the_slots_in_which_they_were_written() {
     for transport in [TransportChoice::Shm, TransportChoice::Tcp] {
-        let mut far = Far::all_of(Rig::new(2, 2), transport);
-        let slots = far.slots();
-        assert!((0..far.slots).all(|slot| slots.write(slot, &page_of(slot))));
-        let others = far.slots();
-        assert!((0..far.slots).all(|slot| has_page(&others, slot)));
-        assert!(!slots.write(far.slots, &page_of(0)) && !slots.read(u32::MAX, &mut page_of(0)));
+        let far = Far::all_of(Rig::new(2, 2), transport);
+        let slots = far.attach();
+        assert!((0..far.slot_count).all(|slot| slots.write(slot, &page_of(slot))));
+        let others = far.attach();
+        assert!((0..far.slot_count).all(|slot| has_page(&others, slot)));
+        assert!(!slots.write(far.slot_count, &page_of(0)) && !slots.read(u32::MAX, &mut page_of(0)));
         assert!(!slots.write(0, &[1]) && !slots.read(0, &mut [0]), "whole pages only");
         assert!(has_page(&slots, 0));
-        assert_eq!(far.update(), []);
+        assert_eq!(far.memory.update(), []);
     }
 }
 
 #[test]
 fn memory_that_is_taken_back_is_given_back_at_once_and_taken_again_when_there_is_room() {
-    let mut far = Far::all_of(Rig::new(2, 2), TransportChoice::Shm);
-    let slots = far.slots();
-    assert!((0..far.slots).all(|slot| slots.write(slot, &page_of(slot))));
+    let far = Far::all_of(Rig::new(2, 2), TransportChoice::Shm);
+    let slots = far.attach();
+    assert!((0..far.slot_count).all(|slot| slots.write(slot, &page_of(slot))));
     let taken_back = far.rig.take_back_from(far.pool.owner(), 2, GRACE);
     assert_eq!(taken_back, 2);
-    let mut gone = Vec::new();
-    wait_until(|| {
-        gone.extend(far.update());
-        gone.len() as u64 == u64::from(taken_back) * EXTENTS_PER_REGION
-    });
+    let gone = far.await_loss(u64::from(taken_back) * EXTENTS_PER_REGION);
     let is_gone = |slot: u32| gone.iter().any(|range| range.contains(&slot));
-    assert!((0..far.slots).all(|slot| has_page(&slots, slot) != is_gone(slot)));
+    assert!((0..far.slot_count).all(|slot| has_page(&slots, slot) != is_gone(slot)));
     assert!(!slots.write(gone[0].start, &page_of(0)));
     // Long before the grace has ended.
     let owner = far.pool.stock().clone();
@@ -119,31 +121,26 @@ fn memory_that_is_taken_back_is_given_back_at_once_and_taken_again_when_there_is
         far.memory.is_complete()
     });
     again.sort_by_key(|range| range.start);
-    gone.sort_by_key(|range| range.start);
     assert_eq!(again, gone);
-    assert!((0..far.slots).all(|slot| slots.write(slot, &page_of(slot)) && has_page(&slots, slot)));
+    assert!((0..far.slot_count).all(|slot| slots.write(slot, &page_of(slot)) && has_page(&slots, slot)));
 }
 
 #[test]
 fn a_lost_node_costs_its_slots_only_and_they_get_other_memory() {
     let mut far = Far::all_of(Rig::new(2, 2), TransportChoice::Tcp);
-    let slots = far.slots();
-    assert!((0..far.slots).all(|slot| slots.write(slot, &page_of(slot))));
+    let slots = far.attach();
+    assert!((0..far.slot_count).all(|slot| slots.write(slot, &page_of(slot))));
     far.rig.kill_node(0);
-    let mut gone = Vec::new();
-    wait_until(|| {
-        gone.extend(far.update());
-        gone.len() as u64 == 2 * EXTENTS_PER_REGION
-    });
+    let gone = far.await_loss(2 * EXTENTS_PER_REGION);
     let is_gone = |slot: u32| gone.iter().any(|range| range.contains(&slot));
-    assert!((0..far.slots).all(|slot| has_page(&slots, slot) != is_gone(slot)));
+    assert!((0..far.slot_count).all(|slot| has_page(&slots, slot) != is_gone(slot)));
     far.rig.start_node(2);
     wait_until(|| {
         far.grow();
         far.memory.is_complete()
     });
-    let others = far.slots();
-    assert!((0..far.slots).all(|slot| others.write(slot, &page_of(slot)) && has_page(&slots, slot)));
+    let others = far.attach();
+    assert!((0..far.slot_count).all(|slot| others.write(slot, &page_of(slot)) && has_page(&slots, slot)));
 }
 
 /// A cache with one file, in which each block holds its number.
@@ -155,9 +152,9 @@ struct Cache {
 
 impl Cache {
     fn over(far: &Far) -> Cache {
-        let layout = Layout::new(Shape { places: 2, files: 1, slots: far.slots });
+        let layout = Layout::new(Shape { places: 2, files: 1, slots: far.slot_count });
         let index = SharedMemory::create("far-index", layout.words() as u64 * 8).unwrap();
-        let ground = || Shared::new(index.mapping().clone(), layout.words(), far.slots()).unwrap();
+        let ground = || Shared::new(index.mapping().clone(), layout.words(), far.attach()).unwrap();
         let mut keeper = at_once(Keeper::<_, Shipped>::start(ground(), layout, |_| true));
         let file = at_once(keeper.add_file(0)).unwrap();
         assert!((0..2).any(|_| at_once(keeper.turn_door(Door::Open))), "two turns open the door");
@@ -180,28 +177,28 @@ impl Cache {
 
     /// Reads blocks, and does what the owner of the cache does, until nearly all blocks are found and `slots`
     /// of the slots have memory. (Some blocks lose their entries to full buckets.)
-    fn warm(&mut self, far: &mut Far, blocks: u32, slots: u32) {
+    fn warm(&mut self, far: &Far, blocks: u32, slots: u32) {
         wait_until(|| {
-            far.update().into_iter().for_each(|gone| self.keeper.withdraw_slots(gone));
-            if slots == far.slots {
+            far.memory.update().into_iter().for_each(|gone| self.keeper.withdraw_slots(gone));
+            if slots == far.slot_count {
                 far.grow().into_iter().for_each(|grown| self.keeper.restore_slots(grown));
             }
             let absent = at_once(self.keeper.sweep()).absent;
             let found = (0..blocks).filter(|block| self.read(*block)).count() as u32;
-            found > blocks - blocks / 10 && absent == far.slots - slots
+            found > blocks - blocks / 10 && absent == far.slot_count - slots
         });
     }
 }
 
 #[test]
 fn pages_whose_memory_was_taken_back_are_read_from_the_disk_and_cached_again() {
-    let mut far = Far::all_of(Rig::new(2, 2), TransportChoice::Shm);
+    let far = Far::all_of(Rig::new(2, 2), TransportChoice::Shm);
     let mut cache = Cache::over(&far);
-    let (all, blocks) = (far.slots, far.slots / 4 * 3);
+    let (all, blocks) = (far.slot_count, far.slot_count / 4 * 3);
     assert!(!cache.read(0));
-    cache.warm(&mut far, blocks, all);
+    cache.warm(&far, blocks, all);
     assert_eq!(far.rig.take_back_from(far.pool.owner(), 2, GRACE), 2);
-    cache.warm(&mut far, blocks / 4, all / 2);
+    cache.warm(&far, blocks / 4, all / 2);
     assert!(!(0..blocks).all(|block| cache.read(block)), "half of the memory is too little");
-    cache.warm(&mut far, blocks, all);
+    cache.warm(&far, blocks, all);
 }

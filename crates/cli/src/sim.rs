@@ -170,7 +170,8 @@ Mutations:
   door-opened-over-an-occupied-place    the door does not wait for places that are occupied
   old-entries-trusted                   a new keeper trusts entries that nobody invalidated
   file-id-kept-after-truncation         a file that was changed as a whole keeps its id
-  retired-file-hits                     the pages of a file that was unlinked are found")]
+  retired-file-hits                     the pages of a file that was unlinked are found
+  slot-not-verified                     what is read from a slot is not compared with its checksum")]
     Cache(SeedArgs),
 }
 

@@ -5,6 +5,7 @@ use std::sync::atomic::AtomicBool;
 
 use farpool_pool::{EXTENT_BYTES, Extent, OVERFLOW_NODE, SessionCore, Where};
 use farpool_wire::{BLOCK_BYTES, BlockWord};
+use futures_util::lock;
 
 use crate::error::FileError;
 use crate::keeping::KeptFile;
@@ -19,6 +20,14 @@ use crate::store::StoreCore;
 /// Largest file: as many bytes as the table of block words can describe.
 pub const MAX_FILE_BYTES: u64 = 4 << 40;
 
+/// Locks of a file for taking extents. Neighbouring stripes, which one request may touch, have different
+/// ones.
+const TURNS: usize = 4;
+
+fn turns() -> [lock::Mutex<()>; TURNS] {
+    std::array::from_fn(|_| lock::Mutex::default())
+}
+
 /// A file in far memory, for `async` code. Any number of tasks may work on it, each over its own session.
 ///
 /// An operation that is dropped halfway ends as one whose outcome is indeterminate.
@@ -29,11 +38,13 @@ pub struct FileCore<R: Rules = Shipped> {
     pub(crate) map: MapLock,
     /// Direct clients (called *guests* in the code) may work on the file.
     pub(crate) is_open: AtomicBool,
+    /// What [`turn_to_take`](Self::turn_to_take) waits for.
+    turns: [lock::Mutex<()>; TURNS],
 }
 
 impl<R: Rules> FileCore<R> {
     pub(crate) fn new(store: Arc<StoreCore<R>>, start: u64) -> Self {
-        FileCore { store, start, map: MapLock::default(), is_open: AtomicBool::new(false) }
+        FileCore { store, start, map: MapLock::default(), is_open: AtomicBool::new(false), turns: turns() }
     }
 
     /// A file that a successor finds again.
@@ -44,7 +55,7 @@ impl<R: Rules> FileCore<R> {
         redundancy: Redundancy,
     ) -> Self {
         let map = MapLock::new(Map::kept(redundancy, place));
-        FileCore { store, start, map, is_open: AtomicBool::new(false) }
+        FileCore { store, start, map, is_open: AtomicBool::new(false), turns: turns() }
     }
 
     /// The number under which a successor finds the file; `None` if the file is not kept.
@@ -271,9 +282,9 @@ impl<R: Rules> FileCore<R> {
         if let Some(extent) = self.map.read().extent(stripe) {
             return Ok((extent, false));
         }
-        let _turn = self.store.turn_to_take(self.start.wrapping_add(stripe)).await;
+        let _turn = self.turn_to_take(stripe).await;
         if let Some(extent) = self.map.read().extent(stripe) {
-            return Ok((extent, false)); // another task has had its turn
+            return Ok((extent, false)); // another task has taken one meanwhile
         }
         let extent = self.take_extent(stripe, None).await?;
         let mut map = self.map.write();
@@ -282,6 +293,18 @@ impl<R: Rules> FileCore<R> {
             return Err(FileError::Unavailable { offset: stripe * EXTENT_BYTES });
         }
         Ok(map.put(stripe, extent))
+    }
+
+    /// Waits for the turn to take an extent for this stripe, or for this row. Without turns, two tasks that
+    /// write one stripe could each take an extent. One extent would be given back, but until then a third
+    /// task could find the pool full.
+    pub(crate) async fn turn_to_take(&self, stripe: u64) -> lock::MutexGuard<'_, ()> {
+        self.turns[(stripe % TURNS as u64) as usize].lock().await
+    }
+
+    /// Whether another extent, or none, has taken this one's place.
+    pub(crate) fn was_replaced(&self, stripe: u64, old: &Arc<Extent>) -> bool {
+        self.map.read().extent(stripe).is_none_or(|now| !Arc::ptr_eq(&now, old))
     }
 
     /// A fresh extent for a stripe, in place of `old` if there is one.

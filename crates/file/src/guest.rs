@@ -20,7 +20,7 @@
 //! G7. Direct clients make a file longer only while the owner allows it. The owner can revoke that at any
 //!     time, without waiting for them; from then on it alone changes the size.
 //!
-//! How they learn of regions and reach them is the subject of `farpool_pool::direct`.
+//! How direct clients learn of regions and reach them is the subject of `farpool_pool::direct`.
 //!
 //! Direct clients are trusted with all files of their owner, not only with those to which they were admitted:
 //! neither the regions nor the words are divided by file. The owner decides which processes to admit.

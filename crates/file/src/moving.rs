@@ -230,7 +230,10 @@ impl<R: Rules> FileCore<R> {
         if let Some(rows) = self.rows() {
             return self.rebuild_extent(core, rows, stripe).await;
         }
-        let fresh = self.take_extent(stripe, Some(&old)).await?;
+        let fresh = match self.take_extent(stripe, Some(&old)).await {
+            Err(FileError::NoSpace) if self.was_replaced(stripe, &old) => return Ok(()),
+            taken => taken?,
+        };
         let whole = Piece { stripe, start: 0, end: EXTENT_BYTES };
         let words = &self.store.words;
         let locks = Locks::<R>::take(words, core, &old, whole, 0..BLOCKS_PER_EXTENT).await?;

@@ -174,7 +174,10 @@ impl<R: Rules> FileCore<R> {
         let offset = rows.data_of(rows.row_of(stripe)).start * EXTENT_BYTES;
         for _ in 0..MAX_PLACES {
             let Some(old) = self.map.read().extent(stripe) else { return Ok(()) };
-            let fresh = self.take_member(rows, stripe, Some(&old)).await?;
+            let fresh = match self.take_member(rows, stripe, Some(&old)).await {
+                Err(_) if self.was_replaced(stripe, &old) => return Ok(()),
+                taken => taken?,
+            };
             match self.put_member(core, rows, (stripe, &old), fresh, offset).await? {
                 Put::Done => return Ok(()),
                 Put::PlaceLost => {}

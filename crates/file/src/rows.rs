@@ -101,8 +101,8 @@ impl<R: Rules> FileCore<R> {
         if missing().is_none() {
             return Ok(false);
         }
-        let _turn = self.store.turn_to_take(self.start.wrapping_add(row)).await;
-        // A rebuild takes no turns, so it can be in the way all the same.
+        let _turn = self.turn_to_take(row).await;
+        // A rebuild does not wait for its turn, so it may still take a member first.
         for _ in 0..MAX_COLLISIONS {
             let Some(member) = missing() else { return Ok(false) };
             let fresh = self.take_member(rows, member, None).await?;

@@ -11,7 +11,6 @@ use farpool_fabric::{SharedMemory, ShmTransport};
 use farpool_keep::Kept;
 use farpool_pool::{Adoption, Capacity, Extent, Pool, Session, Stock, Where};
 use farpool_wire::NodeId;
-use futures_util::lock;
 use rustix_futex_sync::Mutex;
 
 use crate::blocks::BlockWords;
@@ -25,10 +24,6 @@ use crate::redundancy::Redundancy;
 use crate::retry::Retry;
 use crate::rules::{Rules, Shipped};
 use crate::volume::{Volume, VolumeStatus};
-
-/// Stripes with different remainders by this number do not wait for each other when they get their extents.
-/// It is more than the threads of a mount.
-const TURNS: usize = 64;
 
 /// Creates files in far memory. Clones are the same store.
 #[derive(Clone)]
@@ -52,8 +47,6 @@ pub struct StoreCore<R: Rules = Shipped> {
     pub(crate) guests: Arc<Guests>,
     /// Files start on different nodes, so that many small ones spread as well as a large one.
     next_start: AtomicU64,
-    /// What [`turn_to_take`](Self::turn_to_take) waits for.
-    turns: [lock::Mutex<()>; TURNS],
     /// Every file that exists, and some that were dropped.
     files: Mutex<Vec<Weak<FileCore<R>>>>,
     pub(crate) volume: Volume,
@@ -214,7 +207,6 @@ impl<R: Rules> StoreCore<R> {
             has_words: Mutex::default(),
             guests,
             next_start,
-            turns: std::array::from_fn(|_| Default::default()),
             files,
             volume: Volume::default(),
             move_back_retry: Mutex::default(),
@@ -294,12 +286,6 @@ impl<R: Rules> StoreCore<R> {
             has_words.insert(number);
         }
         Ok(())
-    }
-
-    /// Waits until no other task takes an extent for the stripe (or the row) at this place. If two tasks took
-    /// one each, the second would be given back. Until then, a third task could find the pool full.
-    pub(crate) async fn turn_to_take(&self, place: u64) -> lock::MutexGuard<'_, ()> {
-        self.turns[(place % TURNS as u64) as usize].lock().await
     }
 
     /// A fresh extent whose blocks are all empty.

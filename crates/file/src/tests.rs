@@ -35,7 +35,7 @@ mod seek;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 
-/// What files need of a pool.
+/// Stores on a [`Rig`].
 trait Stores {
     fn store(&self, transport: TransportChoice) -> (FileStore, Session);
 

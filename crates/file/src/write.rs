@@ -74,8 +74,12 @@ impl<R: Rules> FileCore<R> {
     /// Replaces a lost extent that is about to be written as a whole. Until the new contents are stored,
     /// reading still fails, even if they never are: a hole would read as zeros.
     async fn replace_lost(&self, stripe: u64) -> Result<(), FileError> {
-        let lost = self.map.read().extent(stripe).filter(|extent| extent.region().has_ended());
-        let Some(lost) = lost else { return Ok(()) };
+        let lost = || self.map.read().extent(stripe).filter(|extent| extent.region().has_ended());
+        if lost().is_none() {
+            return Ok(());
+        }
+        let _turn = self.turn_to_take(stripe).await;
+        let Some(lost) = lost() else { return Ok(()) };
         let fresh = self.take_extent(stripe, None).await?;
         self.store.words.lose(&fresh);
         let _by_us = self.map.write().replace(stripe, &lost, fresh); // or another task has done it

@@ -14,5 +14,5 @@ mod regions;
 mod terms;
 
 pub use line::{GuestTransport, Line};
-pub use regions::{AskOwner, GuestRegion, GuestRegions};
+pub use regions::{GuestRegion, GuestRegions, RequestRegion};
 pub use terms::Terms;

@@ -8,8 +8,8 @@
 //!     it.
 //! O4. Far memory comes first. An extent is taken from the directory only if none is free where it is wanted
 //!     and the last request to the broker brought none. (That answer counts for half a second, or for ten
-//!     seconds if no broker has answered, but no longer than the directory has room.) The extent moves to far
-//!     memory once there is room.
+//!     seconds if no broker has answered. It no longer counts once the directory is full.) The extent moves
+//!     to far memory once there is room.
 //! O5. If the process keeps what it holds for a later one, the directory's regions are files with names.
 //!     They are recorded and adopted like leased regions.
 //! O6. Direct clients (called *guests* in the code) read and write the files of regions themselves, unless

@@ -210,6 +210,11 @@ impl Stock {
         self.region_bytes
     }
 
+    /// Extents of a region.
+    pub fn extents_per_region(&self) -> u64 {
+        self.region_bytes / EXTENT_BYTES
+    }
+
     /// The clock by which leases are used.
     pub fn now(&self) -> Millis {
         Millis(self.clock.now_ns() / 1_000_000)
@@ -343,12 +348,12 @@ impl Stock {
         self.regions_wanted() > 0
     }
 
-    /// How many regions to ask for next. None for a while after a request brought none, if the overflow
-    /// directory has extents meanwhile.
+    /// How many regions to ask for next. Zero for a while after a request that brought none, as long as the
+    /// overflow directory can give extents instead.
     pub fn regions_wanted(&self) -> u32 {
         // Relaxed: a time that guards no other memory.
-        let had_none = self.now().0 < self.no_far_until_ms.load(Ordering::Relaxed);
-        if had_none && (self.may_overflow(&Where::Anywhere) || self.has_overflow()) {
+        let is_pausing = self.now().0 < self.no_far_until_ms.load(Ordering::Relaxed);
+        if is_pausing && (self.may_overflow(&Where::Anywhere) || self.has_overflow()) {
             return 0;
         }
         let held = self.ledger.lock().regions.len() as u64;

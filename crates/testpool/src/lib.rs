@@ -1,5 +1,4 @@
-//! A pool for tests: a broker and nodes in the test's own process. Whatever fails here fails the test, by a
-//! panic.
+//! A pool for tests: a broker and nodes in the test's own process.
 
 use std::net::SocketAddr;
 use std::sync::mpsc;
@@ -80,7 +79,7 @@ impl Rig {
         }));
     }
 
-    /// Ends a node as abruptly as a thread can end.
+    /// Ends a node without letting it shut down: aborts its task. Later nodes move down by one index.
     ///
     /// # Panics
     /// If there is no node with this index.
@@ -100,8 +99,8 @@ impl Rig {
             .unwrap()
     }
 
-    /// Has every living node take back leases of an owner at the same time, as nodes do whose machines need
-    /// memory: `count` in all, rounded up to the same number on each. Returns how many are taken back.
+    /// Asks each living node in turn to take back leases of an owner, as nodes do whose machines need memory:
+    /// `count` in all, rounded up to the same number on each. Returns how many are taken back.
     ///
     /// # Panics
     /// If the broker does not answer, or no node is alive.

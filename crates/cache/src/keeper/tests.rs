@@ -156,12 +156,16 @@ fn a_process_that_is_stopped_in_its_place_costs_few_pages() {
 }
 
 #[test]
-fn a_page_whose_slot_cannot_be_read_is_admitted_again() {
+fn a_page_that_is_damaged_is_admitted_again_and_one_that_cannot_be_read_is_kept() {
     let mut cache = Cache::open();
     let mut caller = cache.join(1);
     cache.read(&mut caller, 5);
     assert_eq!(cache.read(&mut caller, 5), Outcome::Hit);
-    cache.memory.slots.borrow_mut().fill(None);
+    let slots = cache.memory.slots.replace(vec![None; SLOTS as usize]);
+    assert_eq!(cache.read(&mut caller, 5), Outcome::Disk(1));
+    cache.memory.slots.replace(slots);
+    assert_eq!(cache.read(&mut caller, 5), Outcome::Hit);
+    cache.memory.slots.borrow_mut().fill(Some(77));
     assert_eq!(cache.read(&mut caller, 5), Outcome::Disk(1));
     assert_eq!(cache.read(&mut caller, 5), Outcome::Hit);
 }

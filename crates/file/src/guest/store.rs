@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use farpool_fabric::{Clock, Peer};
 use farpool_pool::Extent;
-use farpool_pool::direct::{AskOwner, GuestRegion, GuestRegions};
+use farpool_pool::direct::{GuestRegion, GuestRegions, RequestRegion};
 use farpool_wire::NodeId;
 
 use super::owner::GuestId;
@@ -55,7 +55,7 @@ impl GuestStore {
         memory: &GuestMemory<OwnedFd>,
         extents_per_region: u64,
         clock: Arc<dyn Clock + Send + Sync>,
-        ask: AskOwner,
+        ask: RequestRegion,
     ) -> io::Result<Self> {
         let (words, table) = (BlockWords::open(&memory.words, guest.0)?, Table::open(&memory.table)?);
         let invalid = || io::Error::new(io::ErrorKind::InvalidData, "regions without extents");
@@ -63,7 +63,8 @@ impl GuestStore {
         Ok(GuestStore { words, table, guest, regions: Arc::new(regions) })
     }
 
-    /// The regions, which keep the leases of this client's sessions.
+    /// The regions that this client has used so far. Its sessions ask them whether nodes and leases still
+    /// hold.
     pub fn regions(&self) -> &Arc<GuestRegions> {
         &self.regions
     }
@@ -140,7 +141,7 @@ impl<R: Rules> StoreCore<R> {
 
     /// Extents of a region, as direct clients count them.
     pub fn extents_per_region(&self) -> u64 {
-        self.stock.region_bytes() / farpool_pool::EXTENT_BYTES
+        self.stock.extents_per_region()
     }
 
     /// The region with a number, for a direct client that asks.

@@ -39,7 +39,7 @@ fn contents_are_lost_only_in_the_extent_in_which_they_were_to_be_stored() {
 }
 
 #[test]
-fn tasks_that_write_the_same_stripe_find_room_in_a_pool_with_one_extent_for_each() {
+fn tasks_that_write_one_stripe_share_its_extent_in_a_pool_without_spare_extents() {
     let stripes = REGION_BYTES / EXTENT_BYTES;
     for (redundancy, nodes) in [(Redundancy::Stripe, 1), (Redundancy::Mirror, 2)] {
         let rig = Rig::new(nodes, 1);

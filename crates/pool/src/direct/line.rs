@@ -1,4 +1,4 @@
-//! A direct client's (called *guest* in the code) connection to the owner, and through it to nodes.
+//! A direct client's (called *guest* in the code) connection to the owner, and its transport to nodes.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -31,9 +31,10 @@ pub struct Line {
     looked_at_ns: AtomicU64,
 }
 
-/// How a direct client reaches nodes: those of this host through their memory or not at all, because it
-/// writes there. The daemon makes these connections: only its user may have access to the nodes'
-/// sockets.
+/// How a direct client reaches nodes. A node of this host is reached through shared memory only, never over
+/// TCP: direct clients of a mount write to these nodes (rule G5 of `file/src/guest.rs`). The daemon opens
+/// these connections, because only its user may have access to the nodes' sockets. Other nodes are reached
+/// over TCP.
 pub struct GuestTransport {
     line: Arc<Line>,
 }
@@ -58,7 +59,7 @@ impl Line {
     /// Connects to the daemon that listens on this name of the abstract namespace.
     ///
     /// # Errors
-    /// When there is none.
+    /// When there is none, or it does not accept the connection within 3 s.
     pub fn open(socket: &str) -> io::Result<Arc<Line>> {
         let address = SocketAddrUnix::new_abstract_name(socket.as_bytes())?;
         let fd =
@@ -79,7 +80,7 @@ impl Line {
     /// Asks the daemon. Returns its answer and the descriptors that came with it.
     ///
     /// # Errors
-    /// When the daemon refuses, or does not answer.
+    /// When the daemon refuses, does not answer within 3 s, or has ended.
     pub fn ask(&self, ask: Ask) -> io::Result<(GuestAnswer, Vec<OwnedFd>)> {
         let socket = self.socket.lock();
         if self.has_ended.load(Ordering::Relaxed) {

@@ -41,8 +41,8 @@ pub struct GuestRegion {
     pub storage: Option<Arc<dyn OverflowRegion>>,
 }
 
-/// Asks the owner for a region by its number; `None`: the owner gives no answer.
-pub type AskOwner = Box<dyn Fn(u64) -> Option<GuestRegion> + Send + Sync>;
+/// Asks the owner for the region with a number. `None`: the owner does not answer, or gives no such region.
+pub type RequestRegion = Box<dyn Fn(u64) -> Option<GuestRegion> + Send + Sync>;
 
 /// The regions that a direct client has used so far.
 pub struct GuestRegions {
@@ -50,7 +50,7 @@ pub struct GuestRegions {
     extents_per_region: u64,
     clock: Arc<dyn Clock + Send + Sync>,
     met: RwLock<Met>,
-    ask: AskOwner,
+    ask: RequestRegion,
 }
 
 /// Regions by number, and their nodes.
@@ -92,12 +92,12 @@ impl Met {
 }
 
 impl GuestRegions {
-    /// The regions whose terms lie in this table. `None`: regions have at least one extent.
+    /// The regions whose terms lie in this table. `None`: `extents_per_region` is zero.
     pub fn new(
         terms: Terms,
         extents_per_region: u64,
         clock: Arc<dyn Clock + Send + Sync>,
-        ask: AskOwner,
+        ask: RequestRegion,
     ) -> Option<Self> {
         let regions = GuestRegions { terms, extents_per_region, clock, met: RwLock::default(), ask };
         (extents_per_region > 0).then_some(regions)
@@ -106,7 +106,7 @@ impl GuestRegions {
     /// The extent with this number, if its region may be used now.
     pub fn extent(&self, number: u64) -> Option<Extent> {
         let (region, place) = (number / self.extents_per_region, number % self.extents_per_region);
-        // Zero: only the owner can use it.
+        // `None`: only the owner can use the region.
         let term = self.terms.find(region)?;
         let is_lease = |id: RegionId, epoch: Epoch| id.node.0 == term.node && epoch.0 == term.epoch;
         let is_it = |known: &&Arc<LeasedRegion>| {
@@ -141,8 +141,7 @@ impl GuestRegions {
     }
 }
 
-/// A direct client neither leases regions nor gives them back. What it learns about nodes and leases stays in
-/// the client.
+/// Rule D3.
 impl LeaseKeeper for GuestRegions {
     fn now(&self) -> Millis {
         Millis(self.clock.now_ns() / 1_000_000)

@@ -15,7 +15,9 @@ const LEASE_NODE: u64 = 0;
 const LEASE_EPOCH: u64 = WORD_BYTES;
 const USABLE_UNTIL: u64 = 2 * WORD_BYTES;
 
-/// The table, as the owner or a direct client sees it. All its words are zero at the beginning.
+/// The table, as the owner or a direct client sees it. All its words are zero at the beginning. For each
+/// region: the node and the epoch of its lease, and until when it may be used, in milliseconds of the host's
+/// monotonic clock (0: it may not be used).
 pub struct Terms {
     mapping: Arc<Mapping>,
     at: u64,
@@ -31,7 +33,7 @@ pub(crate) struct RegionTerm {
     pub(crate) usable_until_ms: u64,
 }
 
-/// The reason for which accesses succeed.
+/// The reason for which accesses succeed: the caller of [`Terms::new`] has checked the bounds.
 const WITHIN: &str = "the table lies within its memory";
 
 impl Terms {
@@ -40,7 +42,8 @@ impl Terms {
         regions * REGION_BYTES
     }
 
-    /// The table that begins at the byte `at` of this memory, which has room for so many regions.
+    /// The table that begins at the byte `at` of this memory, which has room for so many regions. Later
+    /// accesses panic if the memory ends before the table does, or if the owner's memory is read-only.
     pub fn new(mapping: Arc<Mapping>, at: u64, regions: u64) -> Terms {
         Terms { mapping, at, regions }
     }
@@ -53,8 +56,8 @@ impl Terms {
         self.mapping.store(at, value).expect(WITHIN);
     }
 
-    /// Tells direct clients until when they may use the region with this number: never if they must not use
-    /// it.
+    /// Tells direct clients until when they may use the region with this number. If they must not use it at
+    /// all, nothing that they find permits it.
     pub fn publish(&self, number: u64, region: &LeasedRegion) {
         let usable_until_ms = if region.guests_may_use() { region.usable_until_ms() } else { 0 };
         self.put(number, RegionTerm { node: region.id.node.0, epoch: region.epoch.0, usable_until_ms });
@@ -82,8 +85,9 @@ impl Terms {
         let at = self.at + number * REGION_BYTES;
         let (node, epoch) = self.lease_at(at);
         let usable_until_ms = self.load(at + USABLE_UNTIL);
-        let is_one = usable_until_ms != 0 && self.lease_at(at) == (node, epoch);
-        is_one.then_some(RegionTerm { node, epoch, usable_until_ms })
+        // The lease may have changed between the loads.
+        let is_consistent = usable_until_ms != 0 && self.lease_at(at) == (node, epoch);
+        is_consistent.then_some(RegionTerm { node, epoch, usable_until_ms })
     }
 
     fn lease_at(&self, at: u64) -> (u64, u64) {
