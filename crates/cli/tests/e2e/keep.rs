@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, Permissions};
-use std::io::Write;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,7 +11,8 @@ use rustix::fs::XattrFlags;
 use tempfile::TempDir;
 
 use crate::support::{
-    Mount, Output, Pool, PoolOptions, assert_complaint, eventually, farpool, is_mounted, pattern, run_command,
+    Mount, Output, Pool, PoolOptions, assert_complaint, eventually, farpool, is_mounted, pattern,
+    run_command, write_new,
 };
 
 const MIB: usize = 1 << 20;
@@ -70,12 +70,6 @@ impl Place {
     }
 }
 
-fn write_new(path: &Path, data: &[u8]) {
-    let mut file = File::create(path).unwrap();
-    file.write_all(data).unwrap();
-    file.sync_all().unwrap();
-}
-
 fn choose(path: &Path, redundancy: &str) {
     let name = "user.farpool.redundancy";
     rustix::fs::setxattr(path, name, redundancy.as_bytes(), XattrFlags::empty()).unwrap();
@@ -122,7 +116,7 @@ fn a_restarted_mount_has_everything_that_has_a_name() {
         let directory = mount.file(kind);
         fs::create_dir(&directory).unwrap();
         choose(&directory, kind);
-        write_new(&directory.join("data"), &pattern(2 * MIB + 4_321, number as u64));
+        write_new(&directory.join("data"), &pattern(2 * MIB + 4_321, number as u64)).unwrap();
         let sparse = File::create(directory.join("sparse")).unwrap();
         sparse.write_all_at(&pattern(MIB, 9), 3 * MIB as u64).unwrap();
         sparse.set_len(3 * MIB as u64 + 100).unwrap();
@@ -139,10 +133,10 @@ fn a_restarted_mount_has_everything_that_has_a_name() {
         .unwrap();
     fs::hard_link(&data, mount.file("second name")).unwrap();
     symlink("none/data", mount.file("link")).unwrap();
-    write_new(&mount.file("unlinked"), b"gone");
+    write_new(&mount.file("unlinked"), b"gone").unwrap();
     let unlinked = File::open(mount.file("unlinked")).unwrap();
     fs::remove_file(mount.file("unlinked")).unwrap();
-    write_new(&mount.file("moved"), &pattern(MIB, 5));
+    write_new(&mount.file("moved"), &pattern(MIB, 5)).unwrap();
     fs::rename(mount.file("moved"), mount.file("stripe").join("here")).unwrap();
     fs::create_dir(mount.file("empty")).unwrap();
     fs::remove_dir(mount.file("empty")).unwrap();
@@ -158,7 +152,7 @@ fn a_restarted_mount_has_everything_that_has_a_name() {
         assert_eq!(xattr(&mount.file("second name"), "user.note"), b"kept");
         assert_eq!(xattr(&mount.file("parity:2").join("data"), "user.farpool.redundancy"), b"parity:2");
         // A file that is created and removed now must not use their extents.
-        write_new(&mount.file("fresh"), &pattern(8 * MIB, 6));
+        write_new(&mount.file("fresh"), &pattern(8 * MIB, 6)).unwrap();
         fs::remove_file(mount.file("fresh")).unwrap();
         let root = File::open(mount.path()).unwrap();
         drop(root);
@@ -204,7 +198,7 @@ fn killed_while_writing(transport: &str, redundancy: &str) {
     let options = ["--transport", transport, "--redundancy", redundancy];
     let mut mount = place.mount(&pool, &options);
     let path = mount.file("busy");
-    write_new(&path, &(0..BLOCKS).flat_map(|number| block_of(number, 0)).collect::<Vec<_>>());
+    write_new(&path, &(0..BLOCKS).flat_map(|number| block_of(number, 0)).collect::<Vec<_>>()).unwrap();
     let acknowledged: Vec<AtomicU64> = (0..BLOCKS).map(|_| AtomicU64::new(0)).collect();
     for _ in 0..3 {
         let begun: u64 = acknowledged.iter().map(|round| round.load(Ordering::Relaxed)).sum();
@@ -294,7 +288,7 @@ fn damaged_state_is_refused_and_not_changed() {
     let pool = Pool::start(PoolOptions::default());
     let place = Place::new();
     let mut mount = place.mount(&pool, &[]);
-    write_new(&mount.file("data"), &pattern(MIB, 1));
+    write_new(&mount.file("data"), &pattern(MIB, 1)).unwrap();
     mount.unmount();
     let log = place.keep().join("log");
     let right = fs::read(&log).unwrap();
@@ -314,7 +308,7 @@ fn files_whose_leases_have_ended_still_exist_and_reading_them_is_an_error() {
     let pool = Pool::start(PoolOptions::default());
     let place = Place::new();
     let mut mount = place.mount(&pool, &[]);
-    write_new(&mount.file("data"), &pattern(MIB, 1));
+    write_new(&mount.file("data"), &pattern(MIB, 1)).unwrap();
     File::create(mount.file("empty")).unwrap();
     mount.process.kill();
     eventually("the leases have ended", || pool.regions_free() == pool.regions_total());
@@ -327,7 +321,7 @@ fn files_whose_leases_have_ended_still_exist_and_reading_them_is_an_error() {
     assert_eq!(error.raw_os_error(), Some(rustix::io::Errno::IO.raw_os_error()));
     assert_eq!(fs::read(mount.file("empty")).unwrap(), b"");
     fs::remove_file(mount.file("data")).unwrap();
-    write_new(&mount.file("data"), &pattern(MIB, 2));
+    write_new(&mount.file("data"), &pattern(MIB, 2)).unwrap();
     let mount = place.again(&pool, mount, &[]);
     assert!(fs::read(mount.file("data")).unwrap() == pattern(MIB, 2));
 }
@@ -337,7 +331,7 @@ fn data_on_a_node_that_died_with_the_mount_are_reconstructed_from_their_rows() {
     let mut pool = Pool::start(PoolOptions { nodes: 4, ..PoolOptions::default() });
     let place = Place::new();
     let mut mount = place.mount(&pool, &["--redundancy", "parity:2"]);
-    write_new(&mount.file("data"), &pattern(4 * MIB, 1));
+    write_new(&mount.file("data"), &pattern(4 * MIB, 1)).unwrap();
     mount.process.kill();
     pool.nodes[0].kill();
     place.wait_until_unmounted(mount);
@@ -364,7 +358,7 @@ fn what_lies_in_the_overflow_directory_is_found_again_and_nothing_stays_there_th
     let folders =
         || fs::read_dir(overflow.path()).unwrap().map(|entry| entry.unwrap().path()).collect::<Vec<_>>();
     let mount = place.mount(&pool, &options);
-    write_new(&mount.file("big"), &pattern(40 * MIB, 1));
+    write_new(&mount.file("big"), &pattern(40 * MIB, 1)).unwrap();
     let folder = folders().pop().unwrap();
     let count = || fs::read_dir(&folder).unwrap().count();
     assert_eq!(fs::metadata(&folder).unwrap().mode() & 0o777, 0o700);
@@ -372,7 +366,7 @@ fn what_lies_in_the_overflow_directory_is_found_again_and_nothing_stays_there_th
 
     let mount = place.again(&pool, mount, &options);
     assert!(fs::read(mount.file("big")).unwrap() == pattern(40 * MIB, 1));
-    write_new(&mount.file("more"), &pattern(4 * MIB, 2));
+    write_new(&mount.file("more"), &pattern(4 * MIB, 2)).unwrap();
     let mut killed = mount;
     killed.process.kill();
     place.wait_until_unmounted(killed);

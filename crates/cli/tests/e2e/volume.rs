@@ -6,28 +6,17 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rustix::fs::{Advice, XattrFlags};
+use rustix::fs::XattrFlags;
 use rustix::io::Errno;
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::support::{Mount, Pool, PoolOptions, assert_complaint, eventually, pattern, run};
+use crate::support::{
+    Mount, Pool, PoolOptions, assert_complaint, eventually, pattern, read_from_far, run, write_new,
+};
 
 const MIB: usize = 1 << 20;
 const REDUNDANCY: &str = "user.farpool.redundancy";
-
-fn write_new(path: &Path, data: &[u8]) {
-    let mut file = File::create(path).unwrap();
-    file.write_all(data).unwrap();
-    file.sync_all().unwrap();
-}
-
-/// Reads a file without the kernel's page cache.
-fn read_from_far(path: &Path) -> Vec<u8> {
-    let file = File::open(path).unwrap();
-    rustix::fs::fadvise(&file, 0, None, Advice::DontNeed).unwrap();
-    fs::read(path).unwrap()
-}
 
 fn volume(command: &str, mount: &Mount) -> String {
     let output = run(["volume", command, mount.path().to_str().unwrap()]);
@@ -57,8 +46,8 @@ fn lose_two_nodes_one_after_the_other(redundancy: &str) {
     let mut mount = Mount::of(&pool, &["--redundancy", redundancy]);
     let (kept, busy) = (mount.file("kept"), mount.file("busy"));
     let data = pattern(8 * MIB + 12_345, 1);
-    write_new(&kept, &data);
-    write_new(&busy, &pattern(4 * MIB, 2));
+    write_new(&kept, &data).unwrap();
+    write_new(&busy, &pattern(4 * MIB, 2)).unwrap();
 
     let stop = AtomicBool::new(false);
     let last = std::thread::scope(|scope| {
@@ -73,16 +62,19 @@ fn lose_two_nodes_one_after_the_other(redundancy: &str) {
             round
         });
         pool.nodes[0].kill();
-        assert!(read_from_far(&kept) == data, "one lost node loses no data");
+        assert!(read_from_far(&kept).unwrap() == data, "one lost node loses no data");
         eventually("the loss is noticed", || volume("status", &mount).contains("rebuild     done"));
         volume("rebuild", &mount);
         assert_eq!(state(&mount)["missing_extents"], 0);
         pool.nodes[1].kill();
-        assert!(read_from_far(&kept) == data, "nor does a second lost node, after the rebuild");
+        assert!(read_from_far(&kept).unwrap() == data, "nor does a second lost node, after the rebuild");
         stop.store(true, Ordering::Relaxed);
         load.join().unwrap()
     });
-    assert!(read_from_far(&busy) == pattern(4 * MIB, last), "what was written while nodes died is there");
+    assert!(
+        read_from_far(&busy).unwrap() == pattern(4 * MIB, last),
+        "what was written while nodes died is there"
+    );
     assert_eq!(state(&mount)["lost_blocks"], 0);
     mount.unmount();
 }
@@ -101,7 +93,7 @@ fn a_mirrored_file_survives_a_killed_node_under_load_and_another_after_the_rebui
 fn a_scrub_reads_every_block_and_finds_nothing_wrong_with_sound_memory() {
     let pool = Pool::start(PoolOptions { nodes: 3, ..PoolOptions::default() });
     let mut mount = Mount::of(&pool, &["--redundancy", "parity:2"]);
-    write_new(&mount.file("data"), &pattern(2 * MIB, 1));
+    write_new(&mount.file("data"), &pattern(2 * MIB, 1)).unwrap();
     // Eight extents of data in four rows, each with one of parity.
     let said = volume("scrub", &mount);
     assert_eq!(said.trim(), "384 blocks read: 0 wrong, 0 repaired, 0 lost");
@@ -116,7 +108,7 @@ fn three_rows_on_three_nodes() -> (Pool, Mount, PathBuf) {
     let pool = Pool::start(PoolOptions { nodes: 3, ..PoolOptions::default() });
     let mount = Mount::of(&pool, &["--redundancy", "parity:2"]);
     let path = mount.file("data");
-    write_new(&path, &pattern(3 * MIB / 2, 1));
+    write_new(&path, &pattern(3 * MIB / 2, 1)).unwrap();
     (pool, mount, path)
 }
 
@@ -139,7 +131,7 @@ fn a_rebuild_without_enough_nodes_fails_with_the_reason_and_a_new_node_is_used()
     assert!(lines.contains("rebuild     waiting: rows need 3 nodes with room, there are 2"), "{lines}");
     assert!(lines.contains("missing     3 of 9 extents, reconstructed from the others"), "{lines}");
     assert_eq!(state(&mount)["rebuild"]["finished"], 0, "no rebuild has completed");
-    assert!(read_from_far(&path) == pattern(3 * MIB / 2, 1));
+    assert!(read_from_far(&path).unwrap() == pattern(3 * MIB / 2, 1));
 
     pool.add_node();
     eventually("what is missing is rebuilt", || state(&mount)["missing_extents"] == 0);
@@ -163,9 +155,7 @@ fn one_lost_node_more_than_a_file_survives_is_reported_and_reading_is_an_error()
         "nothing can be reconstructed from the others: {lines}"
     );
     assert!(lines.contains(&format!("lost        {lost} extents: their data are lost for good")), "{lines}");
-    let file = File::open(&path).unwrap();
-    rustix::fs::fadvise(&file, 0, None, Advice::DontNeed).unwrap();
-    let read = fs::read(&path).map_err(|error| error.raw_os_error());
+    let read = read_from_far(&path).map_err(|error| error.raw_os_error());
     assert_eq!(read, Err(Some(Errno::IO.raw_os_error())));
     let said = volume("scrub", &mount);
     let lost_blocks = lost * 32;
@@ -202,13 +192,13 @@ fn a_node_that_is_slow_to_answer_is_not_waited_for() {
     let mut mount = Mount::of(&pool, &["--redundancy", "parity:2", "--transport", "tcp"]);
     let path = mount.file("data");
     let data = pattern(2 * MIB + 12_345, 1);
-    write_new(&path, &data);
+    write_new(&path, &data).unwrap();
     pool.nodes[0].signal(Signal::STOP);
-    assert!(read_from_far(&path) == data, "reconstructed from the others");
+    assert!(read_from_far(&path).unwrap() == data, "reconstructed from the others");
     // The read does not wait until the node is given up, which takes seconds.
     assert!(state(&mount)["hedged_reads"].as_u64() > Some(0), "{}", state(&mount));
     pool.nodes[0].signal(Signal::CONT);
-    assert!(read_from_far(&path) == data, "read from it, or from its replacement");
+    assert!(read_from_far(&path).unwrap() == data, "read from it, or from its replacement");
     assert!(volume("status", &mount).contains("reads done without them"));
     assert_eq!(state(&mount)["lost_blocks"], 0);
     mount.unmount();
@@ -219,7 +209,7 @@ fn redundancy_is_chosen_for_a_directory_or_an_empty_file_and_stays_once_there_is
     let pool = Pool::start(PoolOptions::default());
     let mut mount = Mount::of(&pool, &[]);
     let plain = mount.file("plain");
-    write_new(&plain, b"data");
+    write_new(&plain, b"data").unwrap();
     assert_eq!(chosen(&plain), "stripe");
     assert_eq!(choose(&plain, "mirror"), Err(Errno::BUSY), "it has data");
 
@@ -232,7 +222,7 @@ fn redundancy_is_chosen_for_a_directory_or_an_empty_file_and_stays_once_there_is
     assert_eq!(misspelt, Err(Errno::INVAL));
     fs::create_dir(directory.join("deeper")).unwrap();
     let inherits = directory.join("deeper/file");
-    write_new(&inherits, &pattern(MIB, 1));
+    write_new(&inherits, &pattern(MIB, 1)).unwrap();
     assert_eq!(chosen(&inherits), "mirror");
     assert_eq!(state(&mount)["redundant_files"], 1);
 
@@ -269,13 +259,13 @@ fn revoking_all_leases_of_a_mirrored_file_without_room_elsewhere_stops_after_one
     let pool = Pool::start(PoolOptions { nodes: 2, memory: "16MiB", ..PoolOptions::default() });
     let mount = Mount::of(&pool, &["--redundancy", "mirror"]);
     let data = pattern(12 * MIB, 1);
-    write_new(&mount.file("data"), &data);
+    write_new(&mount.file("data"), &data).unwrap();
     let listed = run(["leases", "list", "--json", "--broker", &pool.address]).stdout;
     let listed: Value = serde_json::from_str(&listed).unwrap();
     let owner = listed["leases"][0]["owner"].as_str().unwrap().to_owned();
     let revoked = run(["leases", "revoke", &owner, "32MiB", "--grace", "0", "--broker", &pool.address]);
     assert!(!revoked.status.success() && revoked.stderr.contains("make room first"), "{revoked:?}");
-    assert!(read_from_far(&mount.file("data")) == data);
+    assert!(read_from_far(&mount.file("data")).unwrap() == data);
     volume("rebuild", &mount); // the memory that was taken back is free again
-    assert!(read_from_far(&mount.file("data")) == data);
+    assert!(read_from_far(&mount.file("data")).unwrap() == data);
 }
