@@ -155,6 +155,7 @@ fn one_lost_node_more_than_a_file_survives_is_reported_and_reading_is_an_error()
         "nothing can be reconstructed from the others: {lines}"
     );
     assert!(lines.contains(&format!("lost        {lost} extents: their data are lost for good")), "{lines}");
+    File::open(&path).unwrap(); // only reading it is an error
     let read = read_from_far(&path).map_err(|error| error.raw_os_error());
     assert_eq!(read, Err(Some(Errno::IO.raw_os_error())));
     let said = volume("scrub", &mount);
