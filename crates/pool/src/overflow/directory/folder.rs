@@ -27,11 +27,11 @@ const PREFIX: &str = "farpool-";
 /// In a folder: the directory with the owner's state ([`Referrer`]).
 const KEPT_BY: &CStr = c"kept-by";
 const NEW_KEPT_BY: &CStr = c"kept-by.new";
-/// How often a folder is made that other processes remove: each removes it once at the most.
+/// How often to make a folder again if other processes remove it; each of them removes it once at most.
 const MAX_TRIES: u32 = 16;
 /// A link that names the mount namespace of this process.
 const NAMESPACE: &str = "/proc/self/ns/mnt";
-/// Longer than what refers to a folder, with the longest path (4,096 bytes).
+/// Longer than any `kept-by`, even with the longest path (4,096 bytes).
 const MAX_KEPT_BY_BYTES: u64 = 8 << 10;
 
 /// The state that names regions.
