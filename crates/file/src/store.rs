@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-use farpool_fabric::{SharedMemory, ShmTransport};
+use farpool_fabric::SharedMemory;
 use farpool_keep::Kept;
 use farpool_pool::{Adoption, Capacity, Extent, Pool, Session, Stock, Where};
 use farpool_wire::NodeId;
@@ -113,13 +113,12 @@ impl FileStore {
         guard.block_on(self.core.recover_guest(core, guest));
     }
 
-    /// Connects to a node of this host, for a direct client that may not reach the node's socket itself.
+    /// As [`Stock::connect_guest`].
     ///
     /// # Errors
-    /// When no region of such a node is held, or this process cannot reach the socket either.
+    /// The same.
     pub fn connect_guest(&self, node: NodeId, shm_socket: &Path) -> io::Result<OwnedFd> {
-        let peer = self.core.peer_of_guests(node, shm_socket).ok_or(io::ErrorKind::NotFound)?;
-        ShmTransport::connect(&peer)
+        self.core.stock.connect_guest(node, shm_socket)
     }
 
     /// An empty file with this redundancy. If the pool has too few nodes for it, writing the file fails

@@ -41,7 +41,7 @@ use crate::worker::with_session;
 pub(crate) use growth::Growth;
 use growth::Until;
 pub(crate) use registry::{Growing, Opener, Registry};
-pub(crate) use server::Server;
+pub(crate) use server::serve_guests;
 
 /// Mode bits that a write by another user clears: only writes through the kernel clear them.
 const PRIVILEGES: u32 = 0o6000;

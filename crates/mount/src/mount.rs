@@ -10,13 +10,14 @@ use std::thread;
 use std::time::Duration;
 
 use farpool_file::{FileStore, Redundancy};
+use farpool_pool::direct::Server;
 use fuser::{Config, Session, SessionACL};
 
 use crate::attach::{Attached, attach};
 use crate::error::MountError;
 use crate::flusher::Flusher;
 use crate::fs::{FarFs, Kernel};
-use crate::guests::{Growing, Opener, Registry, Server};
+use crate::guests::{Growing, Opener, Registry, serve_guests};
 use crate::keeping::{KeptMount, Names};
 use crate::mountpoint::{check_allow_other, check_mountpoint, resolve};
 use crate::namespace::{Budget, MODE_MASK, Ownership};
@@ -162,7 +163,7 @@ fn start_registry(
     let mut trusted = acceleration.trusted_uids.clone();
     trusted.push(rustix::process::geteuid().as_raw());
     let (registry, opener) = Registry::open(trusted, kernel.clone(), growing)?;
-    let server = Server::start(registry.clone(), store.clone())?;
+    let server = serve_guests(registry.clone(), store.clone())?;
     Ok((registry, (opener, server)))
 }
 

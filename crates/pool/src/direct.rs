@@ -1,5 +1,6 @@
-//! Direct clients (called *guests* in the code): other processes of the owner's host that use its regions
-//! without asking it for each operation.
+//! Direct clients (called *guests* in the code). The *owner* is the process that leases the regions. A direct
+//! client is another process on the same host. It uses the owner's regions without asking the owner for each
+//! operation.
 //!
 //! D1. A direct client uses a region only while the owner's table says so ([`Terms`]): the owner holds and
 //!     renews the leases.
@@ -11,8 +12,10 @@
 mod line;
 pub mod packets;
 mod regions;
+mod server;
 mod terms;
 
 pub use line::{GuestTransport, Line};
 pub use regions::{GuestRegion, GuestRegions, RequestRegion};
+pub use server::{Owner, Server};
 pub use terms::Terms;

@@ -5,12 +5,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
-use farpool_fabric::{Clock, Peer};
+use farpool_fabric::{Clock, Peer, ShmTransport};
 use farpool_keep::Journal;
 use farpool_lease::Millis;
 use farpool_wire::control::{AcquireResponse, Lease, NodeAddress, ReleaseRequest, RenewResponse};
@@ -575,6 +577,23 @@ impl Stock {
             .numbered()
             .map(|(number, region)| NumberedRegion { number, region: region.clone() })
             .collect()
+    }
+
+    /// How to reach a node of this host of which direct clients have learnt; `None`: no extent lies there, or
+    /// none does any more.
+    pub fn peer_of_guests(&self, node: NodeId, shm_socket: &Path) -> Option<Peer> {
+        let is_it = |peer: &&Peer| peer.node == node && peer.shm_socket.as_deref() == Some(shm_socket);
+        self.space.lock().numbered().map(|(_, region)| &region.node.peer).find(is_it).cloned()
+    }
+
+    /// Connects to a node of this host, for a direct client that may not reach the node's socket itself.
+    ///
+    /// # Errors
+    /// When no extent lies on such a node ([`io::ErrorKind::NotFound`]), or this process cannot reach the
+    /// socket either.
+    pub fn connect_guest(&self, node: NodeId, shm_socket: &Path) -> io::Result<OwnedFd> {
+        let peer = self.peer_of_guests(node, shm_socket).ok_or(io::ErrorKind::NotFound)?;
+        ShmTransport::connect(&peer)
     }
 
     /// The regions held.

@@ -3,13 +3,11 @@
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::path::Path;
 use std::sync::Arc;
 
-use farpool_fabric::{Clock, Peer};
+use farpool_fabric::Clock;
 use farpool_pool::Extent;
 use farpool_pool::direct::{GuestRegion, GuestRegions, RequestRegion};
-use farpool_wire::NodeId;
 
 use super::owner::GuestId;
 use super::table::{DirectBytes, Place, Table};
@@ -148,14 +146,6 @@ impl<R: Rules> StoreCore<R> {
     pub fn region_of(&self, number: u64) -> Option<GuestRegion> {
         self.guests.publish(&self.stock);
         GuestRegion::find(&self.stock.numbered_regions(), number)
-    }
-
-    /// How to reach a node that direct clients have learnt of; `None`: the store has no such node, or no
-    /// longer.
-    pub fn peer_of_guests(&self, node: NodeId, shm_socket: &Path) -> Option<Peer> {
-        let is_it = |peer: &&Peer| peer.node == node && peer.shm_socket.as_deref() == Some(shm_socket);
-        let regions = self.stock.numbered_regions();
-        regions.iter().map(|held| &held.region.node.peer).find(is_it).cloned()
     }
 
     /// Publishes until when regions may be used, and frees extents that direct clients no longer use. Call it

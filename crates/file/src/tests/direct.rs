@@ -1,21 +1,18 @@
 //! Direct clients: processes of the owner's host that work on its files without asking it.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::{Arc, mpsc};
-use std::thread::JoinHandle;
 
 use farpool_fabric::{Endpoint, EndpointConfig, MonotonicClock, Negotiated, block_on};
-use farpool_pool::direct::{GuestRegion, packets};
+use farpool_pool::direct::{GuestRegion, Owner, Server, packets};
 use farpool_pool::{NODE_DEADLINE, SessionCore};
-use farpool_wire::control::{GuestAnswer, GuestRequest, guest_request::Ask};
 use farpool_wire::{NodeId, TICKET_BYTES};
 use futures_util::poll;
-use prost::Message;
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::bare::Bare;
 use super::*;
@@ -156,9 +153,9 @@ fn only_nodes_of_the_owner_s_regions_are_connected_to() {
     let file = bare.filled(Redundancy::Stripe, &pattern(DATA, 3));
     let peer = file.extent_at(0).unwrap().region().node.peer.clone();
     let socket = peer.shm_socket.as_deref().unwrap();
-    assert_eq!(bare.store.peer_of_guests(peer.node, socket), Some(peer.clone()));
-    assert_eq!(bare.store.peer_of_guests(NodeId(peer.node.0 + 1), socket), None);
-    assert_eq!(bare.store.peer_of_guests(peer.node, Path::new("/elsewhere")), None);
+    assert_eq!(bare.store.stock.peer_of_guests(peer.node, socket), Some(peer.clone()));
+    assert_eq!(bare.store.stock.peer_of_guests(NodeId(peer.node.0 + 1), socket), None);
+    assert_eq!(bare.store.stock.peer_of_guests(peer.node, Path::new("/elsewhere")), None);
 }
 
 #[test]
@@ -182,79 +179,78 @@ fn what_is_sent_to_a_direct_client_arrives_as_it_was() {
 /// The ticket for which the daemon gives out its file.
 const TICKET: [u8; TICKET_BYTES] = [7; TICKET_BYTES];
 
-/// What a mount's daemon does for one process, with one file.
+/// A daemon with one file.
 struct Daemon {
     name: String,
-    thread: Option<JoinHandle<()>>,
-    accepted: mpsc::Receiver<OwnedFd>,
+    server: Option<Server>,
     /// The inodes of the connections to nodes that it gave out.
     connected: mpsc::Receiver<u64>,
+}
+
+struct OfOneFile {
+    store: FileStore,
+    file: FarFile,
+    connected: mpsc::Sender<u64>,
 }
 
 impl Daemon {
     fn start(name: &str, store: &FileStore, file: &FarFile) -> Daemon {
         let name = format!("farpool-test-{}-{name}", std::process::id());
-        let kind = (AddressFamily::UNIX, SocketType::SEQPACKET);
-        let listener = rustix::net::socket_with(kind.0, kind.1, SocketFlags::CLOEXEC, None).unwrap();
-        let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
-        rustix::net::bind(&listener, &address).unwrap();
-        rustix::net::listen(&listener, 1).unwrap();
-        let (accept, accepted) = mpsc::channel();
-        let (connect, connected) = mpsc::channel();
-        let (store, file) = (store.clone(), file.clone());
-        let thread = std::thread::spawn(move || {
-            let socket = rustix::net::accept_with(&listener, SocketFlags::CLOEXEC).unwrap();
-            accept.send(socket.try_clone().unwrap()).unwrap();
-            loop {
-                let (bytes, _) = packets::receive(socket.as_fd()).unwrap();
-                if bytes.is_empty() {
-                    return;
-                }
-                let ask = GuestRequest::decode(&bytes[..]).unwrap().ask.unwrap();
-                let (answer, beside) = answer_to(&ask, &store, &file)
-                    .unwrap_or_else(|errno| (packets::refusal(errno), Vec::new()));
-                if matches!(ask, Ask::Connect(_)) {
-                    let inodes = beside.iter().map(|fd| rustix::fs::fstat(fd).unwrap().st_ino);
-                    inodes.for_each(|inode| connect.send(inode).unwrap());
-                }
-                let beside: Vec<_> = beside.iter().map(AsFd::as_fd).collect();
-                packets::send(socket.as_fd(), &answer.encode_to_vec(), &beside).unwrap();
-            }
-        });
-        Daemon { name, thread: Some(thread), accepted, connected }
-    }
-
-    /// Ends as if it were killed.
-    fn end(&mut self) {
-        let socket = self.accepted.recv().unwrap();
-        rustix::net::shutdown(&socket, rustix::net::Shutdown::Both).unwrap();
-        drop(socket);
-        self.thread.take().unwrap().join().unwrap();
+        let (sender, connected) = mpsc::channel();
+        let owner = OfOneFile { store: store.clone(), file: file.clone(), connected: sender };
+        let server = Some(Server::start(&name, owner).unwrap());
+        Daemon { name, server, connected }
     }
 }
 
-fn answer_to(ask: &Ask, store: &FileStore, file: &FarFile) -> Result<(GuestAnswer, Vec<OwnedFd>), Errno> {
-    let (mut answer, core) = (GuestAnswer { guest: 1, ..GuestAnswer::default() }, store.core());
-    let beside = match ask {
-        Ask::Join(_) => {
-            answer.guest = core.add_guest().unwrap().number().into();
-            answer.extents_per_region = core.extents_per_region();
-            let GuestMemory { words, table } = memory_of(core);
-            vec![words, table]
+impl Owner for OfOneFile {
+    type Guest = GuestId;
+
+    fn trusts(&self, uid: u32) -> bool {
+        uid == rustix::process::geteuid().as_raw()
+    }
+
+    fn admit(&mut self) -> Option<GuestId> {
+        self.store.core().add_guest().ok()
+    }
+
+    fn number(guest: GuestId) -> u32 {
+        guest.number().into()
+    }
+
+    fn memory(&self) -> Vec<BorrowedFd<'_>> {
+        let GuestMemory { words, table } = self.store.core().guest_memory();
+        vec![words, table]
+    }
+
+    fn extents_per_region(&self) -> u64 {
+        self.store.core().extents_per_region()
+    }
+
+    fn redeem(&mut self, ticket: &[u8]) -> Result<OwnedFd, Errno> {
+        if ticket != TICKET {
+            return Err(Errno::STALE);
         }
-        Ask::Open(open) if open.ticket == TICKET => vec![file.core().guest_memory().unwrap()],
-        Ask::Open(_) => return Err(Errno::STALE),
-        Ask::Region(region) => {
-            let told = core.region_of(region.number).ok_or(Errno::NOENT)?;
-            answer.region = Some(told.to_wire());
-            told.file().map(|file| file.try_clone_to_owned().unwrap()).into_iter().collect()
-        }
-        Ask::Connect(to) => {
-            let connection = store.connect_guest(NodeId(to.node), Path::new(&to.shm_socket));
-            vec![connection.map_err(|_| Errno::NOENT)?]
-        }
-    };
-    Ok((answer, beside))
+        Ok(self.file.core().guest_memory().unwrap())
+    }
+
+    fn region(&self, number: u64) -> Option<GuestRegion> {
+        self.store.core().region_of(number)
+    }
+
+    fn connect(&self, node: NodeId, shm_socket: &Path) -> io::Result<OwnedFd> {
+        let connection = self.store.core().stock.connect_guest(node, shm_socket)?;
+        self.connected.send(rustix::fs::fstat(&connection)?.st_ino).unwrap();
+        Ok(connection)
+    }
+
+    fn warn_out_of_reach(&self, node: NodeId, _: &str, error: &io::Error) {
+        panic!("{node} cannot be reached: {error}");
+    }
+
+    fn bury(&mut self, _: GuestId) {
+        unreachable!("the direct clients are this process");
+    }
 }
 
 #[test]
@@ -298,7 +294,7 @@ fn a_process_that_joined_a_daemon_reads_and_writes_until_the_daemon_ends() {
     assert_eq!(read_at(0, MAX_TRANSFER_BYTES), None, "twice what one transfer can be");
 
     assert!(!host.notice_end());
-    daemon.end();
+    drop(daemon.server.take());
     wait_until(|| host.notice_end());
     assert_eq!(read_at(0, 1), None);
     assert_eq!(seen.write_at(&thread, 0, &several), None);
@@ -350,7 +346,7 @@ fn a_process_that_joined_a_daemon_reads_and_writes_what_lies_in_the_overflow_dir
         open.filter(is_ours).filter(|fd| std::fs::read_link(fd.path()).is_ok_and(is_there)).count()
     };
     assert_eq!(files(), 1);
-    daemon.end();
+    drop(daemon.server.take());
     wait_until(|| host.notice_end());
     assert_eq!(files(), 0);
 }
