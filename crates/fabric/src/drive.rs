@@ -15,7 +15,9 @@ use crate::endpoint::Endpoint;
 use crate::spin::{Spinner, may_spin};
 
 /// Longest sleep in one go: a bound on how late a deadline can be noticed if all else fails.
-const LONGEST_SLEEP: Duration = Duration::from_millis(50);
+const LONGEST_SLEEP: Duration = Duration::from_millis(250);
+/// The same for a sleep that no waker can end.
+const LONGEST_DEAF_SLEEP: Duration = Duration::from_millis(50);
 
 /// The kernel wakes a sleeper some fifty microseconds late (prctl(2), timer slack). What is due within this
 /// time is polled for instead, and the thread yields the processor to others meanwhile.
@@ -62,7 +64,7 @@ thread_local! {
 struct Parker {
     woken: AtomicBool,
     sleeping: AtomicBool,
-    /// `None` when the process is out of descriptors: then sleeps are short.
+    /// `None` when the process was out of descriptors: then sleeps are short.
     event: Option<Descriptor>,
 }
 
@@ -111,7 +113,8 @@ fn sleep_until_ready(endpoint: &Endpoint, parker: &Parker) {
 fn wait_for_descriptors(endpoint: &Endpoint, parker: &Parker) {
     let now = endpoint.now_ns();
     let until_deadline = endpoint.next_deadline_ns().map(|at| Duration::from_nanos(at.saturating_sub(now)));
-    let longest = until_deadline.unwrap_or(LONGEST_SLEEP).min(LONGEST_SLEEP);
+    let limit = if parker.event.is_some() { LONGEST_SLEEP } else { LONGEST_DEAF_SLEEP };
+    let longest = until_deadline.unwrap_or(limit).min(limit);
     let mut waits = Vec::new();
     let all_can_wait = endpoint.for_each_busy_link(|readiness| {
         // A number, since the borrow of the link ends here. The descriptor stays open: only this thread
@@ -134,7 +137,7 @@ fn wait_for_descriptors(endpoint: &Endpoint, parker: &Parker) {
         fds.push(PollFd::new(event, PollFlags::IN));
     }
     let timeout = Timespec { tv_sec: longest.as_secs() as i64, tv_nsec: longest.subsec_nanos() as i64 };
-    // EINTR and similar errors only make the next poll come earlier.
+    // Errors such as EINTR are ignored: they only end the sleep early, and `block_on` polls again.
     let _ = rustix::event::poll(&mut fds, Some(&timeout));
 }
 

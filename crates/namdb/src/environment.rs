@@ -104,7 +104,7 @@ impl Timing {
     /// Outside simulations. With the pauses, all tries of a transaction take some seconds.
     pub const SHIPPED: Timing = Timing {
         node_silence: Duration::from_secs(10),
-        role_pause: Duration::from_millis(50),
+        role_pause: Duration::from_millis(100),
         collect_pauses: CollectPauses::SHIPPED,
         oracle_look: LOOK,
         catalog_timeout: Duration::from_secs(20),

@@ -22,7 +22,8 @@ const PAUSE: Duration = Duration::from_micros(2);
 /// which the next commit of another process is published. The shortest idle time is longer than a session of
 /// one client takes from one commit to the next, and the longest one is longer than the pauses of a program
 /// in use.
-const RESTS: [(Duration, Duration); 3] = [
+const RESTS: [(Duration, Duration); 4] = [
+    (Duration::from_secs(10), Duration::from_millis(50)),
     (Duration::from_secs(5), Duration::from_millis(20)),
     (Duration::from_millis(100), Duration::from_millis(1)),
     (Duration::from_millis(1), Duration::from_micros(128)),
