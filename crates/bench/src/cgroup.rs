@@ -96,7 +96,7 @@ impl MemoryLimit {
         self.limit_mib
     }
 
-    /// The version of the interface that made the group.
+    /// The version of control groups in which the group was made.
     pub fn version(&self) -> Version {
         self.version
     }

@@ -1,7 +1,7 @@
 //! Which block an operation goes to, and what the block must hold.
 //!
-//! Picking a place costs a few multiplications and no memory access. Floors pick their places with the same
-//! code.
+//! Picking a place takes a few arithmetic instructions, and no access to the memory that is measured. The
+//! accesses that operations are compared with (the *floor*) pick their places with the same code.
 
 use crate::options::Pattern;
 
@@ -27,11 +27,11 @@ pub struct Places {
 }
 
 impl Places {
-    /// Blocks of `block_bytes` in `regions` regions of `region_bytes`. Each seed gives another series; a
-    /// sequential series also starts at another place.
+    /// Blocks of `block_bytes` in `regions` regions of `region_bytes`. The seed determines a random series,
+    /// and where a sequential one starts.
     ///
     /// # Panics
-    /// If a region is smaller than a block.
+    /// If there is no region, a block has no bytes, or a region is smaller than a block.
     pub fn new(pattern: Pattern, regions: usize, region_bytes: u64, block_bytes: usize, seed: u64) -> Self {
         let blocks = region_bytes / block_bytes as u64;
         assert!(regions > 0 && blocks > 0, "no place for a block of {block_bytes} bytes");

@@ -3,12 +3,14 @@
 //!
 //! Question: does a machine that needs its memory get it within a second, and do the borrowers go on working?
 //! (Paper 1, Li et al., SIGMOD 2016, section 4.2.)
-//! Sketch: the node notices within 0.2 s; its client then copies what lies there to another node, some GB/s.
+//! Sketch: the node notices within 0.2 s. The mount that borrows its memory then copies what lies there to
+//! another node, at some GB/s.
 //! Method: a node and a process that demands memory share one control group, whose limit stands in for the
 //! machine's memory. The node has lent its memory to a mount, revocably; a client reads or writes a file
 //! there for some seconds, in the midst of which the memory is demanded. A second node, outside the group,
-//! has room for what moves out. Time runs from the order to the demanding process until it has its memory and
-//! finds the reserve available again, by the measure that nodes use.
+//! has room for what moves out. The clock starts when the process is told to take its memory. It stops when
+//! the process has it, and finds as much memory available as the node has to leave to its machine (the
+//! *reserve*), counted as nodes count it.
 //! Check: the client must see no error, neither then nor when it reads the file afterwards.
 
 use std::fmt;

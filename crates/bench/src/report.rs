@@ -91,7 +91,7 @@ pub struct Measured {
 }
 
 impl Measured {
-    /// Joins what the threads measured in the same slices.
+    /// Adds up, slice by slice, what all threads measured. `threads` gives the slices of each.
     pub fn of<'a>(threads: impl Iterator<Item = &'a [Slice]> + Clone, has_floor: bool) -> Result<Self> {
         let floor = has_floor.then(Tally::new).transpose()?;
         let (rates, floor_rates, p50_ratios, rate_ratios) = Default::default();

@@ -27,8 +27,8 @@ use crate::placing::Wish;
 use crate::state::{MAX_NODES, Pool, ReportRefusal};
 use crate::store::{Store, StoreError};
 
-/// Most requests at a time that need nodes; each may hold [`MAX_ASKED_AT_ONCE`] connections. Later requests
-/// wait for their turn.
+/// Maximum number of requests that ask nodes at the same time. Each may hold [`MAX_ASKED_AT_ONCE`]
+/// connections. Later requests wait for their turn.
 const MAX_ACQUIRES: usize = 16;
 
 /// Longest wait for that turn. Together with [`ACQUIRE_DEADLINE`] it is less than [`REQUEST_TIMEOUT`].

@@ -416,8 +416,9 @@ fn claim<R: Rules>(entry: Entry, slot: u32) -> Entry {
     if R::claims_entries() { claimed } else { claimed.pending() }
 }
 
-/// An id that no file has had. (Ids have 32 bits. After four billion changes of whole files the index must be
-/// made anew: id 0 finds nothing, so the cache then only gets slower.)
+/// An id that no file has had, or 0, which finds nothing, once all ids are used up. (Ids have 32 bits, enough
+/// for four billion changes of whole files. After that, files that change are not cached until the index is
+/// made anew.)
 pub(crate) async fn fresh_id<G: Ground>(ground: &G) -> u32 {
     u32::try_from(ground.add(layout::NEXT_ID, 1).await.wrapping_add(1)).unwrap_or(0)
 }

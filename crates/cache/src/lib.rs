@@ -2,8 +2,12 @@
 //! stay where they are, on a local disk.
 //!
 //! The processes of the database look pages up in an *index* in shared memory and read them from *slots* in
-//! far memory. They write to the disk first, and invalidate. One process, the *keeper*, hands out slots,
-//! evicts pages, and cleans up after processes that died. No read and no write waits for it.
+//! far memory. A write empties the entries of its blocks, and then goes to the disk. One process, the
+//! *keeper*, hands out slots, evicts pages, and cleans up after processes that died. No read and no write
+//! waits for it.
+//!
+//! The index is an array of *buckets*. A bucket has some *entries*, each for one page in one slot, and a
+//! *header*, which has a version and counts the writers of its blocks.
 //!
 //! Rules, for one block of a file:
 //!
@@ -18,14 +22,16 @@
 //! C3. An operation that changes a whole file (such as truncating it) closes the file first, and reopens it
 //!     under a new id. Pages are found under the file's current id only. No id is used twice.
 //! C4. A process enters its *place* before it uses the index, and leaves it afterwards. The keeper reuses a
-//!     slot or a file's number, and changes the door, only after every place that was occupied has been left.
+//!     slot or a file's number, and changes the door (C5), only after every place that was occupied has been
+//!     left.
 //!     It clears the place of a dead process, and waits for a stopped one.
 //! C5. The *door* says which operations use the index: none (closed: writers go straight to the disk), only
 //!     invalidation, or all (open). It moves one state at a time. Writers do not invalidate while it is
 //!     closed, so the keeper empties all entries before it opens again.
 //! C6. A writer may have died before or after it added itself to a header. The keeper cannot tell, so it
-//!     never subtracts. It replaces the header by the next version without writers, if no living process has
-//!     named the bucket and the header has not changed since the keeper loaded it.
+//!     never subtracts. It replaces the header with one of the next version that counts no writers. It does
+//!     so only if no living process names the bucket in its place (`places`), and by a compare-and-swap,
+//!     which fails if the header has changed since the keeper loaded it.
 //! C7. A slot may hold something other than what was last written there: a node may be faulty, and a write
 //!     that was given up may land late, when the slot has another page. So the index has a checksum for each
 //!     slot. The process that fills a slot stores the checksum before the entry becomes valid. A page that

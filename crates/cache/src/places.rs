@@ -1,8 +1,10 @@
 //! What a process names in its place: what it may have done to headers and files if it dies.
 //!
-//! A process stores the name before it changes anything, and withdraws it after it has undone its changes.
-//! The keeper may read parts of two names. That is harmless: the process changed the header or the file's
-//! word before it withdrew the first name, so the keeper's compare-and-swap of that word fails.
+//! A process stores the name before it changes a header or a file's word, and withdraws the name after its
+//! last change to them. The keeper first loads the header (or the file's word), and then the names of the
+//! living processes. It may load a name while the process replaces it, and get parts of both. That is
+//! harmless: a process that this header counts changed it again before it withdrew the first of the names, so
+//! the keeper's compare-and-swap of the header fails. The same holds for a file's word.
 
 use crate::caller::MAX_BLOCKS;
 use crate::ground::Ground;

@@ -18,8 +18,8 @@ use crate::tether::{self, Tether};
 ///
 /// A lease is the right to use a region of a node's memory for some seconds; its client renews it at the
 /// node. Runs in the foreground and prints `ready ADDRESS` once it serves requests. Clients and nodes keep
-/// working without it; only new leases need it. After a restart at the same address it learns from the nodes
-/// what they have lent.
+/// working without it; it is needed only to get new leases, and to take leases back by command. After a
+/// restart at the same address it learns from the nodes what they have lent.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:

@@ -56,8 +56,9 @@ pub trait Carrier: Sync {
         true
     }
 
-    /// Holds back what clients send on the connections that are open now, or delivers it. For networks that
-    /// can do that; elsewhere, requests are delayed only by a node that does not serve them.
+    /// `true`: holds back what clients send on the connections that are open now. `false`: delivers it. On a
+    /// network that cannot do that, this does nothing, and only a node that does not serve requests delays
+    /// them.
     fn hold_back(&self, _held: bool) {}
 
     /// How many queues the suite opens and closes when it checks for leaks. Fewer where opening one takes

@@ -59,9 +59,9 @@ pub struct LentMemory {
     pub holder: Arc<dyn Send + Sync>,
 }
 
-/// Owner of regions that a server gives access to: a set of regions, and its own rules of access.
+/// The side of a server that lends: a set of regions, and rules of access that come on top of the server's.
 ///
-/// Calls come from the server's thread and must not wait for anything slow.
+/// The server's thread calls these methods, so they must not wait for anything slow.
 pub trait Host: Send + Sync + 'static {
     /// The node that lends the regions.
     fn node(&self) -> NodeId;

@@ -28,7 +28,7 @@ pub enum AccessError {
     ReadOnly,
 }
 
-/// Size of a large page: one entry of the processor's table of translations instead of 512.
+/// Size of a large page: one TLB entry covers it, instead of 512 for small pages.
 const LARGE_PAGE_BYTES: usize = 2 << 20;
 
 /// Anonymous memory with a descriptor that can be handed to other processes; its size is sealed. A process

@@ -1,9 +1,11 @@
 //! Shared memory: same host. The node hands out a region's memory over a Unix socket after checking the key;
 //! then operations are loads and stores of this thread (`docs/src/fabric.md`).
 //!
-//! S1. A store cannot be refused. So an operation counts as done only if the grant's word, loaded after the
-//!     access and a full barrier, still holds the stamp that came with the memory; else its outcome is
-//!     *unknown*.
+//! S1. A store cannot be refused. So each grant has a word in shared memory, and the memory comes with the
+//!     word's present value, the stamp. An operation loads the word before its access: if the word no longer
+//!     holds the stamp, the operation touches nothing and is refused (S4). It loads the word again after the
+//!     access and a barrier (P1 in `stamp.rs`): only if the word still holds the stamp does the operation
+//!     count as done, else its outcome is *unknown*.
 //! S2. The node changes the word and passes a barrier before it copies or reuses the memory; the barriers
 //!     pair. Stamps never repeat, so a word that has changed never looks as before.
 //! S3. Atomics are the processor's, as on every other path to the region.

@@ -1,12 +1,12 @@
-//! How accesses that cannot be refused are detected: by a word beside the memory, and by the order in which
-//! the two sides access the word and the memory.
+//! A process that accesses shared memory directly cannot be refused. This is how it finds out that the memory
+//! was taken away: by a word beside the memory, and by the order in which the two sides access both.
 //!
 //! P1. An access counts only if the word, loaded after it and a barrier, still holds the stamp that was
 //!     handed out with the memory.
 //! P2. The side that takes the memory away changes the word, passes a full barrier, and only then reads the
 //!     memory, copies it or lets others store there.
-//! P3. So a store that counts is wholly visible to what reads the memory after P2, and a load that counts
-//!     sees nothing that is stored after P2. The barriers pair.
+//! P3. So a store that counts is wholly visible to whatever reads the memory after the barrier of P2, and a
+//!     load that counts sees nothing that is stored after that barrier. It pairs with the barrier of P1.
 //! The code is generic over the word, so that models of all interleavings run the very same code.
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
 //! Reconstructing the contents of a member of a row from the other members.
 //!
-//! P1. If a parity block's word is not *lost*, the block with that word's checksum is the exclusive or of the
-//!     data blocks of its column, each with the contents that match its word. Empty and lost blocks count as
-//!     zeros.
+//! P1. If a parity block's word is not *lost*, contents that match this word are the exclusive or of the data
+//!     blocks of the column, where each data block has contents that match its own word. Empty and lost data
+//!     blocks count as zeros.
 //! P2. Reconstructed data are checked against their words like data that were read: a wrong byte does not
 //!     pass.
 

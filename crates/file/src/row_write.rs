@@ -39,7 +39,7 @@ use crate::write::MAX_MOVES;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 /// How many times a write is tried again after it found more members lost than the row survives. After a
-/// node's restart, each of its regions counts as lost only once an operation or a renewal has failed there.
+/// node's restart, a region of the node counts as lost only after an operation or a renewal has failed there.
 /// So each try may find one more lost region.
 const MAX_RETRIES: u32 = 8;
 /// Rows of one write that are stored at a time: their data, their parity, and the blocks read for the parity

@@ -4,9 +4,9 @@ use farpool_wire::control;
 /// answer to a request for regions is lost on its way to the owner, the memory must not stay leased for ever.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum LeaseClass {
-    /// Caches and temporary files: the broker may take the region back after a grace period.
+    /// For caches and temporary files: the broker or the node may take the region back after a grace period.
     Revocable,
-    /// Transactional data: stays until released.
+    /// For transactional data: not taken back. The owner keeps it for as long as it renews the lease.
     Pinned,
 }
 

@@ -215,9 +215,9 @@ impl RegionTable {
         ended
     }
 
-    /// The caller states that the lease is fenced and that no client that had its memory still has to let go
-    /// of it (L3), and asks to scrub or replace the memory. `false`: it is not this region's turn, and the
-    /// caller leaves it alone.
+    /// Asks to scrub or replace the memory of a lease. The caller states that the lease is fenced, and that
+    /// every client that had the memory has let go of it (L3). `false`: the region is not in the fenced state
+    /// of this lease, and the caller leaves it alone.
     #[must_use]
     pub fn begin_scrub(&mut self, lease: Lending) -> bool {
         self.step(lease, |state| matches!(state, State::Fenced), State::Scrubbing)

@@ -36,9 +36,9 @@ pub trait Backend: Sync {
     /// not on a mount, or its file is not to be accelerated.
     fn register(&self, fd: RawFd) -> Option<Registration>;
 
-    /// Gives up acceleration of the description for good, also of a description that was never registered.
-    /// Returns when no operation on it is in flight. It makes plain system calls only, because a `vfork`
-    /// child calls it.
+    /// Gives up acceleration of the descriptor's open file description for good, whether it was registered or
+    /// not. Returns when no operation on the description is in flight. The method takes no lock and allocates
+    /// nothing, because a `vfork` child calls it.
     fn unregister(&self, fd: RawFd);
 
     /// Connects to the host of a mount.

@@ -64,7 +64,8 @@ impl Backend for Mounts {
         // until the call returns, and is borrowed by nothing else.
         let done = unsafe { libc::syscall(libc::SYS_ioctl, fd, REGISTER, answer.as_mut_ptr()) };
         if done != 0 {
-            // Another file system, or a mount that admits no process, or not this user.
+            // Another file system or a mount without direct clients (ENOTTY, ENOSYS), or a mount that does
+            // not admit this user (EACCES).
             if matches!(sys::last_error(), libc::ENOTTY | libc::ENOSYS | libc::EACCES) {
                 self.note_other(fd);
             }

@@ -206,7 +206,7 @@ impl Run {
         let deadline = if self.faults.cuts { SHORT_DEADLINE } else { DEADLINE };
         loop {
             match self.access_within(process, place, grant, deadline).await {
-                // Nothing has been asked of far memory yet, so the client begins again.
+                // No data in far memory has been accessed yet, so the client can connect again.
                 Err(error) if self.situations.loses_connections && nemesis::is_loss(&error) => {}
                 done => return done,
             }

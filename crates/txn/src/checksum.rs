@@ -41,11 +41,11 @@ mod multiplied {
 
     /// The polynomial of CRC-64/NVME, without x^64.
     const POLYNOMIAL: u64 = 0x9A6C_9329_AC4B_C9B5;
-    /// Words that are added up before they are reduced.
+    /// Number of words whose products are added up before one reduction.
     const BLOCK: usize = 32;
     /// The *j*-th is x^(64 j - 1), modulo the polynomial: the factor of the *j*-th word from the end.
     const POWERS: [u64; BLOCK + 1] = powers();
-    /// x^128 by the polynomial, without x^64.
+    /// x^128 divided by the polynomial, without x^64.
     const QUOTIENT: u64 = quotient();
 
     const fn times_x(polynomial: u64) -> u64 {

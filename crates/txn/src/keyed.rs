@@ -68,8 +68,8 @@ impl<I: IndexRules> KeyedTable<I> {
         Ok(found.map(|(number, row)| row.map(|row| (number, row))).transpose()?)
     }
 
-    /// Will make a record for a key that has none. Returns what this transaction sees there: a record that is
-    /// absent or deleted.
+    /// Makes a record for a key that has none, once the transaction commits. Returns what this transaction
+    /// saw there before: a record that is absent or deleted.
     ///
     /// # Errors
     /// [`KeyError::Duplicate`]; [`IndexError::Full`]; [`ReadError::Conflict`] if another transaction, which
@@ -89,7 +89,8 @@ impl<I: IndexRules> KeyedTable<I> {
         Ok(transaction.write(&self.table, found.number(), Some(data)).await?)
     }
 
-    /// Will replace the data of a key's record. Returns the record as this transaction sees it.
+    /// Replaces the data of a key's record, once the transaction commits. Returns the record as this
+    /// transaction saw it before.
     ///
     /// # Errors
     /// [`KeyError::NoSuchKey`]; [`ReadError::Conflict`] if another transaction was first.
@@ -102,7 +103,8 @@ impl<I: IndexRules> KeyedTable<I> {
         self.replace(transaction, key, Some(data)).await
     }
 
-    /// Will delete a key's record. Returns the record as this transaction sees it.
+    /// Deletes a key's record, once the transaction commits. Returns the record as this transaction saw it
+    /// before.
     ///
     /// # Errors
     /// As [`update`](Self::update).

@@ -36,8 +36,9 @@ impl Table {
         Table { first, layout, pieces, slab: None }
     }
 
-    /// The same, with payloads of any length: in the record's place if they fit there, otherwise in a slab,
-    /// which belongs to this table alone. `None`: the places are too small for a pointer.
+    /// This table with payloads of different lengths, up to [`longest`](Self::longest). A payload that fits
+    /// lies in the place of its record, and a longer one in the slab, which belongs to this table alone.
+    /// `None`: the places are too small to hold a pointer into the slab.
     pub fn with_slab(self, slab: Arc<Slab>) -> Option<Table> {
         (self.layout.data_bytes() >= LEAST_DATA_BYTES).then_some(Table { slab: Some(slab), ..self })
     }

@@ -2,9 +2,9 @@
 //!
 //! A connection starts with a [`Hello`] and its [`HelloReply`]. Then requests flow one way and responses the
 //! other. Each is a fixed header and a payload; `token` matches a response to its request. The same frames
-//! run over TCP and over the Unix socket of the `shm` transport. There, clients send only `Attach` and
-//! `Detach`; calls go through a ring in shared memory, whose two ends wake each other by [`Opcode::Look`] and
-//! [`ResponseHeader::WAKE`].
+//! run over TCP and over the Unix socket of the `shm` transport. On the Unix socket, clients send only
+//! `Attach`, `Detach` and [`Opcode::Look`]: they access the regions themselves, and calls go through a ring
+//! in shared memory. A client wakes the node by `Look`, and the node a client by [`ResponseHeader::WAKE`].
 
 use crate::{Epoch, GrantMode, Incarnation, NodeId, SessionId};
 

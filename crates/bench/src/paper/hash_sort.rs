@@ -1,8 +1,8 @@
 //! Figure 14 of paper 1: Hash+Sort by where its temporary files lie, and what the server reads and writes
 //! meanwhile.
 //!
-//! The samples count what the server's process reads and writes by system calls: temporary files, and the
-//! tables.
+//! The samples count what the server's process reads and writes by system calls: the tables, and temporary
+//! files unless the interposer serves them.
 
 use std::path::Path;
 use std::time::Instant;

@@ -45,7 +45,7 @@ pub(super) struct Order {
     pub(super) region: u32,
     pub(super) epoch: Epoch,
     pub(super) offset: u64,
-    /// Bytes to read, or room for a call's answer; for the others the length of `data`.
+    /// Bytes to read, or room for a call's answer. For all other operations, the length of `data`.
     pub(super) length: usize,
     /// Bytes to write, or a call's request.
     pub(super) data: Vec<u8>,

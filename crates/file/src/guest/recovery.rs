@@ -62,9 +62,10 @@ impl<R: Rules> FileCore<R> {
         } else if left.is_lost() {
             left.lost()
         } else {
-            // The lock has replaced the old generation, so the generations start over. A reader takes the new
-            // word for the one that it has read before only if both happen to be equal, with a chance of one
-            // in thousands, and if the data are the same, too.
+            // The lock has overwritten the block's generation, so the generations start again at the first.
+            // A reader compares the word from before its READ with the word after it. If it read the old one
+            // before, and finds the new one, it is misled only when the two are equal: then they hold the
+            // same generation, a chance of one in thousands, and the same checksum, so the same data.
             match self.contents(core, extent, block).await {
                 Ok(checksum) => BlockWord::EMPTY.written(0).written(checksum),
                 Err(_) => left.lost(), // the region is gone

@@ -105,9 +105,11 @@ impl Registry {
             let (_, ino, body) = tickets.remove(place)?;
             (ino, body.upgrade()?)
         };
-        // The doors are not locked here: an `open` may hold that lock while it waits for a direct client's
-        // operation, and the operation may need an answer of this thread. The opener checks the doors.
-        // Relaxed: the queue's lock orders the store before the opener's check.
+        // The lock of the file's open handles (`doors`) is not taken here. An `open` request may hold it
+        // while it waits for a direct client's operation, and that may need an answer from this thread. The
+        // opener takes the lock and looks whether the file may be opened. Relaxed: the wish is sent after the
+        // store, and the opener looks after it has received the wish. If no wish can be sent, nobody looks
+        // because of this call.
         body.wanted_by_guests.store(true, Ordering::Relaxed);
         self.wants_open(ino, &body);
         Some(body)
@@ -116,8 +118,8 @@ impl Registry {
     /// Asks the opener to open a file: all its handles are registered, and some direct client wants to work
     /// on it.
     pub(super) fn wants_open(&self, ino: Ino, body: &Arc<Body>) {
-        // Does not wait, since the caller holds the lock of the file's `doors`, which the opener takes as
-        // well. The receiver is gone once the mount is ending.
+        // Does not wait: a caller may hold the lock of the file's `doors`, which the opener takes as well.
+        // The receiver is gone once the mount is ending.
         if let Err(TrySendError::Full(_)) = self.wishes.try_send((ino, Arc::downgrade(body)))
             && let Some(left_out) = self.left_to_kernel.occurs(Instant::now())
         {

@@ -242,10 +242,10 @@ impl<E: Environment> ClientCore<E> {
         self.transact_up_to_date(session, &async |tx: &mut Tx<'_, E::Rules>| tx.tables().await).await
     }
 
-    /// The outcome of a commit that was [in doubt](TxError::Unknown), of this member or another one.
+    /// The outcome of a commit, by this member or another one, that was [in doubt](TxError::Unknown).
     ///
     /// # Errors
-    /// When far memory does not answer.
+    /// When far memory does not answer, or this member has ended.
     pub async fn outcome(&self, version: Version) -> Result<Fate, DatabaseError> {
         let (oracle, log) = (self.member.at().oracle(), self.member.at().log(version.slot()));
         match fate(self.worker.memory(), &oracle, &log, version).await {

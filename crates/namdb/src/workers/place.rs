@@ -132,12 +132,12 @@ impl<W: Word> Default for PlaceWord<W> {
 }
 
 impl<W: Word> PlaceWord<W> {
-    /// Whether the place is free, for the caller that closes all places: a client that takes the place after
-    /// this call finds that the places are closed.
+    /// Whether the place is free. For the caller that closes all places, and has noted so before the call: a
+    /// client that takes the place after this call sees that note.
     pub(super) fn is_free(&self) -> bool {
-        // A compare-and-swap that changes nothing, rather than a load, because it has a position in the order
-        // of the word's changes. Release: pairs with the acquire of the client that takes the place after
-        // this. Acquire: pairs with the release of the client that had it before.
+        // This compare-and-swap leaves the word as it is. It stands in place of a load because only a write
+        // can release: a client that takes the place afterwards reads what is written here, and so sees what
+        // the caller wrote before. Acquire: pairs with the release of the client that had the place before.
         self.0.compare_exchange(Free as u8, Free as u8, Ordering::AcqRel).is_ok()
     }
 
@@ -151,8 +151,8 @@ impl<W: Word> PlaceWord<W> {
         let mut before = self.state();
         loop {
             let Some(after) = before.after(event) else { return (before, None) };
-            // Acquire and release: the side that may write the word hands that right over with the state,
-            // after its last write.
+            // Acquire and release: the state says which side may write the client's word in far memory. The
+            // side that gives this right up releases after its last write, and the other one acquires.
             match self.0.compare_exchange(before as u8, after as u8, Ordering::AcqRel) {
                 Ok(_) => return (before, Some(after)),
                 Err(found) => before = STATES[usize::from(found)],

@@ -19,7 +19,7 @@ pub(crate) struct Shell {
     pub(crate) core: Mutex<NodeCore>,
     pub(crate) regions: RegionSet,
     pub(crate) pressure: Mutex<Pressure>,
-    /// What the node has promised, for the oracle.
+    /// What the node has promised in its answers: each of its actions is checked against it.
     pub(crate) promises: Mutex<Promises>,
     /// Mutation: clients' grants that are not fenced with their lease, by region.
     left_over: Option<Mutex<Vec<LeftOver>>>,

@@ -1,9 +1,9 @@
-//! In-flight writes: operations that were sent and are not known to have ended, because their future was
-//! dropped or their outcome is unknown.
+//! In-flight writes: operations that were sent and may still land, because their future was dropped or their
+//! outcome is unknown.
 //!
-//! They may still land. Before memory is given back, they must have landed, or be known never to land. A
-//! queue's operations take effect in their order, and a fenced READ that is sent after them is answered once
-//! they have.
+//! Before memory is given back, they must have landed, or be known never to land. A queue's operations take
+//! effect in their order. So a READ with the fence flag that is sent after them is answered only after they
+//! have landed.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -15,16 +15,16 @@ use super::{Memory, MemoryError, Piece};
 
 const WORD_BYTES: u64 = size_of::<u64>() as u64;
 
-/// The nodes to whose queues something was sent that may still land.
+/// The nodes on which in-flight writes may still land.
 #[derive(Default)]
 pub(super) struct InFlight {
-    /// For each node, the number of the last such operation.
+    /// For each node, the number of its last in-flight write.
     last: RefCell<BTreeMap<NodeId, u64>>,
     count: Cell<u64>,
 }
 
-/// An operation that changes memory was sent. If this is dropped before the operation is [over](Self::over),
-/// the operation is an in-flight write.
+/// An operation that changes memory was sent. If this is dropped before the operation has
+/// [ended](Self::ended), the operation is an in-flight write.
 #[must_use]
 pub(super) struct Sent<'a> {
     in_flight: &'a InFlight,

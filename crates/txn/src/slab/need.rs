@@ -1,7 +1,7 @@
-//! Decides whether a snapshot may need a block, by the record that the block was written for. Pure.
+//! Decides whether a snapshot may need a block of a slab, by the record that the block was written for. Pure.
 //!
-//! Say that a block was written for version number *n*, by a transaction that has finished. First the horizon
-//! was read, then the record's current version, then its ring.
+//! Callers see to two things. The transaction that wrote the block has finished. And the horizon was read
+//! first, then the record's current version, then the record's ring.
 
 use super::layout::BlockAt;
 use super::payload::Held;

@@ -48,7 +48,8 @@ pub struct SharedSlot {
     room: Mutex<LogRoom>,
     /// The wakers of commits that sleep until the watermark has moved further.
     sleeping: Mutex<BTreeMap<u64, Waker>>,
-    /// A write of this compute server that is no commit may still land in far memory, at any time.
+    /// Whether a write of this compute server may still land in far memory, at any time. Writes of commits
+    /// do not count here: the ledger knows of these.
     has_writes_in_flight: AtomicBool,
     /// The threads that commit here.
     hands: Hands,

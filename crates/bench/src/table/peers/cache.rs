@@ -1,7 +1,8 @@
-//! memcached and redis: values of 8 KiB under random keys, read by a client that polls, as the fabric's does.
+//! memcached and redis: values of 8 KiB, read in random order by a client that polls, as the fabric's client
+//! does.
 //!
-//! All keys have the same length, so all requests do, and all responses. So the client only counts bytes, and
-//! compares the contents of some responses.
+//! All keys have the same length, so all requests to read have one length, and all responses to them another.
+//! So the client finds the responses by counting bytes, and compares the contents of only some of them.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};

@@ -27,7 +27,7 @@ const PREFIX: &str = "farpool-";
 /// In a folder: the directory with the owner's state ([`Referrer`]).
 const KEPT_BY: &CStr = c"kept-by";
 const NEW_KEPT_BY: &CStr = c"kept-by.new";
-/// How often to make a folder again if other processes remove it; each of them removes it once at most.
+/// Most attempts to make a folder. Other processes may remove it; each of them removes it once at most.
 const MAX_TRIES: u32 = 16;
 /// A link that names the mount namespace of this process.
 const NAMESPACE: &str = "/proc/self/ns/mnt";
