@@ -1,7 +1,8 @@
 //! Ties a child process of `farpool up` to its parent: it ends when the parent ends, for whatever reason.
 //!
-//! The kernel kills the child (`PR_SET_PDEATHSIG`) once its parent has ended. The child requests that itself,
-//! so that no code runs between fork and exec. It then checks that the parent did not end before the request.
+//! The kernel kills the child (`PR_SET_PDEATHSIG`) once the thread that started it has ended. So the parent
+//! must start it on a thread that lives as long as the parent does. The child requests the signal itself, so
+//! that the parent needs no code between fork and exec. It then checks that the parent did not end before.
 
 use anyhow::{Result, bail};
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};

@@ -133,8 +133,9 @@ pub(crate) async fn turn_away<T>(mut stream: TcpStream, fault: Fault) -> Result<
     Err(fault)
 }
 
-/// Ends a connection so that the client gets the last answer. The received bytes are read first: if some
-/// were left unread, the kernel would reset the connection and drop the answer.
+/// Ends a connection so that the client gets the last answer: ends the sending side, and reads what the
+/// client sends before the socket is closed. If the kernel closed it with unread bytes, it would reset the
+/// connection, and the answer could be lost.
 pub(crate) async fn part(mut stream: TcpStream) {
     let parted = async {
         stream.shutdown().await?;

@@ -33,8 +33,9 @@ pub trait Lender: Send + Sync + 'static {
     /// Adds a client's grant to a lease.
     fn add_grant(&self, owner: OwnerId, lease: &LeaseRef, mode: GrantMode) -> Result<Grant, GrantRefusal>;
 
-    /// Ends a client's grant. When this returns, nothing done under it takes effect any more. Asking twice is
-    /// no error. It may take as long as moving a region's contents to new memory.
+    /// Ends a client's grant. Once this has returned without an error, no operation under the grant takes
+    /// effect any more. Asking twice is no error. It may take as long as moving a region's contents to new
+    /// memory.
     fn fence_grant(&self, owner: OwnerId, lease: &LeaseRef, grant: Epoch) -> Result<(), FenceError>;
 
     /// Extends a lease.

@@ -28,8 +28,8 @@ use crate::overflow::{Overflow, Overflowing};
 use crate::region::{LeasedRegion, NodeState};
 use crate::space::{EXTENT_BYTES, Extent, Space, Where};
 
-/// The stock requests more regions when fewer free extents than this are left. They are 32 MiB, which some
-/// milliseconds of writing fill; a request takes about as long.
+/// The stock requests more regions when fewer free extents than this are left. This many extents are 32 MiB,
+/// which some milliseconds of writing fill; a request takes about as long.
 const LOW_WATER_EXTENTS: u64 = 128;
 
 /// How much longer a task waits while the overflow directory still gives regions, but other tasks take their
@@ -324,9 +324,9 @@ impl Stock {
         self.growth_wanted.notified().await;
     }
 
-    /// To be called after each attempt to lease regions, with its outcome. If it brought none, asks the
-    /// overflow directory. Wakes the tasks that wait for the attempt, and returns how long to pause before
-    /// the next one.
+    /// To be called after each attempt to lease regions, with its outcome. If the attempt brought no regions
+    /// and one of the overflow directory is wanted, asks the directory for one. Wakes the tasks that wait for
+    /// the attempt, and returns how long to pause before the next one.
     pub async fn attempt_ended(&self, outcome: GrowthOutcome) -> Duration {
         self.overflow_after(outcome).await;
         let pause = self.growth_ended(outcome);

@@ -82,8 +82,8 @@ impl GuestStore {
     }
 
     /// Closes the files of the overflow directory, because the owner has ended: their storage is freed only
-    /// when every process has closed them. Not in the child of a fork, which must not drop what its parent
-    /// uses.
+    /// when every process has closed them. Does nothing in the child of a fork, which must not drop what its
+    /// parent uses.
     pub(super) fn close_files(&self) {
         if !self.words.is_abandoned() {
             self.regions.close_files();

@@ -134,8 +134,8 @@ impl GuestRegions {
     }
 
     /// Closes the files of the overflow directory, because the owner has ended: their storage is freed only
-    /// when every process has closed them. Not in the child of a fork, which must not drop what its parent
-    /// uses.
+    /// when every process has closed them. Not to be called in the child of a fork, which must not drop what
+    /// its parent uses.
     pub fn close_files(&self) {
         self.met.write().regions.retain(|_, region| !region.is_overflow());
     }

@@ -63,8 +63,9 @@ impl<R: Rules> Worker<R> {
         }
     }
 
-    /// Announces how far this worker has come, if it begins nothing for a while. An open transaction keeps
-    /// what it needs all the same.
+    /// To be called now and then while this worker begins nothing: reads the last published cut, and
+    /// announces the lowest cut that the worker still needs. That is no later than the cut of an open
+    /// transaction.
     ///
     /// # Errors
     /// When far memory does not answer.
