@@ -166,8 +166,22 @@ impl Process {
         self.child.id()
     }
 
+    /// Sends a signal. After SIGSTOP, waits until all threads are stopped: one that has not run since could
+    /// still take a request of the kernel, for which others would then wait without end.
+    #[track_caller]
     pub fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
+        if signal == Signal::STOP {
+            eventually("all threads are stopped", || self.is_stopped());
+        }
+    }
+
+    fn is_stopped(&self) -> bool {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.id())).unwrap();
+        tasks.flatten().all(|task| {
+            let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+            stat.rsplit_once(") ").is_none_or(|(_, fields)| fields.starts_with('T'))
+        })
     }
 
     /// Stops one of its threads; the others go on.
