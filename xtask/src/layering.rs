@@ -11,7 +11,7 @@ use serde::Deserialize;
 
 /// Which floor each crate lives on. A crate that is not here is an error: whoever adds one decides where it
 /// lives.
-const FLOORS: [(&str, u8); 21] = [
+const FLOORS: [(&str, u8); 22] = [
     ("farpool-throttle", 1),
     ("farpool-wire", 1),
     ("farpool-control", 2),
@@ -29,6 +29,7 @@ const FLOORS: [(&str, u8); 21] = [
     ("farpool-capi", 5),
     ("farpool-mount", 5),
     ("farpool-namdb", 5),
+    ("farpool-postgres", 5),
     ("farpool-preload", 5),
     ("farpool-bench", 6),
     ("farpool-sim", 6),
@@ -36,10 +37,11 @@ const FLOORS: [(&str, u8); 21] = [
 ];
 
 /// The only dependencies between crates of one floor. A transport that needs hardware is a crate of its own,
-/// so that it can stay outside the default members. The pool for tests starts brokers and nodes, and crates
-/// of floor 4 test with it.
-const SAME_FLOOR: [(&str, &str); 4] = [
+/// so that it can stay outside the default members. The module for PostgreSQL is the interposer, loaded in
+/// another way. The pool for tests starts brokers and nodes, and crates of floor 4 test with it.
+const SAME_FLOOR: [(&str, &str); 5] = [
     ("farpool-fabric-verbs", "farpool-fabric"),
+    ("farpool-postgres", "farpool-preload"),
     ("farpool-testpool", "farpool-broker"),
     ("farpool-testpool", "farpool-node"),
     ("farpool-testpool", "farpool-pool"),

@@ -3,22 +3,17 @@
 use std::io;
 use std::marker::PhantomData;
 
+use crate::files::{self, FileRef, KnownFile};
 use crate::grace;
 use crate::ground::Ground;
-use crate::layout::{self, Layout};
+use crate::layout::{self, Layout, Shape};
+use crate::outside::close_door;
 use crate::places::{Named, Place};
 use crate::rules::{Rules, Shipped};
 use crate::words::{Door, Entry, EntryState, FileWord, Header, Key, SlotState, SlotWord};
 
 /// Longest write that invalidates block by block. A longer one changes the file as a whole.
 pub(crate) const MAX_BLOCKS: u32 = 64;
-
-/// A file that is known: its number, and its birth, which tells it from files that had the number before.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct FileRef {
-    pub(crate) file: u32,
-    pub(crate) birth: u64,
-}
 
 /// What became of a read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -34,10 +29,13 @@ pub enum Outcome {
 #[derive(Debug)]
 pub struct Caller<G, R = Shipped> {
     ground: G,
+    /// That of the index which this process has used last.
     layout: Layout,
     place: u32,
     /// Where the next free slot is looked for.
     next_hint: u32,
+    /// Whether it never leaves its place any more ([`keep_door_closed`](Self::keep_door_closed)).
+    keeps_door_closed: bool,
     rules: PhantomData<fn() -> R>,
 }
 
@@ -55,12 +53,21 @@ struct Token {
 }
 
 impl<G: Ground, R: Rules> Caller<G, R> {
-    /// Takes a place for `holder`, a number that names this process and is not 0. `None`: all are taken.
-    pub async fn join(ground: G, layout: Layout, holder: u64) -> Option<Caller<G, R>> {
-        for place in 0..layout.shape().places {
-            if Place::new(&ground, &layout, place).take(holder).await {
-                let next_hint = place % layout.hints();
-                return Some(Caller { ground, layout, place, next_hint, rules: PhantomData });
+    /// Takes one of so many places for `holder`, a number that names this process and is not 0. `None`: all
+    /// are taken.
+    pub async fn join(ground: G, places: u32, holder: u64) -> Option<Caller<G, R>> {
+        for place in 0..places {
+            if Place::new(&ground, place).take(holder).await {
+                let layout = Layout::new(Shape { places, files: 0, slots: 0 });
+                let (next_hint, keeps_door_closed) = (place, false);
+                return Some(Caller {
+                    ground,
+                    layout,
+                    place,
+                    next_hint,
+                    keeps_door_closed,
+                    rules: PhantomData,
+                });
             }
         }
         None
@@ -68,31 +75,43 @@ impl<G: Ground, R: Rules> Caller<G, R> {
 
     /// Gives the place back.
     pub async fn leave(self) {
-        self.place().free().await;
+        self.free_place().await;
+    }
+
+    /// Gives the place back, unless it keeps the door closed until the process has ended.
+    pub(crate) async fn free_place(&self) {
+        if !self.keeps_door_closed {
+            self.place().free().await;
+        }
     }
 
     fn place(&self) -> Place<'_, G> {
-        Place::new(&self.ground, &self.layout, self.place)
+        Place::new(&self.ground, self.place)
     }
 
     /// Reads one block into `to`. On a miss, `pread` reads it from the disk and returns how many bytes it
-    /// found. After a short read, the bytes of `to` beyond that count are indeterminate.
+    /// found. After a short read, the bytes of `to` beyond that count are indeterminate. `exists`: whether
+    /// the file has a name, and was not unlinked.
     ///
     /// # Errors
     /// Those of `pread`.
     pub async fn read(
         &mut self,
-        file: FileRef,
+        file: &mut KnownFile,
         block: u32,
         to: &mut [u8],
+        exists: impl AsyncFn() -> bool,
         pread: impl AsyncFnOnce(&mut [u8]) -> io::Result<usize>,
     ) -> io::Result<Outcome> {
-        self.occupying(async |caller| caller.read_occupying(file, block, to, pread).await).await
+        self.occupying(async |caller| caller.read_occupying(file, block, to, exists, pread).await).await
     }
 
     /// Enters this process's place, runs a call, and leaves the place (C4).
     async fn occupying<T>(&mut self, call: impl AsyncFnOnce(&mut Self) -> T) -> T {
-        let place = self.layout.place(self.place);
+        if self.keeps_door_closed {
+            return call(self).await;
+        }
+        let place = Layout::place(self.place);
         grace::enter(&self.ground, place).await;
         let done = call(self).await;
         grace::leave(&self.ground, place).await;
@@ -101,16 +120,23 @@ impl<G: Ground, R: Rules> Caller<G, R> {
 
     async fn read_occupying(
         &mut self,
-        file: FileRef,
+        file: &mut KnownFile,
         block: u32,
         to: &mut [u8],
+        exists: impl AsyncFn() -> bool,
         pread: impl AsyncFnOnce(&mut [u8]) -> io::Result<usize>,
     ) -> io::Result<Outcome> {
         let door = self.ground.load(layout::DOOR).await;
-        let usable = if Door::of(door) == Door::Open { self.usable(file).await } else { None };
-        let Some((word, id)) = usable else { return Ok(Outcome::Disk(pread(to).await?)) };
+        let is_open = Door::of(door) == Door::Open && self.load_layout().await;
+        let found = if is_open { self.find_or_ask_for(file, exists).await } else { None };
+        let usable = if let Some(file) = found { self.usable(file).await } else { None };
+        let (Some(file), Some((word, id))) = (found, usable) else {
+            return Ok(Outcome::Disk(pread(to).await?));
+        };
         let (bucket, key) = (self.layout.bucket(file.file, block), Key::new(id, block));
-        if self.read_cached(bucket, key, to).await {
+        let is_hit = self.read_cached(bucket, key, to).await;
+        self.place().count_read(is_hit).await;
+        if is_hit {
             return Ok(Outcome::Hit);
         }
         let header = self.ground.load(self.layout.header(bucket)).await;
@@ -122,16 +148,52 @@ impl<G: Ground, R: Rules> Caller<G, R> {
         Ok(Outcome::Disk(read))
     }
 
+    /// Whether this process can use the index until it leaves its place. The door is not closed.
+    async fn load_layout(&mut self) -> bool {
+        let layout = self.ground.layout().await;
+        self.layout = layout.unwrap_or(self.layout);
+        layout.is_some()
+    }
+
+    /// The door, for a call that changes what the cache may have. `None`: it is closed, if need be by this
+    /// process, so that the index does not matter (C8).
+    async fn door_for_changes(&mut self) -> Option<u64> {
+        loop {
+            let door = self.ground.load(layout::DOOR).await;
+            if Door::of(door) == Door::Closed {
+                return None;
+            }
+            if self.load_layout().await {
+                return Some(door);
+            }
+            if !R::closes_door()
+                || self.ground.replace(layout::DOOR, door, Door::Closed.next_word(door)).await
+            {
+                return None;
+            }
+        }
+    }
+
+    /// Finds a file. Asks the keeper to open it if it is not there.
+    async fn find_or_ask_for(&self, file: &mut KnownFile, exists: impl AsyncFn() -> bool) -> Option<FileRef> {
+        let found = file.find(&self.ground, &self.layout).await;
+        match found {
+            Some(found) => files::note_use(&self.ground, &self.layout, found).await,
+            None => files::ask_for(&self.ground, &self.layout, file.id(), exists).await,
+        }
+        found
+    }
+
+    /// Finds a file that is to be changed, and the door. `None`: the cache has nothing to do with the change.
+    async fn find_for_changes(&mut self, file: &mut KnownFile) -> Option<(FileRef, u64)> {
+        let door = self.door_for_changes().await?;
+        Some((file.find(&self.ground, &self.layout).await?, door))
+    }
+
     /// The file's word and id, if its pages may be found now.
     async fn usable(&self, file: FileRef) -> Option<(FileWord, u32)> {
         let word = FileWord(self.ground.load(self.layout.file(file.file)).await);
-        let is_known = self.is_current(file).await;
-        word.usable_id().filter(|_| is_known).map(|id| (word, id))
-    }
-
-    /// Whether the number still means this file. It does not change until the place is left.
-    async fn is_current(&self, file: FileRef) -> bool {
-        self.ground.load(self.layout.birth(file.file)).await == file.birth
+        word.usable_id().map(|id| (word, id))
     }
 
     /// Reads a page from the cache, and marks it visited (C1). Returns whether it was there.
@@ -287,7 +349,7 @@ impl<G: Ground, R: Rules> Caller<G, R> {
     /// Those of `pwrite`.
     pub async fn write(
         &mut self,
-        file: FileRef,
+        file: &mut KnownFile,
         (first, blocks): (u32, u32),
         page: Option<&[u8]>,
         pwrite: impl AsyncFnOnce() -> io::Result<usize>,
@@ -296,10 +358,7 @@ impl<G: Ground, R: Rules> Caller<G, R> {
             return self.change(file, pwrite).await;
         }
         self.occupying(async |caller| {
-            let door = caller.ground.load(layout::DOOR).await;
-            if Door::of(door) == Door::Closed {
-                return pwrite().await;
-            }
+            let Some((file, door)) = caller.find_for_changes(file).await else { return pwrite().await };
             let named = Named::Blocks { file: file.file, first, blocks };
             caller.place().name(named).await;
             let page = page.filter(|_| blocks == 1).map(|page| (first, page));
@@ -369,44 +428,53 @@ impl<G: Ground, R: Rules> Caller<G, R> {
     /// Those of `change`.
     pub async fn change<T>(
         &mut self,
-        file: FileRef,
+        file: &mut KnownFile,
         change: impl AsyncFnOnce() -> io::Result<T>,
     ) -> io::Result<T> {
         self.occupying(async |caller| {
-            let door = caller.ground.load(layout::DOOR).await;
-            if Door::of(door) == Door::Closed || !caller.is_current(file).await {
-                return change().await;
-            }
+            let Some((file, _)) = caller.find_for_changes(file).await else { return change().await };
             caller.place().name(Named::File { file: file.file }).await;
-            caller.update_file(file.file, FileWord::closed_once_more).await;
+            files::update(&caller.ground, &caller.layout, file.file, FileWord::change_begun).await;
             let changed = change().await;
-            let id = fresh_id(&caller.ground).await;
-            let reopened = |word: FileWord| word.opened(if R::changes_ids() { id } else { word.id() });
-            caller.update_file(file.file, reopened).await;
+            let id = fresh_content_id(&caller.ground).await;
+            let reopened =
+                |word: FileWord| word.change_ended(if R::changes_ids() { id } else { word.content_id() });
+            files::update(&caller.ground, &caller.layout, file.file, reopened).await;
             caller.place().withdraw().await;
             changed
         })
         .await
     }
 
-    /// Makes a file's pages unreachable for good: it was unlinked.
-    pub async fn retire(&mut self, file: FileRef) {
+    /// Runs a change of which it is not known which file it changes.
+    pub async fn change_unknown<T>(&mut self, change: impl AsyncFnOnce() -> T) -> T {
         self.occupying(async |caller| {
-            if caller.is_current(file).await && R::retires_files() {
-                caller.update_file(file.file, FileWord::retired).await;
+            close_door(&caller.ground).await;
+            change().await
+        })
+        .await
+    }
+
+    /// Closes the door until this process has ended, for changes that no call announces, such as those by a
+    /// mapping. The keeper does not open a door over a place that is not left (C4).
+    pub async fn keep_door_closed(&mut self) {
+        if !self.keeps_door_closed {
+            grace::enter(&self.ground, Layout::place(self.place)).await;
+            self.keeps_door_closed = true;
+            close_door(&self.ground).await;
+        }
+    }
+
+    /// Makes a file's pages unreachable for good. The file has been unlinked before.
+    pub async fn retire(&mut self, file: &mut KnownFile) {
+        self.occupying(async |caller| {
+            // Pairs with the barrier of a process that asks for the file.
+            caller.ground.barrier().await;
+            if caller.door_for_changes().await.is_some() && R::retires_files() {
+                files::retire(&caller.ground, &caller.layout, file.id()).await;
             }
         })
         .await;
-    }
-
-    async fn update_file(&self, file: u32, update: impl Fn(FileWord) -> FileWord) {
-        let at = self.layout.file(file);
-        loop {
-            let word = FileWord(self.ground.load(at).await);
-            if self.ground.replace(at, word.0, update(word).0).await {
-                return;
-            }
-        }
     }
 }
 
@@ -417,8 +485,8 @@ fn claim<R: Rules>(entry: Entry, slot: u32) -> Entry {
 }
 
 /// An id that no file has had, or 0, which finds nothing, once all ids are used up. (Ids have 32 bits, enough
-/// for four billion changes of whole files. After that, files that change are not cached until the index is
-/// made anew.)
-pub(crate) async fn fresh_id<G: Ground>(ground: &G) -> u32 {
-    u32::try_from(ground.add(layout::NEXT_ID, 1).await.wrapping_add(1)).unwrap_or(0)
+/// for four billion changes of whole files. After that, files that change are not cached until the cache is
+/// attached again.)
+pub(crate) async fn fresh_content_id<G: Ground>(ground: &G) -> u32 {
+    u32::try_from(ground.add(layout::NEXT_CONTENT_ID, 1).await.wrapping_add(1)).unwrap_or(0)
 }

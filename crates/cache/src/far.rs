@@ -22,6 +22,7 @@ use farpool_pool::{EXTENT_BYTES, Extent, OVERFLOW_NODE, SessionCore, Stock, Wher
 use rustix_futex_sync::Mutex;
 
 use crate::layout::MAX_SLOTS;
+use crate::layout::WORD_BYTES;
 use crate::shared::Slots;
 
 /// Bytes of a page: PostgreSQL's default block size.
@@ -34,8 +35,6 @@ pub const SLOTS_PER_EXTENT: u32 = (EXTENT_BYTES / PAGE_BYTES as u64) as u32;
 /// far more numbers than a pool has regions. Each takes 24 B, of which the kernel allocates only the pages
 /// that are used.
 const MAX_REGIONS: u64 = 1 << 20;
-
-const WORD_BYTES: u64 = 8;
 
 /// Where the slots lie: a table in shared memory, zero at the beginning.
 ///

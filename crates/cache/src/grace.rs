@@ -24,9 +24,9 @@ impl Grace {
         Grace(epoch)
     }
 
-    pub(crate) async fn is_over<G: Ground>(self, ground: &G, layout: &Layout) -> bool {
-        for place in 0..layout.shape().places {
-            let entered = ground.load(layout.place(place) + places::EPOCH).await;
+    pub(crate) async fn is_over<G: Ground>(self, ground: &G, places: u32) -> bool {
+        for place in 0..places {
+            let entered = ground.load(Layout::place(place) + places::EPOCH).await;
             if entered != 0 && entered - 1 < self.0 {
                 return false;
             }

@@ -2,8 +2,11 @@
 
 use std::future::Future;
 
-/// Words in shared memory, and slots in far memory. In production all futures are ready at once: the caller
-/// polls once. In a simulation other processes run at every access.
+use crate::layout::Layout;
+
+/// Words in shared memory, and slots in far memory. The door and the places can always be accessed, the other
+/// words while there is an index ([`layout`](Self::layout)). In production all futures are ready at once: the
+/// caller polls once. In a simulation other processes run at every access.
 pub trait Ground {
     /// Loads a word (acquire).
     fn load(&self, at: usize) -> impl Future<Output = u64>;
@@ -16,6 +19,10 @@ pub trait Ground {
 
     /// Adds to a word, wrapping around (acquire and release). Returns the old value.
     fn add(&self, at: usize, addend: u64) -> impl Future<Output = u64>;
+
+    /// The layout of the index that belongs to the door's present state, which is not closed. From now until
+    /// the place is left, its words can be accessed. `None`: this process cannot use the index.
+    fn layout(&self) -> impl Future<Output = Option<Layout>>;
 
     /// A sequentially consistent fence.
     fn barrier(&self) -> impl Future<Output = ()>;

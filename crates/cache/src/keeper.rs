@@ -1,18 +1,19 @@
 //! The process that hands out slots, evicts pages, and cleans up. There is one at a time; its successor
 //! takes over the same memory, and needs to know only which slots have memory.
 
+mod files;
 mod sweep;
 
-use std::collections::BTreeMap;
 use std::marker::PhantomData;
 
-use crate::caller::{FileRef, fresh_id};
+use crate::caller::fresh_content_id;
 use crate::grace::{self, Grace};
 use crate::ground::Ground;
 use crate::layout::{self, Layout};
 use crate::places::{Named, Place};
 use crate::rules::{Rules, Shipped};
 use crate::words::{Door, Entry, EntryState, FileWord, Header};
+use files::Files;
 pub use sweep::Census;
 use sweep::Sweep;
 
@@ -24,8 +25,7 @@ pub struct Keeper<G, R = Shipped> {
     sweep: Sweep,
     /// What the next turn of the door waits for.
     door_grace: Grace,
-    /// Files that are being made known: their births, and what they wait for.
-    adding: BTreeMap<u32, (u64, Grace)>,
+    files: Files,
     /// Valid entries may be from before the door was last closed.
     is_stale: bool,
     rules: PhantomData<fn() -> R>,
@@ -44,7 +44,7 @@ impl<G: Ground, R: Rules> Keeper<G, R> {
             ground,
             layout,
             door_grace: now,
-            adding: BTreeMap::new(),
+            files: Files::new(&layout),
             is_stale,
             rules: PhantomData,
         };
@@ -57,50 +57,34 @@ impl<G: Ground, R: Rules> Keeper<G, R> {
         Door::of(self.ground.load(layout::DOOR).await)
     }
 
-    /// Makes a file known under a number below the shape's. No file is known under two, nor again after it
-    /// was retired, while processes have it open. A file that had the number before must have been retired.
-    /// `None`: calls that may mean the old file are still running; try again.
-    ///
-    /// # Panics
-    /// If the number is too high.
-    pub async fn add_file(&mut self, file: u32) -> Option<FileRef> {
-        assert!(file < self.layout.shape().files, "file {file} of {}", self.layout.shape().files);
-        let (birth, grace) = match self.adding.get(&file) {
-            Some(begun) => *begun,
-            None => {
-                let birth = self.ground.add(layout::NEXT_BIRTH, 1).await.wrapping_add(1);
-                self.ground.store(self.layout.birth(file), birth).await;
-                let grace = Grace::begin(&self.ground).await;
-                self.adding.insert(file, (birth, grace));
-                (birth, grace)
-            }
-        };
-        if !grace.is_over(&self.ground, &self.layout).await {
-            return None;
-        }
-        self.adding.remove(&file);
-        let id = fresh_id(&self.ground).await;
-        self.ground.store(self.layout.file(file), FileWord::open(id).0).await;
-        Some(FileRef { file, birth })
-    }
-
     /// Turns the door one state towards `to` (C5). Returns whether it is at `to` now. While calls that saw an
     /// earlier state are running, the door does not move: try again.
     pub async fn turn_door(&mut self, to: Door) -> bool {
         let word = self.ground.load(layout::DOOR).await;
         let from = Door::of(word);
+        // A caller may have closed it (C8).
+        self.is_stale |= from == Door::Closed && R::notices_closed_door();
         let next = from.towards(to);
         if next == from {
             return true;
         }
-        if R::door_waits() && !self.door_grace.is_over(&self.ground, &self.layout).await {
+        if R::door_waits() && !self.door_grace.is_over(&self.ground, self.layout.shape().places).await {
+            return false;
+        }
+        // After the door's word was loaded: an outsider that is not counted yet changes that word (C9).
+        if next == Door::Open && R::heeds_outsiders() && self.ground.load(layout::OUTSIDERS).await != 0 {
             return false;
         }
         if next == Door::Open && self.is_stale {
+            self.retire_all_files().await;
             self.empty_all().await;
         }
         self.is_stale |= next == Door::Closed;
-        self.ground.store(layout::DOOR, next.next_word(word)).await;
+        if !R::door_compares() {
+            self.ground.store(layout::DOOR, next.next_word(word)).await;
+        } else if !self.ground.replace(layout::DOOR, word, next.next_word(word)).await {
+            return false; // a caller has closed it (C8)
+        }
         self.door_grace = Grace::begin(&self.ground).await;
         next == to
     }
@@ -126,7 +110,7 @@ impl<G: Ground, R: Rules> Keeper<G, R> {
     /// call.
     pub async fn clear_dead(&self, is_alive: impl Fn(u64) -> bool) {
         for number in 0..self.layout.shape().places {
-            let place = Place::new(&self.ground, &self.layout, number);
+            let place = Place::new(&self.ground, number);
             let holder = place.holder().await;
             if holder == 0 || is_alive(holder) || !self.undo(number, &place, &is_alive).await {
                 continue;
@@ -139,7 +123,7 @@ impl<G: Ground, R: Rules> Keeper<G, R> {
 
     /// Repairs what a dead process may have left. False: a living process works there; to be tried again.
     async fn undo(&self, number: u32, place: &Place<'_, G>, is_alive: &impl Fn(u64) -> bool) -> bool {
-        let Some(named) = place.named().await else { return true };
+        let Some(named) = place.named(&self.layout).await else { return true };
         if let Named::File { file } = named {
             return self.reopen(file, number, is_alive).await;
         }
@@ -157,17 +141,15 @@ impl<G: Ground, R: Rules> Keeper<G, R> {
     async fn reopen(&self, file: u32, dead: u32, is_alive: &impl Fn(u64) -> bool) -> bool {
         let at = self.layout.file(file);
         let word = FileWord(self.ground.load(at).await);
-        // A retired file stays as it is: its word has no version, so that a living closer could be
-        // overlooked.
-        if word.usable_id().is_some() || word.id() == 0 {
+        if word.changes() == 0 {
             return true;
         }
         // A process that this word counts has stored its name before: the load makes it visible.
         if self.any_living(dead, is_alive, |other| other == Named::File { file }).await {
             return false;
         }
-        let id = fresh_id(&self.ground).await;
-        self.ground.replace(at, word.0, word.cleared(id).0).await
+        let id = fresh_content_id(&self.ground).await;
+        self.ground.replace(at, word.0, word.without_changes(id).0).await
     }
 
     /// Clears the header of a bucket to which the dead process at a place may have added itself (C6).
@@ -195,11 +177,11 @@ impl<G: Ground, R: Rules> Keeper<G, R> {
         conflicts: impl Fn(Named) -> bool,
     ) -> bool {
         for number in (0..self.layout.shape().places).filter(|number| *number != except) {
-            let place = Place::new(&self.ground, &self.layout, number);
+            let place = Place::new(&self.ground, number);
             let holder = place.holder().await;
             if holder != 0
                 && is_alive(holder)
-                && let Some(named) = place.named().await
+                && let Some(named) = place.named(&self.layout).await
                 && conflicts(named)
             {
                 return true;

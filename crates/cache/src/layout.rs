@@ -1,21 +1,31 @@
 //! Where the words lie in shared memory.
 //!
+//! The door and the places come first: processes need them before there is an index.
+//!
 //! ```text
-//! common   door, epoch, next id, next birth, 4 words unused            64 B
-//! places   each: holder, epoch, what, file, first block, blocks, 2 words unused  64 B
-//! files    each: word, birth, 6 words unused                           64 B
+//! common   door, epoch, next content id, next incarnation, index, shape, version, outsiders,
+//!          namespace, 7 words unused  128 B
+//! places   each: holder, epoch, what, file, first block, blocks, hits, misses  64 B
+//! files    each: word, incarnation, device, inode, generation, used, set is full, 1 word unused  64 B
 //! buckets  each: header, 7 × (key, entry), 1 word unused              128 B
 //! slots    one word each
 //! checksums  one word each: that of the page that was last written to the slot
 //! hints    one word each: numbers of slots that may be free
 //! ```
 
+use std::ops::Range;
+
+use crate::files::FileId;
+
+pub(crate) const WORD_BYTES: u64 = 8;
 /// Entries of a bucket.
 pub(crate) const ENTRIES: usize = 7;
-const COMMON_WORDS: usize = 8;
+const COMMON_WORDS: usize = 16;
 const PLACE_WORDS: usize = 8;
 const FILE_WORDS: usize = 8;
 const BUCKET_WORDS: usize = 16;
+/// Numbers that are looked at for a file: as many as a search should take, if the file is not known.
+pub(crate) const FILE_WAYS: u32 = 16;
 /// Slots for each hint: there are more hints than slots that the keeper keeps free.
 const HINT_DIVISOR: u32 = 32;
 /// Fewest hints, if there are that many slots.
@@ -51,8 +61,29 @@ pub struct Layout {
 pub(crate) const DOOR: usize = 0;
 /// Counts grace periods.
 pub(crate) const EPOCH: usize = 1;
-pub(crate) const NEXT_ID: usize = 2;
-pub(crate) const NEXT_BIRTH: usize = 3;
+pub(crate) const NEXT_CONTENT_ID: usize = 2;
+pub(crate) const NEXT_INCARNATION: usize = 3;
+/// The number of the index behind the door: part of the name of its daemon's socket. It changes only while
+/// the door is closed.
+pub(crate) const INDEX: usize = 4;
+/// The shape of that index: files in the upper half, slots in the lower one.
+pub(crate) const SHAPE: usize = 5;
+/// The version of the layout, and the number of places.
+pub(crate) const VERSION: usize = 6;
+/// Processes that are changing a file without a place (C9).
+pub(crate) const OUTSIDERS: usize = 7;
+/// The namespace of process ids of the process that has made the door.
+pub(crate) const NAMESPACE: usize = 8;
+
+/// The shape in a word of the door; it has no places.
+pub(crate) fn shape_of(word: u64) -> Shape {
+    Shape { places: 0, files: (word >> 32) as u32, slots: (word as u32).min(MAX_SLOTS) }
+}
+
+/// The word of a shape, without its places.
+pub(crate) fn shape_word(shape: Shape) -> u64 {
+    u64::from(shape.files) << 32 | u64::from(shape.slots)
+}
 
 impl Layout {
     /// The layout of a cache. There are at least 1.75 entries for each slot: with fewer, more pages would
@@ -73,7 +104,21 @@ impl Layout {
         self.shape
     }
 
-    /// Words of shared memory, all of them 0 at the beginning.
+    /// Bytes of shared memory for the door and so many places, all 0 at the beginning.
+    pub fn door_bytes(places: u32) -> u64 {
+        Self::place(places) as u64 * WORD_BYTES
+    }
+
+    /// Bytes of shared memory for the rest, all 0 at the beginning.
+    pub fn index_bytes(&self) -> u64 {
+        self.index_words() as u64 * WORD_BYTES
+    }
+
+    pub(crate) fn index_words(&self) -> usize {
+        self.words() - Self::place(self.shape.places)
+    }
+
+    /// How many words there are.
     pub fn words(&self) -> usize {
         self.hint(self.hints)
     }
@@ -82,17 +127,43 @@ impl Layout {
         self.hints
     }
 
-    pub(crate) fn place(&self, place: u32) -> usize {
+    /// Where a place lies. It does not depend on the index: processes enter their places before they know
+    /// whether there is one.
+    pub(crate) fn place(place: u32) -> usize {
         COMMON_WORDS + place as usize * PLACE_WORDS
     }
 
     pub(crate) fn file(&self, file: u32) -> usize {
-        self.place(self.shape.places) + file as usize * FILE_WORDS
+        Self::place(self.shape.places) + file as usize * FILE_WORDS
     }
 
-    /// A file's birth: no other file that was ever known has the same.
-    pub(crate) fn birth(&self, file: u32) -> usize {
+    /// A file's incarnation: no other file that was ever known has the same.
+    pub(crate) fn incarnation(&self, file: u32) -> usize {
         self.file(file) + 1
+    }
+
+    /// Where the parts of a file's id lie.
+    pub(crate) fn file_id(&self, file: u32) -> [usize; 3] {
+        [2, 3, 4].map(|word| self.file(file) + word)
+    }
+
+    /// Whether the file was used for a read lately: not 0.
+    pub(crate) fn file_used(&self, file: u32) -> usize {
+        self.file(file) + 5
+    }
+
+    /// Whether a process has found a set full that begins at this number: not 0.
+    pub(crate) fn set_full(&self, first: u32) -> usize {
+        self.file(first) + 6
+    }
+
+    /// The numbers under which a file may be known.
+    pub(crate) fn file_set(&self, id: FileId) -> Range<u32> {
+        let ways = FILE_WAYS.min(self.shape.files);
+        let sets = self.shape.files.checked_div(ways).unwrap_or(0);
+        let mixed = mix(mix(id.device) ^ id.inode) ^ id.generation;
+        let set = scale(mix(mixed), sets);
+        set * ways..(set + 1) * ways
     }
 
     pub(crate) fn header(&self, bucket: u32) -> usize {
@@ -114,7 +185,7 @@ impl Layout {
     }
 
     /// The entries of a bucket.
-    pub(crate) fn entries(&self, bucket: u32) -> std::ops::Range<u32> {
+    pub(crate) fn entries(&self, bucket: u32) -> Range<u32> {
         bucket * ENTRIES as u32..(bucket + 1) * ENTRIES as u32
     }
 
@@ -140,13 +211,22 @@ impl Layout {
     /// The bucket of a file's block. It does not depend on the file's id, so that a writer finds it whatever
     /// happens to the id meanwhile.
     pub(crate) fn bucket(&self, file: u32, block: u32) -> u32 {
-        // The finaliser of SplitMix64. Consecutive blocks go to different buckets.
-        let mut mixed = (u64::from(file) << 32 | u64::from(block)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^= mixed >> 31;
-        ((u128::from(mixed) * u128::from(self.buckets)) >> 64) as u32
+        // Consecutive blocks go to different buckets.
+        scale(mix(u64::from(file) << 32 | u64::from(block)), self.buckets)
     }
+}
+
+/// The finaliser of SplitMix64.
+fn mix(value: u64) -> u64 {
+    let mut mixed = value.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ mixed >> 31
+}
+
+/// A random word as a number below `limit`; 0 if that is 0.
+fn scale(random: u64, limit: u32) -> u32 {
+    ((u128::from(random) * u128::from(limit)) >> 64) as u32
 }
 
 #[cfg(test)]
@@ -160,7 +240,7 @@ mod tests {
         let mut mark =
             |at: usize, words: usize| used[at..at + words].iter_mut().for_each(|count| *count += 1);
         mark(0, COMMON_WORDS);
-        (0..3).for_each(|place| mark(layout.place(place), PLACE_WORDS));
+        (0..3).for_each(|place| mark(Layout::place(place), PLACE_WORDS));
         (0..2).for_each(|file| mark(layout.file(file), FILE_WORDS));
         for bucket in 0..layout.buckets {
             mark(layout.header(bucket), 1);

@@ -2,8 +2,8 @@
 //! stay where they are, on a local disk.
 //!
 //! The processes of the database look pages up in an *index* in shared memory and read them from *slots* in
-//! far memory. A write empties the entries of its blocks, and then goes to the disk. One process, the
-//! *keeper*, hands out slots, evicts pages, and cleans up after processes that died. No read and no write
+//! far memory. A write empties the entries of its blocks, and then goes to the disk. One thread of a daemon,
+//! the *keeper*, hands out slots, evicts pages, and cleans up after processes that died. No read and no write
 //! waits for it.
 //!
 //! The index is an array of *buckets*. A bucket has some *entries*, each for one page in one slot, and a
@@ -19,15 +19,16 @@
 //!     changed and counts no other writer. Writer and admitter each store first, pass a barrier, and then
 //!     load. So the writer sees the entry, or the admitter sees the writer. Until its key is stored, an entry
 //!     is *claimed*: no other process empties it.
-//! C3. An operation that changes a whole file (such as truncating it) closes the file first, and reopens it
-//!     under a new id. Pages are found under the file's current id only. No id is used twice.
+//! C3. While an operation changes a whole file (such as truncating it), no page of the file is found.
+//! Afterwards
+//!     the file has a new *content id*. Pages are found under the file's current content id only. None is
+//!     used twice.
 //! C4. A process enters its *place* before it uses the index, and leaves it afterwards. The keeper reuses a
 //!     slot or a file's number, and changes the door (C5), only after every place that was occupied has been
-//!     left.
-//!     It clears the place of a dead process, and waits for a stopped one.
+//!     left. It clears the place of a dead process, and waits for a stopped one.
 //! C5. The *door* says which operations use the index: none (closed: writers go straight to the disk), only
-//!     invalidation, or all (open). It moves one state at a time. Writers do not invalidate while it is
-//!     closed, so the keeper empties all entries before it opens again.
+//!     invalidation, or all (open). The keeper moves it one state at a time; any process may close it (C8).
+//!     Writers do not invalidate while it is closed, so the keeper empties all entries before it opens again.
 //! C6. A writer may have died before or after it added itself to a header. The keeper cannot tell, so it
 //!     never subtracts. It replaces the header with one of the next version that counts no writers. It does
 //!     so only if no living process names the bucket in its place (`places`), and by a compare-and-swap,
@@ -36,32 +37,58 @@
 //!     that was given up may land late, when the slot has another page. So the index has a checksum for each
 //!     slot. The process that fills a slot stores the checksum before the entry becomes valid. A page that
 //!     does not match is a miss.
+//! C8. A process that has to change a file and cannot use the index closes the door first, whatever its
+//!     state. The keeper changes the door by compare-and-swap, and treats a door that it finds closed like
+//!     one that it has closed.
+//! C9. A process may have to change a file without a place: all places are taken, or its own is in use by a
+//!     call that a signal handler has interrupted. It counts itself as an *outsider*, then closes the door if
+//!     it is not closed, and leaves the count after its change. The keeper loads the door's word, opens the
+//!     door only if it counts no outsiders after that, and does so by compare-and-swap.
 //!
-//! Where slots lie in far memory is the subject of `far`. Not here: which calls of a program mean which
-//! operation, when files are known and what an unclean end means for them.
+//! Where slots lie in far memory is the subject of `far`. Rules N1 to N3 (`files`) say which files are
+//! known, rules A1 to A3 (`attached`) how a daemon comes and goes. Not here: which calls of a program mean
+//! which operation.
 
+mod attached;
 mod caller;
+mod client;
+mod door;
 mod far;
+mod files;
 mod grace;
 mod ground;
+mod identity;
 mod keeper;
 mod layout;
+mod living;
 #[cfg(test)]
 mod models;
+mod outside;
+mod owner;
 mod places;
 mod policy;
 mod rules;
+mod session;
 mod shared;
 mod slot_set;
+mod vacating;
 mod words;
 
-pub use caller::{Caller, FileRef, Outcome};
+pub use attached::{AttachError, AttachedCache, CacheConfig};
+pub use caller::{Caller, Outcome};
+pub use client::CacheClient;
+pub use door::{DoorError, DoorFile, DoorStatus};
 pub use far::{FarMemory, FarSlots, FarTable, PAGE_BYTES, SLOTS_PER_EXTENT};
+pub use files::{FileId, KnownFile};
 pub use ground::Ground;
 pub use keeper::{Census, Keeper};
 pub use layout::{Layout, MAX_PLACES, MAX_SLOTS, Shape};
+pub use living::{Living, give_up_places, this_process};
+pub use outside::{change_outside, close_for_good, keep_closed};
 pub use rules::{Rules, Shipped};
-pub use shared::{Shared, Slots};
+pub use session::{CacheSession, Replacements};
+pub use shared::{FindIndex, Index, Shared, Slots};
+pub use vacating::Vacating;
 pub use words::Door;
 
 use std::future::Future;

@@ -15,10 +15,11 @@ use loom::sync::atomic::{AtomicU64, fence};
 use loom::thread;
 
 use crate::words::{FileWord, Key};
-use crate::{Caller, Door, FileRef, Ground, Layout, Outcome, Shape, Shipped, at_once, layout};
+use crate::{Caller, Door, FileId, Ground, KnownFile, Layout, Outcome, Shape, Shipped, at_once, layout};
 
 /// Switches away from a process that could go on, in one history.
 const PREEMPTIONS: usize = 3;
+const PLACES: u32 = 3;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Fault {
@@ -32,6 +33,7 @@ struct Machine {
     slots: Vec<AtomicU64>,
     /// The blocks of the file.
     disk: Vec<AtomicU64>,
+    layout: Layout,
     fault: Fault,
 }
 
@@ -40,15 +42,16 @@ struct Access(Arc<Machine>);
 
 const OLD: u64 = 1;
 const NEW: u64 = 2;
-const FILE: FileRef = FileRef { file: 0, birth: 1 };
+const FILE: FileId = FileId { device: 1, inode: 2, generation: 3 };
 
 /// An open cache with one file of three blocks and four free slots. Nothing is cached.
-fn machine(fault: Fault) -> (Access, Layout) {
-    let layout = Layout::new(Shape { places: 3, files: 1, slots: 4 });
+fn machine(fault: Fault) -> Access {
+    let layout = Layout::new(Shape { places: PLACES, files: 1, slots: 4 });
     let mut words = vec![0; layout.words()];
     words[layout::DOOR] = Door::Open.next_word(0);
     words[layout.file(0)] = FileWord::open(1).0;
-    words[layout.birth(0)] = 1;
+    words[layout.incarnation(0)] = 1;
+    (1..).zip(layout.file_id(0)).for_each(|(part, at)| words[at] = part);
     (0..4).for_each(|slot| words[layout.hint(slot)] = u64::from(slot) + 1);
     // Entry 0 keeps the key of block 0: a stale key in an empty entry must do no harm.
     words[layout.key(0)] = Key::new(1, 0).0;
@@ -56,7 +59,7 @@ fn machine(fault: Fault) -> (Access, Layout) {
     let slots = (0..4).map(|_| AtomicU64::new(0)).collect();
     // A block that is not written holds its number.
     let disk = (0..3).map(|block| AtomicU64::new(if block == 0 { OLD } else { 10 * block })).collect();
-    (Access(Arc::new(Machine { words, slots, disk, fault })), layout)
+    Access(Arc::new(Machine { words, slots, disk, layout, fault }))
 }
 
 impl Ground for Access {
@@ -74,6 +77,10 @@ impl Ground for Access {
 
     async fn add(&self, at: usize, addend: u64) -> u64 {
         self.0.words[at].fetch_add(addend, Ordering::AcqRel)
+    }
+
+    async fn layout(&self) -> Option<Layout> {
+        Some(self.0.layout)
     }
 
     async fn barrier(&self) {
@@ -127,7 +134,8 @@ fn read_block<R: crate::Rules>(
         to.copy_from_slice(&machine.0.disk[block as usize].load(Ordering::Acquire).to_le_bytes());
         Ok(to.len())
     };
-    let found = at_once(caller.read(FILE, block, &mut page, pread)).expect("the disk does not fail");
+    let found = at_once(caller.read(&mut KnownFile::new(FILE), block, &mut page, async || true, pread))
+        .expect("the disk does not fail");
     (u64::from_le_bytes(page), found)
 }
 
@@ -136,7 +144,7 @@ fn write<R: crate::Rules>(machine: &Access, caller: &mut Caller<Access, R>) {
         machine.0.disk[0].store(NEW, Ordering::Release);
         Ok(8)
     };
-    at_once(caller.write(FILE, (0, 1), None, pwrite)).expect("the disk does not fail");
+    at_once(caller.write(&mut KnownFile::new(FILE), (0, 1), None, pwrite)).expect("the disk does not fail");
 }
 
 /// `reads`: how often each of the reading processes reads.
@@ -144,8 +152,8 @@ fn check_reads_after_write<R: crate::Rules + 'static>(fault: Fault, reads: &'sta
     let mut builder = Builder::new();
     builder.preemption_bound = Some(PREEMPTIONS);
     builder.check(move || {
-        let (machine, layout) = machine(fault);
-        let join = |holder| at_once(Caller::<_, R>::join(machine.clone(), layout, holder)).expect("a place");
+        let machine = machine(fault);
+        let join = |holder| at_once(Caller::<_, R>::join(machine.clone(), PLACES, holder)).expect("a place");
         let mut writer = join(1);
         let reading: Vec<_> = (2..)
             .zip(reads)
@@ -195,8 +203,8 @@ fn check_keys<R: crate::Rules + 'static>() {
     let mut builder = Builder::new();
     builder.preemption_bound = Some(PREEMPTIONS);
     builder.check(|| {
-        let (machine, layout) = machine(Fault::None);
-        let join = |holder| at_once(Caller::<_, R>::join(machine.clone(), layout, holder)).expect("a place");
+        let machine = machine(Fault::None);
+        let join = |holder| at_once(Caller::<_, R>::join(machine.clone(), PLACES, holder)).expect("a place");
         let (mut one, mut other) = (join(1), join(2));
         let admitting = {
             let machine = machine.clone();

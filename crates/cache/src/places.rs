@@ -16,6 +16,9 @@ const WHAT: usize = 2;
 const FILE: usize = 3;
 const FIRST: usize = 4;
 const BLOCKS: usize = 5;
+/// Counts since the door was made. Only the holder changes them.
+const HITS: usize = 6;
+const MISSES: usize = 7;
 
 /// What a call does to more than its own place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -50,13 +53,12 @@ impl Named {
 #[derive(Clone, Copy)]
 pub(crate) struct Place<'a, G> {
     pub(crate) ground: &'a G,
-    layout: &'a Layout,
     pub(crate) at: usize,
 }
 
 impl<'a, G: Ground> Place<'a, G> {
-    pub(crate) fn new(ground: &'a G, layout: &'a Layout, number: u32) -> Self {
-        Place { ground, layout, at: layout.place(number) }
+    pub(crate) fn new(ground: &'a G, number: u32) -> Self {
+        Place { ground, at: Layout::place(number) }
     }
 
     pub(crate) async fn holder(&self) -> u64 {
@@ -66,6 +68,11 @@ impl<'a, G: Ground> Place<'a, G> {
     /// Takes a place that nobody has.
     pub(crate) async fn take(&self, holder: u64) -> bool {
         self.ground.replace(self.at + HOLDER, 0, holder).await
+    }
+
+    /// Gives another holder's number to the place of `holder`, if it is that.
+    pub(crate) async fn pass_on(&self, holder: u64, to: u64) {
+        self.ground.replace(self.at + HOLDER, holder, to).await;
     }
 
     pub(crate) async fn free(&self) {
@@ -87,6 +94,17 @@ impl<'a, G: Ground> Place<'a, G> {
         self.ground.store(self.at + WHAT, NOTHING).await;
     }
 
+    /// Counts a read that went to the cache first.
+    pub(crate) async fn count_read(&self, is_hit: bool) {
+        let at = self.at + if is_hit { HITS } else { MISSES };
+        self.ground.store(at, self.ground.load(at).await.wrapping_add(1)).await;
+    }
+
+    /// How many reads were hits, and how many were not, by all processes that had this place.
+    pub(crate) async fn reads(&self) -> (u64, u64) {
+        (self.ground.load(self.at + HITS).await, self.ground.load(self.at + MISSES).await)
+    }
+
     /// Withdraws the first of the blocks that a dead process has named. A keeper that dies between the two
     /// stores leaves a block too many.
     pub(crate) async fn withdraw_first(&self) {
@@ -97,7 +115,7 @@ impl<'a, G: Ground> Place<'a, G> {
     }
 
     /// What is named. A name that no process stores counts as none.
-    pub(crate) async fn named(&self) -> Option<Named> {
+    pub(crate) async fn named(&self, layout: &Layout) -> Option<Named> {
         let what = self.ground.load(self.at + WHAT).await;
         let file = self.ground.load(self.at + FILE).await as u32;
         let named = match what {
@@ -109,6 +127,6 @@ impl<'a, G: Ground> Place<'a, G> {
             CHANGES => Some(Named::File { file }),
             _ => None,
         };
-        named.filter(|_| file < self.layout.shape().files)
+        named.filter(|_| file < layout.shape().files)
     }
 }

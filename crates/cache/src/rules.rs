@@ -14,6 +14,10 @@ pub trait Rules {
     /// Most pages that one sweep considers for eviction: tens of milliseconds if all of them were visited.
     const CONSIDERED_PER_SWEEP: u32 = 1 << 18;
 
+    /// For how many rounds over the table of files nobody has read a file that loses its entry to another
+    /// one. About ten seconds for the table's usual size. A simulation uses fewer.
+    const UNUSED_ROUNDS: u16 = 250;
+
     /// Whether a page may be admitted. `before`: the bucket's header when the page was read or written.
     /// `now`: the header after the entry was taken. `writers`: how many other processes `before` counts
     /// (C2).
@@ -51,8 +55,39 @@ pub trait Rules {
         true
     }
 
+    /// Whether a process that cannot use the index closes the door before it changes anything (C8).
+    fn closes_door() -> bool {
+        true
+    }
+
+    /// Whether the keeper leaves the door as it is while it counts outsiders (C9).
+    fn heeds_outsiders() -> bool {
+        true
+    }
+
+    /// Whether the keeper trusts no entry after it has found the door closed (C8).
+    fn notices_closed_door() -> bool {
+        true
+    }
+
+    /// Whether the keeper turns the door only if no caller has closed it meanwhile (C8).
+    fn door_compares() -> bool {
+        true
+    }
+
     /// Whether a file gets a new id after it was changed as a whole (C3).
     fn changes_ids() -> bool {
+        true
+    }
+
+    /// Whether the keeper opens and frees files only after every place that was occupied has been left (N2,
+    /// N3).
+    fn files_wait() -> bool {
+        true
+    }
+
+    /// Whether a file is opened only if it is known under no other number (N1).
+    fn files_are_unique() -> bool {
         true
     }
 

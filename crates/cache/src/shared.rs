@@ -1,11 +1,13 @@
-//! The index in real shared memory.
+//! Door, places and index in real shared memory.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use farpool_fabric::Mapping;
 
 use crate::ground::Ground;
+use crate::layout::{self, Layout, Shape, WORD_BYTES};
 
 /// Slots in far memory.
 pub trait Slots {
@@ -16,42 +18,100 @@ pub trait Slots {
     fn write(&self, slot: u32, page: &[u8]) -> bool;
 }
 
-/// An index in memory that several processes have mapped, and slots that they all can use.
-#[derive(Clone, Debug)]
-pub struct Shared<S> {
+/// An index that this process has mapped, and its slots.
+#[derive(Debug)]
+pub struct Index<S> {
     words: Arc<Mapping>,
+    layout: Layout,
     slots: S,
 }
 
-impl<S: Slots> Shared<S> {
-    /// An index of so many words, and its slots. `None`: the memory is too small, or read-only.
-    pub fn new(words: Arc<Mapping>, needed: usize, slots: S) -> Option<Shared<S>> {
-        let last = (needed as u64).checked_sub(1)? * 8;
-        // Adding nothing shows whether the last word is there and may be changed.
-        words.fetch_and_add(last, 0).ok()?;
-        Some(Shared { words, slots })
+impl<S: Slots> Index<S> {
+    /// An index of this shape. `None`: the memory is too small, or read-only.
+    pub fn new(words: Arc<Mapping>, shape: Shape, slots: S) -> Option<Index<S>> {
+        let layout = Layout::new(shape);
+        is_usable(&words, layout.index_words()).then_some(Index { words, layout, slots })
     }
 }
 
-/// The reason for which accesses succeed: [`Shared::new`] has checked the bounds, and all words lie within
-/// them.
+/// Whether the memory has so many words, and may be changed.
+fn is_usable(memory: &Mapping, words: usize) -> bool {
+    let last = (words as u64).checked_sub(1).map(|last| last * WORD_BYTES);
+    // Adding nothing shows whether the last word is there and may be changed.
+    last.is_some_and(|last| memory.fetch_and_add(last, 0).is_ok())
+}
+
+/// Finds the index with a number, and of this shape. `None`: this process cannot use it now.
+pub type FindIndex<S> = Box<dyn Fn(u64, Shape) -> Option<Index<S>>>;
+
+/// The shared memory of a cache as one thread sees it: door and places, and an index behind the door.
+pub struct Shared<S> {
+    door: Arc<Mapping>,
+    places: u32,
+    find: FindIndex<S>,
+    /// The last index that was found, with its number.
+    index: RefCell<Option<(u64, Index<S>)>>,
+}
+
+/// The reason for which accesses succeed: [`Shared::new`] and [`Index::new`] have checked the bounds, and all
+/// words lie within them. Words of the index are accessed only while there is one ([`Ground::layout`]).
 const WITHIN: &str = "words of the layout are within the memory";
+
+impl<S: Slots> Shared<S> {
+    /// Door and so many places. `find` is called when a call needs an index that this thread has not found
+    /// yet. `None`: the memory is too small, or read-only.
+    pub fn new(door: Arc<Mapping>, places: u32, find: FindIndex<S>) -> Option<Shared<S>> {
+        let is_usable = is_usable(&door, Layout::place(places));
+        is_usable.then_some(Shared { door, places, find, index: RefCell::default() })
+    }
+
+    /// With this index behind the door, for its keeper.
+    pub fn with_index(self, number: u64, index: Index<S>) -> Shared<S> {
+        self.index.replace(Some((number, index)));
+        self
+    }
+
+    /// Runs an operation on the memory in which a word lies.
+    fn at<T>(&self, at: usize, operation: impl FnOnce(&Mapping, u64) -> T) -> T {
+        match at.checked_sub(Layout::place(self.places)) {
+            None => operation(&self.door, at as u64 * WORD_BYTES),
+            Some(at) => self.behind(|index| operation(&index.words, at as u64 * WORD_BYTES)),
+        }
+    }
+
+    fn behind<T>(&self, operation: impl FnOnce(&Index<S>) -> T) -> T {
+        let index = self.index.borrow();
+        operation(&index.as_ref().expect("an index was found").1)
+    }
+}
 
 impl<S: Slots> Ground for Shared<S> {
     async fn load(&self, at: usize) -> u64 {
-        self.words.load(at as u64 * 8).expect(WITHIN)
+        self.at(at, |words, offset| words.load(offset)).expect(WITHIN)
     }
 
     async fn store(&self, at: usize, value: u64) {
-        self.words.store(at as u64 * 8, value).expect(WITHIN);
+        self.at(at, |words, offset| words.store(offset, value)).expect(WITHIN);
     }
 
     async fn replace(&self, at: usize, old: u64, new: u64) -> bool {
-        self.words.compare_and_swap(at as u64 * 8, old, new).expect(WITHIN) == old
+        self.at(at, |words, offset| words.compare_and_swap(offset, old, new)).expect(WITHIN) == old
     }
 
     async fn add(&self, at: usize, addend: u64) -> u64 {
-        self.words.fetch_and_add(at as u64 * 8, addend).expect(WITHIN)
+        self.at(at, |words, offset| words.fetch_and_add(offset, addend)).expect(WITHIN)
+    }
+
+    async fn layout(&self) -> Option<Layout> {
+        let number = self.load(layout::INDEX).await;
+        let mut index = self.index.borrow_mut();
+        if index.as_ref().is_none_or(|(found, _)| *found != number) {
+            *index = None; // its memory is given back first
+            let shape = layout::shape_of(self.door.load(layout::SHAPE as u64 * WORD_BYTES).expect(WITHIN));
+            let shape = Shape { places: self.places, ..shape };
+            *index = (self.find)(number, shape).map(|found| (number, found));
+        }
+        index.as_ref().map(|(_, index)| index.layout)
     }
 
     async fn barrier(&self) {
@@ -61,10 +121,10 @@ impl<S: Slots> Ground for Shared<S> {
     }
 
     async fn read_slot(&self, slot: u32, to: &mut [u8]) -> bool {
-        self.slots.read(slot, to)
+        self.behind(|index| index.slots.read(slot, to))
     }
 
     async fn write_slot(&self, slot: u32, page: &[u8]) -> bool {
-        self.slots.write(slot, page)
+        self.behind(|index| index.slots.write(slot, page))
     }
 }

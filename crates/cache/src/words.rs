@@ -4,7 +4,7 @@
 //! header      version:44 | writers:20
 //! key         id:32 | block:32
 //! entry       generation:29 | visited:1 | state:2 | slot:32
-//! file        unused:16 | id:32 | closers:16
+//! file        unused:14 | open:1 | asked for:1 | content id:32 | changes in progress:16
 //! slot        sequence:30 | state:2 | owner:32    a place if taken, an entry if used
 //! door        generation:62 | state:2
 //! ```
@@ -138,8 +138,10 @@ impl Entry {
 }
 
 /// Each place closes a file at most once.
-const CLOSER_BITS: u32 = 16;
-const _: () = assert!(MAX_PLACES < 1 << CLOSER_BITS);
+const CHANGE_BITS: u32 = 16;
+const _: () = assert!(MAX_PLACES < 1 << CHANGE_BITS);
+const ASKED_FOR: u64 = 1 << 48;
+const OPEN: u64 = 1 << 49;
 
 /// A file that is known here.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -147,40 +149,60 @@ pub(crate) struct FileWord(pub(crate) u64);
 
 impl FileWord {
     pub(crate) fn open(id: u32) -> FileWord {
-        FileWord(u64::from(id) << CLOSER_BITS)
+        FileWord(u64::from(id) << CHANGE_BITS | OPEN)
     }
 
-    /// 0: retired, or no file.
-    pub(crate) fn id(self) -> u32 {
-        (self.0 >> CLOSER_BITS) as u32
+    /// A file is open from when the keeper opens it until it is retired. Only then are its pages found.
+    pub(crate) fn is_open(self) -> bool {
+        self.0 & OPEN != 0
     }
 
-    fn closers(self) -> u64 {
-        self.0 & ((1 << CLOSER_BITS) - 1)
+    /// It changes with each change of the file, also if the file is not open: so words do not repeat.
+    pub(crate) fn content_id(self) -> u32 {
+        (self.0 >> CHANGE_BITS) as u32
+    }
+
+    /// How many calls are changing the file as a whole.
+    pub(crate) fn changes(self) -> u64 {
+        self.0 & ((1 << CHANGE_BITS) - 1)
     }
 
     /// The id under which pages may be found and admitted now.
     pub(crate) fn usable_id(self) -> Option<u32> {
-        (self.closers() == 0 && self.id() != 0).then_some(self.id())
+        (self.changes() == 0 && self.is_open() && self.content_id() != 0).then_some(self.content_id())
     }
 
-    pub(crate) fn closed_once_more(self) -> FileWord {
+    /// A process wants to find pages of this file, which the keeper has to open first.
+    pub(crate) fn asked_for(self) -> FileWord {
+        FileWord(self.0 | ASKED_FOR)
+    }
+
+    pub(crate) fn is_asked_for(self) -> bool {
+        self.0 & ASKED_FOR != 0
+    }
+
+    /// Whether it was asked for, and not retired.
+    pub(crate) fn is_live(self) -> bool {
+        self.0 & (OPEN | ASKED_FOR) != 0
+    }
+
+    /// One change more in progress.
+    pub(crate) fn change_begun(self) -> FileWord {
         FileWord(self.0.wrapping_add(1))
     }
 
-    /// One closer less. The file gets another id, unless it is retired.
-    pub(crate) fn opened(self, fresh: u32) -> FileWord {
-        let id = if self.id() == 0 { 0 } else { fresh };
-        FileWord(FileWord::open(id).0 | self.closers().saturating_sub(1))
+    /// One change less in progress. The file gets another id.
+    pub(crate) fn change_ended(self, fresh: u32) -> FileWord {
+        FileWord(self.without_changes(fresh).0 | self.changes().saturating_sub(1))
     }
 
     pub(crate) fn retired(self) -> FileWord {
-        FileWord(self.closers())
+        FileWord(self.0 & !(OPEN | ASKED_FOR))
     }
 
-    /// No closers. The file gets another id, unless it is retired.
-    pub(crate) fn cleared(self, fresh: u32) -> FileWord {
-        FileWord::open(if self.id() == 0 { 0 } else { fresh })
+    /// No change is in progress. The file gets another id.
+    pub(crate) fn without_changes(self, fresh: u32) -> FileWord {
+        FileWord(u64::from(fresh) << CHANGE_BITS | self.0 & (OPEN | ASKED_FOR))
     }
 }
 
@@ -221,9 +243,10 @@ impl SlotWord {
 }
 
 /// What may be done now (C5).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Door {
     /// Processes use their files as if there were no cache.
+    #[default]
     Closed = 0,
     /// Writers invalidate; nobody admits or finds a page.
     Invalidating = 1,
@@ -284,13 +307,16 @@ mod tests {
     fn a_file_is_usable_while_nobody_closes_it_and_has_another_id_afterwards() {
         let file = FileWord::open(3);
         assert_eq!(file.usable_id(), Some(3));
-        let closed = file.closed_once_more().closed_once_more();
-        assert_eq!((closed.id(), closed.usable_id()), (3, None));
-        assert_eq!(closed.opened(4).usable_id(), None);
-        assert_eq!(closed.opened(4).opened(5).usable_id(), Some(5));
-        assert_eq!(closed.cleared(6).usable_id(), Some(6));
+        let closed = file.change_begun().change_begun();
+        assert_eq!((closed.content_id(), closed.usable_id()), (3, None));
+        assert_eq!(closed.change_ended(4).usable_id(), None);
+        assert_eq!(closed.change_ended(4).change_ended(5).usable_id(), Some(5));
+        assert_eq!(closed.without_changes(6).usable_id(), Some(6));
         let retired = closed.retired();
-        assert_eq!((retired.opened(7).opened(8).usable_id(), retired.cleared(9).usable_id()), (None, None));
+        assert_eq!(
+            (retired.change_ended(7).change_ended(8).usable_id(), retired.without_changes(9).usable_id()),
+            (None, None)
+        );
     }
 
     #[test]

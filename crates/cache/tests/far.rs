@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farpool_cache::{
-    Caller, Door, FarMemory, FarSlots, FarTable, FileRef, Keeper, Layout, Outcome, PAGE_BYTES,
-    SLOTS_PER_EXTENT, Shape, Shared, Shipped, Slots, at_once,
+    Caller, Door, FarMemory, FarSlots, FarTable, FileId, Index, Keeper, KnownFile, Layout, Outcome,
+    PAGE_BYTES, SLOTS_PER_EXTENT, Shape, Shared, Shipped, Slots, at_once,
 };
 use farpool_fabric::{Endpoint, EndpointConfig, MonotonicClock, Negotiated, SharedMemory, TransportChoice};
 use farpool_pool::direct::{GuestRegion, GuestRegions};
@@ -147,20 +147,29 @@ fn a_lost_node_costs_its_slots_only_and_they_get_other_memory() {
 struct Cache {
     keeper: Keeper<Shared<FarSlots>>,
     caller: Caller<Shared<FarSlots>>,
-    file: FileRef,
+    file: KnownFile,
 }
 
 impl Cache {
     fn over(far: &Far) -> Cache {
-        let layout = Layout::new(Shape { places: 2, files: 1, slots: far.slot_count });
-        let index = SharedMemory::create("far-index", layout.words() as u64 * 8).unwrap();
-        let ground = || Shared::new(index.mapping().clone(), layout.words(), far.attach()).unwrap();
+        let shape = Shape { places: 2, files: 1, slots: far.slot_count };
+        let layout = Layout::new(shape);
+        let door = SharedMemory::create("far-door", Layout::door_bytes(2)).unwrap();
+        let words = SharedMemory::create("far-index", layout.index_bytes()).unwrap();
+        let index = || Index::new(words.mapping().clone(), shape, far.attach()).unwrap();
+        let ground = || {
+            let none = Box::new(|_, _| None);
+            Shared::new(door.mapping().clone(), 2, none).unwrap().with_index(0, index())
+        };
         let mut keeper = at_once(Keeper::<_, Shipped>::start(ground(), layout, |_| true));
-        let file = at_once(keeper.add_file(0)).unwrap();
         assert!((0..2).any(|_| at_once(keeper.turn_door(Door::Open))), "two turns open the door");
         at_once(keeper.sweep());
-        let caller = at_once(Caller::join(ground(), layout, 1)).unwrap();
-        Cache { keeper, caller, file }
+        let caller = at_once(Caller::join(ground(), 2, 1)).unwrap();
+        let file = KnownFile::new(FileId { device: 1, inode: 2, generation: 3 });
+        let mut cache = Cache { keeper, caller, file };
+        cache.read(0); // asks for the file
+        (0..2).for_each(|_| at_once(cache.keeper.maintain_files()));
+        cache
     }
 
     /// Reads a block. Returns whether it was a hit.
@@ -170,7 +179,8 @@ impl Cache {
             to.copy_from_slice(&page_of(block));
             Ok(PAGE_BYTES)
         };
-        let outcome = at_once(self.caller.read(self.file, block, &mut page, pread)).unwrap();
+        let outcome =
+            at_once(self.caller.read(&mut self.file, block, &mut page, async || true, pread)).unwrap();
         assert!(page == page_of(block), "block {block}");
         outcome == Outcome::Hit
     }

@@ -10,12 +10,14 @@ use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
 use farpool_cache::{
-    Caller, Door, FileRef, Keeper, Layout, Outcome, Rules, Shape, Shared, Shipped, Slots, at_once,
+    Caller, Door, FileId, Index, Keeper, KnownFile, Layout, Outcome, Rules, Shape, Shared, Shipped, Slots,
+    at_once,
 };
 use farpool_fabric::{Mapping, SharedMemory};
 
 const PAGE: usize = 8192;
 const PROCESSES: u32 = 6;
+const PLACES: u32 = PROCESSES + 2;
 const BLOCKS: u32 = 768;
 const SLOTS: u32 = 600;
 /// How long processes run if nothing is wrong.
@@ -87,14 +89,15 @@ fn page_of(block: u32, version: u64) -> Vec<u8> {
 }
 
 /// A process: reads and writes until it is killed.
-fn work<R: Rules>(ground: Ground, layout: Layout, ledger: &Ledger, file: FileRef, disk: &File) -> ! {
+fn work<R: Rules>(ground: impl Fn() -> Ground, ledger: &Ledger, disk: &File) -> ! {
     let holder = u64::from(std::process::id());
     let mut caller = loop {
-        match at_once(Caller::<_, R>::join(ground.clone(), layout, holder)) {
+        match at_once(Caller::<_, R>::join(ground(), PLACES, holder)) {
             Some(caller) => break caller,
             None => std::thread::yield_now(),
         }
     };
+    let mut file = KnownFile::new(FileId { device: 1, inode: 2, generation: 3 });
     let mut random = holder.wrapping_mul(0x5851_f42d_4c95_7f2d) | 1;
     let mut page = vec![0; PAGE];
     loop {
@@ -109,14 +112,14 @@ fn work<R: Rules>(ground: Ground, layout: Layout, ledger: &Ledger, file: FileRef
             let version = ledger.add(Ledger::of(block, BEGUN));
             let new = page_of(block, version);
             let pwrite = async || disk.write_at(&new, at);
-            at_once(caller.write(file, (block, 1), Some(&new), pwrite)).unwrap();
+            at_once(caller.write(&mut file, (block, 1), Some(&new), pwrite)).unwrap();
             ledger.0.store(Ledger::of(block, WRITTEN) * 8, version).unwrap();
             ledger.0.store(lock, 0).unwrap();
             ledger.add(WRITES);
         } else {
             let least = ledger.load(Ledger::of(block, WRITTEN));
             let pread = async |to: &mut [u8]| disk.read_at(to, at);
-            let found = at_once(caller.read(file, block, &mut page, pread)).unwrap();
+            let found = at_once(caller.read(&mut file, block, &mut page, async || true, pread)).unwrap();
             let most = ledger.load(Ledger::of(block, BEGUN));
             let word = u64::from_le_bytes(page[..8].try_into().unwrap());
             let version = word & ((1 << 48) - 1);
@@ -172,21 +175,24 @@ fn run<R: Rules>(at_most: Duration) -> Counts {
     let disk = disk.unwrap();
     (0..BLOCKS)
         .for_each(|block| disk.write_all_at(&page_of(block, 0), u64::from(block) * PAGE as u64).unwrap());
-    let layout = Layout::new(Shape { places: PROCESSES + 2, files: 1, slots: SLOTS });
+    let shape = Shape { places: PLACES, files: 1, slots: SLOTS };
+    let layout = Layout::new(shape);
     let memory = |name, bytes| SharedMemory::create(name, bytes).unwrap().mapping().clone();
     let pages = Pages(memory("litmus-slots", Pages::place(SLOTS)));
-    let ground =
-        Shared::new(memory("litmus-index", layout.words() as u64 * 8), layout.words(), pages).unwrap();
+    let (door, words) =
+        (memory("litmus-door", Layout::door_bytes(PLACES)), memory("litmus-index", layout.index_bytes()));
+    let index = move |_, _| Index::new(words.clone(), shape, pages.clone());
+    let ground = || -> Ground { Shared::new(door.clone(), PLACES, Box::new(index.clone())).unwrap() };
     let ledger = Ledger(memory("litmus-ledger", LEDGER_WORDS * 8));
-    let mut keeper = at_once(Keeper::<_, R>::start(ground.clone(), layout, |_| true));
-    let file = at_once(keeper.add_file(0)).expect("nobody is there yet");
+    let mut keeper =
+        at_once(Keeper::<_, R>::start(ground().with_index(0, index(0, shape).unwrap()), layout, |_| true));
     assert!((0..2).any(|_| at_once(keeper.turn_door(Door::Open))), "two turns open the door");
     let start = || {
         // SAFETY: the child starts no thread, and leaves this closure only by abort. It takes no lock but the
         // allocator's, which glibc makes usable again in the child.
         match unsafe { libc::fork() } {
             0 => {
-                let working = || work::<R>(ground.clone(), layout, &ledger, file, &disk);
+                let working = || work::<R>(&ground, &ledger, &disk);
                 let _panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(working));
                 std::process::abort()
             }
@@ -207,6 +213,7 @@ fn run<R: Rules>(at_most: Duration) -> Counts {
         }
         at_once(keeper.clear_dead(|holder| children.0.contains(&(holder as i32))));
         at_once(keeper.sweep());
+        at_once(keeper.maintain_files());
     }
     let sum = |word| ledger.load(word);
     Counts { reads: sum(READS), hits: sum(HITS), writes: sum(WRITES), stale: sum(STALE) }

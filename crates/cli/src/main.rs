@@ -7,6 +7,7 @@
 
 mod bench;
 mod broker;
+mod cache;
 mod db;
 mod demo;
 mod doctor;
@@ -59,6 +60,7 @@ Examples:
   farpool up                  a pool on this machine: a broker and two nodes (--detach: in the background)
   farpool mount /mnt/far      far memory as a directory, in another terminal
   farpool run COMMAND         a program that works on files of that directory directly
+  farpool cache attach DIR --memory 4GiB   a page cache in far memory for the files of a database
   farpool status              which nodes lend memory, and which clients hold it
   farpool db up bank.far      a database in far memory, for programs with transactions
   farpool volume status /mnt/far   redundancy of a mount's files, and what has been lost
@@ -74,6 +76,7 @@ enum Command {
     Node(Box<node::NodeArgs>),
     Mount(mount::MountArgs),
     Run(run::RunArgs),
+    Cache(cache::CacheArgs),
     Status(status::StatusArgs),
     Leases(leases::LeasesArgs),
     Volume(volume::VolumeArgs),
@@ -93,6 +96,7 @@ impl Command {
             Command::Node(args) => node::run(*args),
             Command::Mount(args) => mount::run(args),
             Command::Run(args) => run::run(args),
+            Command::Cache(args) => cache::run(args),
             Command::Status(args) => status::run(args),
             Command::Leases(args) => leases::run(args),
             Command::Volume(args) => volume::run(args),

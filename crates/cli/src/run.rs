@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
+use farpool_cache::DoorFile;
 
 use self::program::Program;
 use crate::errors::UsageError;
@@ -18,11 +19,13 @@ use crate::output::complain;
 const LIBRARY: &str = "libfarpool_preload.so";
 /// Names the library's file, if it is not installed near the binary.
 const LIBRARY_VARIABLE: &str = "FARPOOL_PRELOAD";
+/// Tells the library which directory is cached.
+const CACHE_VARIABLE: &str = "FARPOOL_CACHE";
 /// What the dynamic linker loads before the libraries of a program; separated by colons or blanks, without
 /// quoting.
 const LINKER_VARIABLE: &str = "LD_PRELOAD";
 
-/// Run a program that reads and writes files of a mount directly
+/// Run a program on files of a mount directly, or on local files through a page cache
 ///
 /// The program sees the same files as without `farpool run`. Its positional reads and writes (pread, pwrite
 /// and their relatives), which databases use most, access far memory from within the process. All other calls
@@ -33,15 +36,25 @@ const LINKER_VARIABLE: &str = "LD_PRELOAD";
 /// Before each access the process makes one cheap system call, which checks that the descriptor still names
 /// the same file. Files that it reads or writes only a few times are left to the kernel.
 ///
+/// With --cache, the program keeps its files on the local disk, and reads them through the page cache of that
+/// directory while `farpool cache attach` runs. Every program that changes files there must be run in this
+/// way, by the same user: otherwise programs may read old pages. Programs that write by io_uring, aio_write
+/// or raw system calls must not be run there while a cache is attached.
+///
 /// Statically linked programs (many in Go) and programs with set-user-id bits cannot be accelerated: they
 /// work, but through the kernel.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
   farpool run pg_ctl -D /var/lib/postgresql/data start    a server, with all its processes
+  farpool run --cache /srv/data sqlite3 /srv/data/bank.db  reads go to the page cache of /srv/data first
   farpool run -- fio --name=r --filename=/mnt/far/f --rw=randread --bs=8k --size=1g
   FARPOOL_PRELOAD=/opt/farpool/libfarpool_preload.so farpool run duckdb")]
 pub struct RunArgs {
+    /// Read files below this directory through its page cache
+    #[arg(long, value_name = "DIR")]
+    cache: Option<PathBuf>,
+
     /// The program and its arguments
     #[arg(value_name = "COMMAND", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     command: Vec<OsString>,
@@ -55,6 +68,11 @@ pub fn run(args: RunArgs) -> Result<()> {
     warn_of(&path);
     let mut command = Command::new(&path);
     command.arg0(name).args(arguments).env(LINKER_VARIABLE, preloads(&library, env::var_os(LINKER_VARIABLE)));
+    if let Some(cache) = args.cache {
+        // The door exists from now on, so a directory that cannot have one is refused here.
+        let door = DoorFile::open(&cache)?;
+        command.env(CACHE_VARIABLE, door.data());
+    }
     // `main` ignores this signal; the program must start with the default action.
     // SAFETY: the default action needs no handler, and no other thread runs.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_DFL) };

@@ -167,11 +167,17 @@ Mutations:
   admission-beside-a-writer             a page is admitted while its block is being written
   slot-reused-before-readers-have-left  a slot is reused at once
   dead-writer-subtracted                a dead writer's header loses one writer, not all
-  door-opened-over-an-occupied-place    the door does not wait for places that are occupied
+  door-opened-over-an-occupied-place    no wait for places that are occupied before the door opens
   old-entries-trusted                   a new keeper trusts entries that nobody invalidated
   file-id-kept-after-truncation         a file that was changed as a whole keeps its id
   retired-file-hits                     the pages of a file that was unlinked are found
-  slot-not-verified                     what is read from a slot is not compared with its checksum")]
+  slot-not-verified                     what is read from a slot is not compared with its checksum
+  door-left-open-without-index          a process that cannot use the index leaves the door open
+  closed-door-not-noticed               entries are trusted after a caller has closed the door
+  door-turned-without-comparing         the keeper turns a door that a caller has closed meanwhile
+  outsiders-not-counted                 the door opens while a process changes files without a place
+  file-opened-over-an-occupied-place    files are opened while processes do not know of it
+  file-opened-twice                     a file is opened under two numbers")]
     Cache(SeedArgs),
 }
 

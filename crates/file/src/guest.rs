@@ -38,6 +38,6 @@ pub use file::{AskOwner, GuestFileCore};
 pub use host::{GuestFile, GuestSession, Host};
 pub use owner::{GuestId, TooManyGuests};
 pub(crate) use owner::{Guests, PATIENCE, Shared};
-pub use program::{Given, Room};
+pub use program::{Given, Room, fill_from};
 pub use store::{GuestMemory, GuestPlace, GuestStore};
 pub use table::DirectBytes;

@@ -4,7 +4,7 @@ use std::any::Any;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
-pub use farpool_file::guest::{Given, Room};
+pub use farpool_file::guest::{Given, Room, fill_from};
 
 /// Bytes of a ticket.
 pub const TICKET_BYTES: usize = 32;

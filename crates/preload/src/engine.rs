@@ -6,6 +6,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::backend::{Backend, File, Given, Room};
+use crate::cached::Cached;
 use crate::entry::within;
 use crate::hosts::Hosts;
 use crate::identity::same;
@@ -33,6 +34,8 @@ pub struct Engine {
     pub(crate) table: Table,
     backend: OnceLock<&'static dyn Backend>,
     hosts: Hosts,
+    /// The page cache, for files that are on no mount.
+    pub(crate) cached: Cached,
     /// Whether the program ever took a record lock: closing any descriptor of a file drops the process's
     /// record locks on it.
     pub(crate) takes_record_locks: AtomicBool,
@@ -49,6 +52,7 @@ impl Engine {
             table: Table::new(),
             backend: OnceLock::new(),
             hosts: Hosts::new(),
+            cached: Cached::off(),
             takes_record_locks: AtomicBool::new(false),
             copied: [const { AtomicU64::new(0) }; DESCRIPTORS_MAX / u64::BITS as usize],
         }
@@ -65,14 +69,20 @@ impl Engine {
 
     /// Serves a positional read, if it can be served here.
     pub fn read(&self, fd: RawFd, to: &[Room<'_>], offset: i64) -> Option<usize> {
-        if self.table.is_plain(fd) {
+        if self.has_nothing_to_do_with(fd) {
             return None;
         }
         let (offset, end) = range(offset, to.iter().map(Room::len))?;
-        within(|| {
+        let read = within(|| {
             let pin = self.usable(fd, flag::READABLE)?;
             self.operate(fd, &pin, end, |file, session| file.read_at(session, offset, to))
-        })
+        });
+        read.or_else(|| self.cached.read(self, fd, to, offset..end))
+    }
+
+    /// Whether positional reads of a descriptor are known to be the kernel's alone.
+    pub fn has_nothing_to_do_with(&self, fd: RawFd) -> bool {
+        self.table.is_plain(fd) && !self.cached.is_on()
     }
 
     /// Serves a positional write, if it can be served here.
@@ -149,6 +159,7 @@ impl Engine {
         self.process.is_ready(|| {
             self.table.adopt();
             self.hosts.forget();
+            self.cached.forget();
         })
     }
 

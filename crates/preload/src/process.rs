@@ -53,8 +53,8 @@ impl Process {
         unsafe { self.page.load(Ordering::Acquire).as_ref() }
     }
 
-    /// Makes the page, on the first contact with a mount. False if the kernel does not support such pages:
-    /// then nothing may be accelerated.
+    /// Makes the page, on the first contact with a mount or the page cache. False if the kernel does not
+    /// support such pages: then nothing may be accelerated.
     pub fn start(&self) -> bool {
         if self.page().is_some() {
             return true;
@@ -78,7 +78,7 @@ impl Process {
         }
     }
 
-    /// Whether this process ever had contact with a mount.
+    /// Whether this process ever had contact with a mount or the page cache.
     pub fn is_started(&self) -> bool {
         self.page().is_some()
     }

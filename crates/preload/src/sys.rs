@@ -69,6 +69,26 @@ pub fn last_error() -> i32 {
     unsafe { *libc::__errno_location() }
 }
 
+/// Sets the calling thread's `errno`.
+pub fn set_last_error(errno: i32) {
+    // SAFETY: the thread's own `errno`.
+    unsafe { *libc::__errno_location() = errno };
+}
+
+/// Reads from a file, as `pread`.
+pub fn read_at(fd: RawFd, to: &mut [u8], offset: u64) -> std::io::Result<usize> {
+    // SAFETY: `to` has room for as many bytes as are asked for, lives until the call returns, and is borrowed
+    // by nothing else.
+    let read = unsafe { libc::syscall(libc::SYS_pread64, fd, to.as_mut_ptr(), to.len(), offset) };
+    usize::try_from(read).map_err(|_| std::io::Error::from_raw_os_error(last_error()))
+}
+
+/// Sets the length of a file.
+pub fn truncate(fd: RawFd, bytes: libc::off_t) -> i32 {
+    // SAFETY: takes numbers only.
+    unsafe { libc::syscall(libc::SYS_ftruncate, fd, bytes) as i32 }
+}
+
 /// The facts that the kernel knows about an open file.
 pub fn facts(fd: RawFd) -> Option<Facts> {
     let mut stat = std::mem::MaybeUninit::<libc::statx>::uninit();

@@ -3,41 +3,21 @@
 //! Each program runs without the library, with it (no file is on a mount, so every call goes to the kernel),
 //! and with the stand-in of `examples/double.rs`, which accelerates the files of a tmpfs.
 
+mod building;
+
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use building::{built, compile, library};
 use tempfile::TempDir;
 
 const TMPFS: &str = "/dev/shm";
 const SEQUENCE_STEPS: &str = "3000";
 const SEQUENCES: u64 = 8;
 
-/// A file that cargo has built beside these tests.
-fn built(name: &str) -> PathBuf {
-    let test = std::env::current_exe().unwrap();
-    let found = test.ancestors().skip(1).map(|folder| folder.join(name)).find(|path| path.exists());
-    found.unwrap_or_else(|| {
-        panic!("{name} is built by `cargo test -p farpool-preload`, without choosing a test")
-    })
-}
-
-fn library() -> PathBuf {
-    built("libfarpool_preload.so")
-}
-
 fn double() -> PathBuf {
     built("examples/libdouble.so")
-}
-
-fn compile(name: &str, into: &Path) -> PathBuf {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/programs/{name}.c"));
-    let program = into.join(name);
-    let mut cc = Command::new("cc");
-    cc.args(["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-Wno-unused-function", "-o"]);
-    let output = cc.arg(&program).arg(source).args(["-lpthread", "-ldl"]).output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    program
 }
 
 fn run(program: &Path, arguments: &[&str], preloaded: Option<&Path>) -> Output {
@@ -109,7 +89,7 @@ fn the_library_exports_the_hooks_and_nothing_else() {
     let symbols = String::from_utf8(output.stdout).unwrap();
     let mut exported: Vec<&str> = symbols.lines().filter_map(|line| line.split_whitespace().nth(2)).collect();
     exported.sort_unstable();
-    let mut expected: Vec<&str> = include_str!("exported.txt").split_whitespace().collect();
+    let mut expected: Vec<&str> = include_str!("../src/hooks/names.txt").split_whitespace().collect();
     expected.sort_unstable();
     assert_eq!(exported, expected);
 }

@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
 
-use farpool_cache::{Door, FileRef, Layout, Shape};
+use farpool_cache::{Door, FileId, KnownFile, Layout, Shape};
 use farpool_fabric::sim::{Executor, HostId, ProcessId, Random, Tasks, World, WorldConfig};
 
 use crate::mutation;
@@ -22,6 +22,7 @@ use crate::register::{Touch, check};
 use crate::runner::{RunReport, Scenario, run_to_end};
 use crate::staying::Left;
 use broken::Broken;
+use database::{MIXES, Mix};
 use memory::{Disk, Memory};
 
 /// The scenario of the page cache.
@@ -30,8 +31,11 @@ pub const CACHE: Scenario = Scenario { name: "cache", mutations: broken::MUTATIO
 /// Far longer than any run takes: a task that has not ended by then hangs.
 const RUN_NS: u64 = 60_000_000_000;
 /// How long mishaps occur.
-const BUSY: Duration = Duration::from_millis(2);
-const FILES: u32 = 2;
+const BUSY: Duration = Duration::from_millis(3);
+/// The share of worlds in which processes change files without their places, in thousandths.
+const OUTSIDERS_PERMILLE: u32 = 500;
+/// Most files that have names at a time.
+const FILES: u64 = 2;
 const BLOCKS: u32 = 3;
 
 /// What all parts of one run share.
@@ -43,7 +47,8 @@ struct Run {
     layout: Layout,
     memory: Rc<Memory>,
     disk: Rc<Disk>,
-    files: RefCell<Vec<(FileNumber, FileRef)>>,
+    /// The files that have names.
+    files: RefCell<Vec<FileNumber>>,
     /// Files that some process has begun to unlink.
     unlinked: RefCell<BTreeSet<FileNumber>>,
     /// When each file that was unlinked had been retired.
@@ -51,12 +56,23 @@ struct Run {
     history: RefCell<History>,
     /// The living processes of the database, with their holder numbers.
     living: RefCell<BTreeMap<u64, ProcessId>>,
+    /// Those that are changing a file without a place. If one of them died, the door would stay closed.
+    outsiders: RefCell<BTreeSet<u64>>,
+    has_outsiders: bool,
+    mix: Mix,
     is_busy: Cell<bool>,
     left: Left,
 }
 
 /// A file's index in `Run::files`, and how many files had that index before.
 type FileNumber = (u32, u64);
+
+/// A file that a process has open.
+type OpenFile = (FileNumber, KnownFile);
+
+fn id_of((file, birth): FileNumber) -> FileId {
+    FileId { device: 1, inode: file.into(), generation: birth }
+}
 
 /// A write that has begun.
 #[derive(Clone, Copy)]
@@ -132,7 +148,9 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
     let world = World::new(WorldConfig { trace, ..WorldConfig::new(seed) });
     let executor = Executor::new(world.clone());
     let processes = 2 + random.below(3) as u32;
-    let shape = Shape { places: processes + 2, files: FILES, slots: 2 + random.below(8) as u32 };
+    let named_files = 1 + random.below(FILES) as u32;
+    let files = named_files + 1 + random.below(3) as u32;
+    let shape = Shape { places: processes + 2, files, slots: 2 + random.below(8) as u32 };
     let layout = Layout::new(shape);
     let host = world.add_host(1_000_000);
     let run = Rc::new(Run {
@@ -143,11 +161,14 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
         host,
         notes: Notebook::new(world.clone(), seed),
         layout,
-        files: RefCell::default(),
+        files: (0..named_files).map(|file| (file, 0)).collect::<Vec<_>>().into(),
         unlinked: RefCell::default(),
         retired: RefCell::default(),
         history: RefCell::default(),
         living: RefCell::default(),
+        outsiders: RefCell::default(),
+        has_outsiders: Random::new(seed, 53).chance(OUTSIDERS_PERMILLE),
+        mix: MIXES[random.index(MIXES.len())],
         is_busy: Cell::new(true),
         left: Left::default(),
     });

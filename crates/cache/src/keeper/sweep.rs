@@ -173,7 +173,7 @@ impl<G: Ground, R: Rules> Keeper<G, R> {
         self.sweep.last_lap
     }
 
-    /// Looks at all hints and slots once, to learn which slots have pages.
+    /// InodeStamp at all hints and slots once, to learn which slots have pages.
     pub(super) async fn look_at_all(&mut self, has_memory: impl Fn(u32) -> bool) {
         // The hints first: a caller that takes a slot afterwards changes one.
         self.load_hints().await;
@@ -199,7 +199,8 @@ impl<G: Ground, R: Rules> Keeper<G, R> {
 
     /// Frees the suspects whose words have not changed, once every place that was occupied has been left.
     async fn reclaim_suspects(&mut self) {
-        if self.sweep.grace.is_over(&self.ground, &self.layout).await || !R::slot_reuse_waits() {
+        if self.sweep.grace.is_over(&self.ground, self.layout.shape().places).await || !R::slot_reuse_waits()
+        {
             for (suspect, word) in std::mem::take(&mut self.sweep.suspects) {
                 match suspect {
                     Suspect::Slot(slot) => {
@@ -254,7 +255,7 @@ impl<G: Ground, R: Rules> Keeper<G, R> {
         }
     }
 
-    /// Looks at the next slots and entries.
+    /// InodeStamp at the next slots and entries.
     async fn look_at_slice(&mut self) {
         let (slots, entries) = (self.layout.shape().slots, self.layout.all_entries());
         for slot in self.sweep.next_slot..slots.min(self.sweep.next_slot.saturating_add(R::SLOTS_PER_SWEEP)) {

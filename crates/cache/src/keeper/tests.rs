@@ -1,15 +1,17 @@
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use super::*;
 use crate::words::Key;
-use crate::{Caller, Outcome, Shape, at_once};
+use crate::{Caller, FileId, KnownFile, Outcome, Shape, at_once};
 
 /// The memory of one process. Each slot has one byte.
 #[derive(Clone)]
 struct Memory {
     words: Rc<RefCell<Vec<u64>>>,
+    /// `None`: no process can use the index.
+    layout: Rc<Cell<Option<Layout>>>,
     slots: Rc<RefCell<Vec<Option<u8>>>>,
 }
 
@@ -35,6 +37,10 @@ impl Ground for Memory {
         std::mem::replace(word, word.wrapping_add(addend))
     }
 
+    async fn layout(&self) -> Option<Layout> {
+        self.layout.get()
+    }
+
     async fn barrier(&self) {}
 
     async fn read_slot(&self, slot: u32, to: &mut [u8]) -> bool {
@@ -49,12 +55,13 @@ impl Ground for Memory {
 }
 
 const SLOTS: u32 = 64;
+const FILES: u32 = 3;
 
 struct Cache<R = Shipped> {
     memory: Memory,
     layout: Layout,
     keeper: Keeper<Memory, R>,
-    file: FileRef,
+    file: KnownFile,
     /// Holders that live.
     living: BTreeSet<u64>,
 }
@@ -65,6 +72,7 @@ enum Slow {}
 impl Rules for Slow {
     const SLOTS_PER_SWEEP: u32 = 8;
     const CONSIDERED_PER_SWEEP: u32 = 256;
+    const UNUSED_ROUNDS: u16 = 2;
 }
 
 impl Cache {
@@ -76,19 +84,28 @@ impl Cache {
 
 impl<R: Rules> Cache<R> {
     fn of(slots: u32) -> Cache<R> {
-        let layout = Layout::new(Shape { places: 4, files: 1, slots });
+        let layout = Layout::new(Shape { places: 4, files: FILES, slots });
         let words = Rc::new(RefCell::new(vec![0; layout.words()]));
-        let memory = Memory { words, slots: Rc::new(RefCell::new(vec![None; slots as usize])) };
+        let slot_bytes = Rc::new(RefCell::new(vec![None; slots as usize]));
+        let memory = Memory { words, layout: Rc::new(Cell::new(Some(layout))), slots: slot_bytes };
         let mut keeper = at_once(Keeper::<_, R>::start(memory.clone(), layout, |_| true));
-        let file = at_once(keeper.add_file(0)).unwrap();
         assert!((0..2).any(|_| at_once(keeper.turn_door(Door::Open))), "two turns open the door");
         at_once(keeper.sweep());
-        Cache { memory, layout, keeper, file, living: BTreeSet::new() }
+        let file = KnownFile::new(FileId { device: 1, inode: 2, generation: 3 });
+        let mut cache = Cache { memory, layout, keeper, file, living: BTreeSet::new() };
+        cache.open_file();
+        cache
+    }
+
+    /// Asks for the file, and lets the keeper open it.
+    fn open_file(&mut self) {
+        at_once(crate::files::ask_for(&self.memory, &self.layout, self.file.id(), async || true));
+        (0..2).for_each(|_| at_once(self.keeper.maintain_files()));
     }
 
     fn join(&mut self, holder: u64) -> Caller<Memory> {
         self.living.insert(holder);
-        at_once(Caller::join(self.memory.clone(), self.layout, holder)).unwrap()
+        at_once(Caller::join(self.memory.clone(), self.layout.shape().places, holder)).unwrap()
     }
 
     /// Reads a block. On the disk, each block holds the last byte of its number.
@@ -98,7 +115,7 @@ impl<R: Rules> Cache<R> {
             to[0] = block as u8;
             Ok(1)
         };
-        let found = at_once(caller.read(self.file, block, &mut page, pread)).unwrap();
+        let found = at_once(caller.read(&mut { self.file }, block, &mut page, async || true, pread)).unwrap();
         assert_eq!(page, [block as u8]);
         found
     }
@@ -114,7 +131,11 @@ impl<R: Rules> Cache<R> {
         let mut words = self.memory.words.borrow_mut();
         words[layout::DOOR] = Door::Open as u64;
         words[self.layout.file(0)] = FileWord::open(1).0;
-        words[self.layout.birth(0)] = self.file.birth;
+        words[self.layout.incarnation(0)] = 1;
+        let FileId { device, inode, generation } = self.file.id();
+        for (part, at) in [device, inode, generation].into_iter().zip(self.layout.file_id(0)) {
+            words[at] = part;
+        }
         for entry in 0..self.layout.all_entries() {
             words[self.layout.key(entry)] = Key::new(1, entry % 8).0;
         }
@@ -129,7 +150,7 @@ impl<R: Rules> Cache<R> {
             dead.replace(memory.words.borrow().clone());
             Ok(0)
         };
-        at_once(caller.write(self.file, (first, blocks), None, pwrite)).unwrap();
+        at_once(caller.write(&mut { self.file }, (first, blocks), None, pwrite)).unwrap();
         self.memory.words.replace(dead.into_inner());
         self.living.remove(&holder);
     }
@@ -140,7 +161,7 @@ fn a_process_that_is_stopped_in_its_place_costs_few_pages() {
     let mut cache = Cache::open();
     let mut caller = cache.join(1);
     (0..SLOTS / 2).for_each(|block| assert_ne!(cache.read(&mut caller, block), Outcome::Hit));
-    let stopped = cache.layout.place(3);
+    let stopped = Layout::place(3);
     at_once(grace::enter(&cache.memory, stopped));
     // So that some slots wait for it.
     (0..8).for_each(|block| cache.memory.slots.borrow_mut()[block] = None);
@@ -179,8 +200,8 @@ fn the_buckets_of_a_dead_writer_are_cleared_one_by_one_as_they_are_idle() {
     assert_ne!(buckets[0], buckets[1]);
     // While a living process writes to one of them, the other one is idle.
     let _writer = cache.join(3);
-    let (memory, layout) = (cache.memory.clone(), cache.layout);
-    let place = Place::new(&memory, &layout, 2);
+    let memory = cache.memory.clone();
+    let place = Place::new(&memory, 2);
     for block in [1, 0] {
         let header = cache.layout.header(buckets[block as usize]);
         at_once(place.name(Named::Blocks { file: 0, first: block, blocks: 1 }));
@@ -205,11 +226,11 @@ fn the_last_block_that_a_file_can_have_is_invalidated_too() {
             to[0] = value;
             Ok(1)
         };
-        at_once(caller.read(cache.file, u32::MAX, &mut page, pread)).unwrap();
+        at_once(caller.read(&mut { cache.file }, u32::MAX, &mut page, async || true, pread)).unwrap();
         page[0]
     };
     assert_eq!([read(&mut caller, 1), read(&mut caller, 2)], [1, 1]);
-    at_once(caller.write(cache.file, (u32::MAX, 1), None, async || Ok(1))).unwrap();
+    at_once(caller.write(&mut { cache.file }, (u32::MAX, 1), None, async || Ok(1))).unwrap();
     assert_eq!(read(&mut caller, 3), 3);
 }
 
@@ -217,20 +238,21 @@ fn the_last_block_that_a_file_can_have_is_invalidated_too() {
 fn a_retired_file_stays_retired_after_a_process_that_changed_it_has_died() {
     let mut cache = Cache::open();
     let mut caller = cache.join(1);
-    at_once(caller.retire(cache.file));
+    at_once(caller.retire(&mut cache.file));
     let mut dying = cache.join(2);
     let memory = cache.memory.clone();
     let dead = RefCell::new(Vec::new());
-    at_once(dying.change(cache.file, async || {
+    at_once(dying.change(&mut cache.file, async || {
         dead.replace(memory.words.borrow().clone());
         Ok(())
     }))
     .unwrap();
     cache.memory.words.replace(dead.into_inner());
     cache.living.remove(&2);
-    let living_closers = FileWord(cache.memory.words.borrow()[cache.layout.file(0)]);
+    let word = |cache: &Cache| FileWord(cache.memory.words.borrow()[cache.layout.file(0)]);
+    assert_eq!((word(&cache).is_open(), word(&cache).changes()), (false, 1));
     cache.sweep();
-    assert_eq!(FileWord(cache.memory.words.borrow()[cache.layout.file(0)]), living_closers);
+    assert_eq!((word(&cache).is_open(), word(&cache).changes()), (false, 0));
     assert_eq!(cache.read(&mut caller, 1), Outcome::Disk(1));
     assert_eq!(cache.read(&mut caller, 1), Outcome::Disk(1));
 }
@@ -360,6 +382,8 @@ fn pages_of_before_the_door_was_closed_go_before_newer_ones() {
     for door in [Door::Closed, Door::Open] {
         assert!((0..2).any(|_| at_once(cache.keeper.turn_door(door))));
     }
+    (0..4).for_each(|_| at_once(cache.keeper.maintain_files()));
+    cache.open_file();
     cache.read_new(&mut caller, 20_000..21_000);
     assert!(cache.percent_found(&mut caller, 20_000..21_000) > MOST);
 }
@@ -392,11 +416,11 @@ fn garbage_in_the_index_ends_no_process() {
         cache.leave_a_way_in();
         for block in 0..8 {
             let pread = async |_: &mut [u8]| Ok(1);
-            at_once(caller.read(cache.file, block, &mut [0], pread)).unwrap();
-            at_once(caller.write(cache.file, (block, 3), None, async || Ok(1))).unwrap();
-            at_once(caller.write(cache.file, (block, 1), Some(&[0]), async || Ok(1))).unwrap();
+            at_once(caller.read(&mut cache.file, block, &mut [0], async || true, pread)).unwrap();
+            at_once(caller.write(&mut cache.file, (block, 3), None, async || Ok(1))).unwrap();
+            at_once(caller.write(&mut cache.file, (block, 1), Some(&[0]), async || Ok(1))).unwrap();
         }
-        at_once(caller.change(cache.file, async || Ok(()))).unwrap();
+        at_once(caller.change(&mut cache.file, async || Ok(()))).unwrap();
         for _ in 0..3 {
             cache.sweep();
         }
@@ -404,11 +428,162 @@ fn garbage_in_the_index_ends_no_process() {
         cache.sweep();
         cache.keeper.restore_slots(0..SLOTS);
         cache.sweep();
-        at_once(cache.keeper.add_file(0));
-        at_once(caller.retire(cache.file));
+        (0..3).for_each(|_| at_once(cache.keeper.maintain_files()));
+        at_once(caller.retire(&mut cache.file));
         for door in [Door::Closed, Door::Closed, Door::Open, Door::Open] {
             at_once(cache.keeper.turn_door(door));
         }
         at_once(caller.leave());
+    }
+}
+
+#[test]
+fn a_process_that_cannot_use_the_index_closes_the_door_before_it_changes_a_file() {
+    type Change = fn(&mut Caller<Memory>, &mut KnownFile, &dyn Fn());
+    let write: Change = |caller, file, at_the_disk| {
+        let pwrite = async || {
+            at_the_disk();
+            Ok(1)
+        };
+        at_once(caller.write(file, (0, 1), None, pwrite)).unwrap();
+    };
+    let truncate: Change = |caller, file, at_the_disk| {
+        let change = async || {
+            at_the_disk();
+            Ok(())
+        };
+        at_once(caller.change(file, change)).unwrap();
+    };
+    let unlink: Change = |caller, file, at_the_disk| {
+        at_once(caller.retire(file));
+        at_the_disk();
+    };
+    for change in [write, truncate, unlink] {
+        let mut cache = Cache::open();
+        let mut caller = cache.join(1);
+        cache.read(&mut caller, 0);
+        assert_eq!(cache.read(&mut caller, 0), Outcome::Hit);
+        cache.memory.layout.set(None);
+        assert_eq!(cache.read(&mut caller, 0), Outcome::Disk(1), "a read needs no index");
+        assert_eq!(at_once(cache.keeper.door()), Door::Open);
+        let memory = cache.memory.clone();
+        let door = || Door::of(memory.words.borrow()[layout::DOOR]);
+        change(&mut caller, &mut cache.file, &|| assert_eq!(door(), Door::Closed));
+        cache.memory.layout.set(Some(cache.layout));
+        assert!((0..2).any(|_| at_once(cache.keeper.turn_door(Door::Open))));
+        assert_eq!(cache.read(&mut caller, 0), Outcome::Disk(1), "the file has to be opened again");
+        (0..4).for_each(|_| at_once(cache.keeper.maintain_files()));
+        cache.open_file();
+        assert_eq!(cache.read(&mut caller, 0), Outcome::Disk(1));
+        assert_eq!(cache.read(&mut caller, 0), Outcome::Hit);
+    }
+}
+
+/// How often an entry of the table has this file.
+fn entries_of<R>(cache: &Cache<R>, id: FileId) -> usize {
+    let found = |file| at_once(crate::files::load_id(&cache.memory, &cache.layout, file));
+    let is_there = |file: &u32| cache.memory.words.borrow()[cache.layout.incarnation(*file)] != 0;
+    (0..cache.layout.shape().files).filter(is_there).filter(|file| found(*file) == id).count()
+}
+
+#[test]
+fn a_file_that_was_asked_for_is_opened_when_every_place_has_been_left() {
+    let mut cache = Cache::open();
+    let mut caller = cache.join(1);
+    let mut other = KnownFile::new(FileId { device: 1, inode: 7, generation: 0 });
+    let mut read = |caller: &mut Caller<Memory>, exists: bool| {
+        let pread = async |_: &mut [u8]| Ok(1);
+        at_once(caller.read(&mut other, 0, &mut [0], async || exists, pread)).unwrap()
+    };
+    assert_eq!(read(&mut caller, false), Outcome::Disk(1));
+    let stopped = Layout::place(3);
+    at_once(grace::enter(&cache.memory, stopped));
+    let id = FileId { device: 1, inode: 7, generation: 0 };
+    assert_eq!(entries_of(&cache, id), 0, "the file does not exist");
+    assert_eq!(read(&mut caller, true), Outcome::Disk(1));
+    for _ in 0..4 {
+        at_once(cache.keeper.maintain_files());
+        assert_eq!((read(&mut caller, true), read(&mut caller, true)), (Outcome::Disk(1), Outcome::Disk(1)));
+    }
+    assert_eq!(entries_of(&cache, id), 1);
+    at_once(grace::leave(&cache.memory, stopped));
+    (0..2).for_each(|_| at_once(cache.keeper.maintain_files()));
+    read(&mut caller, true);
+    assert_eq!(read(&mut caller, true), Outcome::Hit);
+}
+
+#[test]
+fn of_two_entries_for_a_file_one_is_opened_and_the_other_is_freed() {
+    let mut cache = Cache::open();
+    let mut caller = cache.join(1);
+    let id = FileId { device: 1, inode: 7, generation: 0 };
+    // Two processes have asked for it at the same time.
+    (0..2).for_each(|_| at_once(crate::files::ask_for(&cache.memory, &cache.layout, id, async || true)));
+    assert_eq!(entries_of(&cache, id), 2);
+    (0..6).for_each(|_| at_once(cache.keeper.maintain_files()));
+    assert_eq!(entries_of(&cache, id), 1);
+    let mut file = KnownFile::new(id);
+    let mut read = || {
+        let pread = async |_: &mut [u8]| Ok(1);
+        at_once(caller.read(&mut file, 0, &mut [0], async || true, pread)).unwrap()
+    };
+    assert_eq!((read(), read()), (Outcome::Disk(1), Outcome::Hit));
+}
+
+#[test]
+fn a_file_that_finds_the_table_full_gets_the_entry_that_was_unused_for_longest() {
+    let mut cache = Cache::<Slow>::of(SLOTS);
+    let mut caller = cache.join(1);
+    let files = [1, 2, 3, 4].map(|inode| FileId { device: 1, inode, generation: 3 });
+    let mut use_files = |cache: &mut Cache<Slow>, used: &[usize]| {
+        for _ in 0..8 {
+            for file in used {
+                let pread = async |_: &mut [u8]| Ok(1);
+                let mut file = KnownFile::new(files[*file]);
+                at_once(caller.read(&mut file, 0, &mut [0], async || true, pread)).unwrap();
+            }
+            at_once(cache.keeper.maintain_files());
+        }
+        files.map(|id| entries_of(cache, id))
+    };
+    assert_eq!(use_files(&mut cache, &[0, 1, 2]), [1, 1, 1, 0]);
+    assert_eq!(use_files(&mut cache, &[0, 1, 2, 3]), [1, 1, 1, 0], "all of them are used");
+    assert_eq!(use_files(&mut cache, &[0, 2, 3]), [1, 0, 1, 1]);
+}
+
+#[test]
+fn entries_of_unlinked_files_are_given_to_others() {
+    let mut cache = Cache::open();
+    let mut caller = cache.join(1);
+    for generation in 0..3 * u64::from(FILES) {
+        let mut file = KnownFile::new(FileId { device: 1, inode: 7, generation });
+        let exists = Cell::new(true);
+        let mut read = |caller: &mut Caller<Memory>| {
+            let pread = async |to: &mut [u8]| {
+                to[0] = generation as u8;
+                Ok(1)
+            };
+            let mut page = [0];
+            let exists = async || exists.get();
+            let found = at_once(caller.read(&mut file, generation as u32, &mut page, exists, pread)).unwrap();
+            assert_eq!(page[0], generation as u8);
+            found
+        };
+        read(&mut caller);
+        (0..2).for_each(|_| at_once(cache.keeper.maintain_files()));
+        assert_eq!((read(&mut caller), read(&mut caller)), (Outcome::Disk(1), Outcome::Hit));
+        exists.set(false);
+        let mut unlinked = KnownFile::new(FileId { device: 1, inode: 7, generation });
+        at_once(caller.retire(&mut unlinked));
+        let mut read = |caller: &mut Caller<Memory>| {
+            let pread = async |_: &mut [u8]| Ok(1);
+            let exists = async || exists.get();
+            at_once(caller.read(&mut unlinked, generation as u32, &mut [0], exists, pread)).unwrap()
+        };
+        for _ in 0..3 {
+            assert_eq!(read(&mut caller), Outcome::Disk(1));
+            at_once(cache.keeper.maintain_files());
+        }
+        cache.sweep();
     }
 }

@@ -6,6 +6,7 @@
 
 mod bad_input;
 mod bench;
+mod cache;
 mod connections;
 mod database;
 mod doctor;

@@ -60,7 +60,7 @@ impl Given<'_> {
     }
 
     /// Copies the first bytes, as many as `to` has room for; there must be as many.
-    pub(super) fn copy_to(self, to: &mut [u8]) {
+    pub fn copy_to(self, to: &mut [u8]) {
         assert!(to.len() <= self.bytes, "{} bytes, of {}", to.len(), self.bytes);
         // SAFETY: copies `to.len()` bytes.
         // - In bounds: `to.len() <= self.bytes`, asserted above; the caller of `new` promised that
@@ -97,6 +97,12 @@ impl Room<'_> {
         self.bytes
     }
 
+    /// The room from `at` on.
+    fn behind(&self, at: usize) -> Self {
+        assert!(at <= self.bytes, "room from {at} on, of {}", self.bytes);
+        Room { start: self.start.wrapping_add(at), bytes: self.bytes - at, ..*self }
+    }
+
     /// Copies `from` to the beginning of the room; it must fit.
     pub(super) fn fill(&self, from: &[u8]) {
         assert!(from.len() <= self.bytes, "{} bytes into room for {}", from.len(), self.bytes);
@@ -112,14 +118,22 @@ impl Room<'_> {
 }
 
 /// Fills rooms in order; returns how many bytes `from` has. Where rooms overlap, the later one wins.
-pub(super) fn fill_all(rooms: &[Room<'_>], mut from: &[u8]) -> usize {
-    let bytes = from.len();
+pub(super) fn fill_all(rooms: &[Room<'_>], from: &[u8]) -> usize {
+    fill_from(rooms, 0, from);
+    from.len()
+}
+
+/// Fills rooms in order, from the byte `at` of all their room on.
+pub fn fill_from(rooms: &[Room<'_>], mut at: usize, mut from: &[u8]) {
     for room in rooms {
-        let (own, behind) = from.split_at(room.len().min(from.len()));
-        room.fill(own);
-        from = behind;
+        if at >= room.len() {
+            at -= room.len();
+            continue;
+        }
+        let (own, behind) = from.split_at((room.len() - at).min(from.len()));
+        room.behind(at).fill(own);
+        (from, at) = (behind, 0);
     }
-    bytes
 }
 
 #[cfg(test)]

@@ -27,6 +27,8 @@ const LOOK_EVERY_NS: u64 = 5_000_000;
 /// The connection to the owner's daemon.
 pub struct Line {
     socket: Mutex<Descriptor>,
+    /// How long the daemon may take to answer.
+    patience: Duration,
     has_ended: AtomicBool,
     looked_at_ns: AtomicU64,
 }
@@ -61,17 +63,26 @@ impl Line {
     /// # Errors
     /// When there is none, or it does not accept the connection within 3 s.
     pub fn open(socket: &str) -> io::Result<Arc<Line>> {
+        Self::open_within(socket, ANSWER_PATIENCE)
+    }
+
+    /// As [`open`](Self::open), with another limit for the connection and for each answer.
+    ///
+    /// # Errors
+    /// The same, within that time.
+    pub fn open_within(socket: &str, patience: Duration) -> io::Result<Arc<Line>> {
         let address = SocketAddrUnix::new_abstract_name(socket.as_bytes())?;
         let fd =
             rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         let fd = Descriptor::out_of_the_way(fd);
         // The limit for sending also applies to connecting: a daemon that was stopped may have a full queue.
         for direction in [Timeout::Recv, Timeout::Send] {
-            set_socket_timeout(&fd, direction, Some(ANSWER_PATIENCE))?;
+            set_socket_timeout(&fd, direction, Some(patience))?;
         }
         rustix::net::connect(&fd, &address)?;
         Ok(Arc::new(Line {
             socket: Mutex::new(fd),
+            patience,
             has_ended: AtomicBool::new(false),
             looked_at_ns: AtomicU64::new(0),
         }))
@@ -80,15 +91,15 @@ impl Line {
     /// Asks the daemon. Returns its answer and the descriptors that came with it.
     ///
     /// # Errors
-    /// When the daemon refuses, does not answer within 3 s, or has ended.
+    /// When the daemon refuses, does not answer in time, or has ended.
     pub fn ask(&self, ask: Ask) -> io::Result<(GuestAnswer, Vec<OwnedFd>)> {
         let socket = self.socket.lock();
         if self.has_ended.load(Ordering::Relaxed) {
             return Err(io::ErrorKind::NotConnected.into()); // an earlier holder of the lock noticed the end
         }
         let message = GuestRequest { ask: Some(ask) }.encode_to_vec();
-        let answered =
-            packets::send(socket.as_fd(), &message, &[]).and_then(|()| receive_answer(socket.as_fd()));
+        let answered = packets::send(socket.as_fd(), &message, &[])
+            .and_then(|()| receive_answer(socket.as_fd(), self.patience));
         let (bytes, descriptors) = answered.inspect_err(|_| self.end())?;
         let answer = GuestAnswer::decode(&bytes[..]).ok().filter(|_| !bytes.is_empty());
         let Some(answer) = answer else {
@@ -121,6 +132,14 @@ impl Line {
         self.has_ended.store(true, Ordering::Relaxed);
     }
 
+    /// The user of the process that listens.
+    ///
+    /// # Errors
+    /// Those of `getsockopt`.
+    pub fn peer_uid(&self) -> io::Result<u32> {
+        Ok(rustix::net::sockopt::socket_peercred(&*self.socket.lock())?.uid.as_raw())
+    }
+
     /// Whether the daemon is known to have ended.
     pub fn has_ended(&self) -> bool {
         if self.has_ended.load(Ordering::Relaxed) {
@@ -141,8 +160,8 @@ impl Line {
 
 /// Receives the daemon's answer. Signals of the program do not end the wait: they interrupt a call on a
 /// socket with a time limit even if their handlers ask for calls to be restarted.
-fn receive_answer(socket: BorrowedFd<'_>) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
-    let give_up_at_ns = MonotonicClock.now_ns() + ANSWER_PATIENCE.as_nanos() as u64;
+fn receive_answer(socket: BorrowedFd<'_>, patience: Duration) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
+    let give_up_at_ns = MonotonicClock.now_ns() + patience.as_nanos() as u64;
     loop {
         match packets::receive(socket) {
             Err(error)
@@ -188,7 +207,7 @@ mod tests {
                 }
                 packets::send(daemons.as_fd(), b"answer", &[]).unwrap();
             });
-            let (bytes, _) = receive_answer(ours.as_fd()).unwrap();
+            let (bytes, _) = receive_answer(ours.as_fd(), ANSWER_PATIENCE).unwrap();
             assert_eq!(bytes, b"answer");
         });
     }
@@ -199,6 +218,9 @@ mod tests {
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
         packets::send(daemons.as_fd(), &[1; packets::MAX_MESSAGE_BYTES + 1], &[]).unwrap();
         drop(daemons);
-        assert_eq!(receive_answer(ours.as_fd()).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        assert_eq!(
+            receive_answer(ours.as_fd(), ANSWER_PATIENCE).unwrap_err().kind(),
+            io::ErrorKind::InvalidData
+        );
     }
 }

@@ -6,17 +6,33 @@ use std::ffi::{c_char, c_int, c_uint};
 
 use libc::{FILE, off_t, size_t};
 
-use super::{engine, next};
+use super::{changes, engine, next};
 
 /// `CLOSE_RANGE_CLOEXEC` of `linux/close_range.h`: the call closes nothing yet.
 const CLOSE_RANGE_CLOEXEC: c_int = 4;
+
+/// Makes a call that closes a descriptor.
+fn closing<T>(fd: c_int, real: impl FnOnce() -> T) -> T {
+    engine().cached.replacements.note();
+    engine().close(fd, real)
+}
+
+/// Makes a call that gives a descriptor the meaning of another one.
+fn replacing(old: c_int, new: c_int, real: impl FnOnce() -> c_int) -> c_int {
+    engine().cached.replacements.note();
+    let answer = engine().replace(old, new, real);
+    if answer >= 0 {
+        changes::note_standard_stream(new);
+    }
+    answer
+}
 
 macro_rules! close {
     ($($name:ident),*) => {
         $(#[cfg_attr(not(test), unsafe(no_mangle))]
         unsafe extern "C" fn $name(fd: c_int) -> c_int {
             // SAFETY: the program's own call, with its own arguments.
-            engine().close(fd, || unsafe { next::close(fd) })
+            closing(fd, || unsafe { next::close(fd) })
         })*
     };
 }
@@ -24,6 +40,7 @@ close!(close, __close);
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+    engine().cached.replacements.note();
     // SAFETY: the program's own call, with its own arguments.
     let answer = unsafe { next::close_range(first, last, flags) };
     engine().close_range(first, last, || answer == 0 && flags & CLOSE_RANGE_CLOEXEC == 0);
@@ -32,6 +49,7 @@ unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn closefrom(first: c_int) {
+    engine().cached.replacements.note();
     // SAFETY: the program's own call, with its own arguments.
     unsafe { next::closefrom(first) };
     engine().close_range(first.max(0).unsigned_abs(), c_uint::MAX, || true);
@@ -52,7 +70,7 @@ macro_rules! dup2 {
         $(#[cfg_attr(not(test), unsafe(no_mangle))]
         unsafe extern "C" fn $name(old: c_int, new: c_int) -> c_int {
             // SAFETY: the program's own call, with its own arguments.
-            engine().replace(old, new, || unsafe { next::dup2(old, new) })
+            replacing(old, new, || unsafe { next::dup2(old, new) })
         })*
     };
 }
@@ -61,7 +79,7 @@ dup2!(dup2, __dup2);
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
     // SAFETY: the program's own call, with its own arguments.
-    engine().replace(old, new, || unsafe { next::dup3(old, new, flags) })
+    replacing(old, new, || unsafe { next::dup3(old, new, flags) })
 }
 
 macro_rules! fcntl {
@@ -126,7 +144,7 @@ macro_rules! fclose {
             // SAFETY: the stream is the program's, and open until `real` runs.
             let fd = unsafe { descriptor(stream) };
             // SAFETY: the program's own call, with its own arguments.
-            engine().close(fd, || unsafe { next::fclose(stream) })
+            closing(fd, || unsafe { next::fclose(stream) })
         })*
     };
 }
@@ -139,7 +157,10 @@ macro_rules! freopen {
             // SAFETY: the stream is the program's, and open until `real` runs.
             let fd = unsafe { descriptor(stream) };
             // SAFETY: the program's own call, with its own arguments.
-            engine().close(fd, || unsafe { next::$name(path, mode, stream) })
+            let stream = closing(fd, || unsafe { next::$name(path, mode, stream) });
+            // SAFETY: the stream was just opened, with this mode.
+            unsafe { changes::note_stream(stream, mode) };
+            stream
         })*
     };
 }

@@ -5,16 +5,23 @@
 #![cfg_attr(test, allow(dead_code))]
 
 mod advice;
+mod changes;
 mod descriptors;
 mod next;
 mod passing;
 mod positional;
 mod programs;
 
+use std::io;
+use std::path::Path;
+
 use crate::backend::Backend;
 use crate::engine::Engine;
 
 static ENGINE: Engine = Engine::new();
+
+/// Names the directory whose files are cached; `farpool run --cache` sets it.
+const CACHE_VARIABLE: &str = "FARPOOL_CACHE";
 
 /// The engine behind the hooks.
 pub(crate) fn engine() -> &'static Engine {
@@ -26,13 +33,37 @@ pub fn use_backend(backend: &'static dyn Backend) -> bool {
     ENGINE.use_backend(backend)
 }
 
+/// Hooks a process that runs already, and switches the page cache on for the files in a directory. To be
+/// called once, by the only thread of a process.
+///
+/// # Errors
+/// If the door of these files cannot be opened, or the process cannot be hooked. Then nothing is cached.
+pub fn switch_on_cache(directory: &Path) -> io::Result<()> {
+    // Before the first hook: a change that is hooked is announced from then on.
+    if !ENGINE.process.start() {
+        return Err(io::Error::other("the kernel cannot clear memory in forks (MADV_WIPEONFORK)"));
+    }
+    ENGINE.cached.switch_on(directory)?;
+    crate::patching::hook_process()?;
+    Ok(())
+}
+
 /// Runs when the library is loaded, before the program. Symbols are looked up now, because a look-up is not
 /// async-signal-safe.
 extern "C" fn start() {
+    // SAFETY: nothing was allocated yet.
+    unsafe { dlmalloc::enable_alloc_after_fork() };
     // A panic of the library is contained, and must print nothing: the program's standard error is not the
     // library's to write to.
     std::panic::set_hook(Box::new(|_| ()));
     next::find_all();
+    // Copied now: programs that set their title overwrite the environment.
+    if let Some(directory) = std::env::var_os(CACHE_VARIABLE).filter(|directory| !directory.is_empty()) {
+        ENGINE.process.start();
+        // If it fails, the program runs as if it had been started without the library (K1).
+        let _ = ENGINE.cached.switch_on(directory.as_ref());
+        [libc::STDOUT_FILENO, libc::STDERR_FILENO].into_iter().for_each(changes::note_standard_stream);
+    }
 }
 
 #[cfg(not(test))]

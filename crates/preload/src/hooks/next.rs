@@ -1,11 +1,11 @@
 //! The functions that the hooks override: the next ones in the order of loading, mostly libc's.
 
 use std::cell::Cell;
-use std::ffi::{CStr, c_char, c_int, c_long, c_uint, c_void};
+use std::ffi::{CStr, c_char, c_int, c_long, c_uint, c_ulong, c_void};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use libc::{FILE, iovec, mmsghdr, msghdr, off_t, pid_t, size_t, ssize_t};
+use libc::{FILE, iovec, mmsghdr, mode_t, msghdr, off_t, pid_t, size_t, ssize_t};
 
 thread_local! {
     static SEARCHING: Cell<bool> = const { Cell::new(false) };
@@ -70,7 +70,7 @@ macro_rules! next {
             unsafe { function($($argument),*) }
         })*
 
-        /// Looks all of them up.
+        /// InodeStamp all of them up.
         pub fn find_all() {
             $(symbols::$name.get();)*
             programs::find_all();
@@ -86,6 +86,42 @@ next! {
     pwritev(fd: c_int, from: *const iovec, count: c_int, offset: off_t) -> ssize_t, else missing();
     preadv2(fd: c_int, to: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t, else missing();
     pwritev2(fd: c_int, from: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t, else missing();
+    write(fd: c_int, from: *const c_void, bytes: size_t) -> ssize_t,
+        // SAFETY: the program's own call, with its own arguments.
+        else unsafe { libc::syscall(libc::SYS_write, fd, from, bytes) as ssize_t };
+    writev(fd: c_int, from: *const iovec, count: c_int) -> ssize_t, else missing();
+    ftruncate(fd: c_int, bytes: off_t) -> c_int, else missing() as c_int;
+    truncate(path: *const c_char, bytes: off_t) -> c_int, else missing() as c_int;
+    fallocate(fd: c_int, mode: c_int, offset: off_t, bytes: off_t) -> c_int, else missing() as c_int;
+    sendfile(to: c_int, from: c_int, offset: *mut off_t, bytes: size_t) -> ssize_t, else missing();
+    splice(from: c_int, from_offset: *mut off_t, to: c_int, to_offset: *mut off_t, bytes: size_t, flags: c_uint)
+        -> ssize_t, else missing();
+    open(path: *const c_char, flags: c_int, mode: mode_t) -> c_int,
+        // SAFETY: the program's own call, with its own arguments.
+        else unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path, flags, mode) as c_int };
+    open64(path: *const c_char, flags: c_int, mode: mode_t) -> c_int,
+        // SAFETY: the program's own call, with its own arguments.
+        else unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path, flags, mode) as c_int };
+    openat(folder: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int,
+        // SAFETY: the program's own call, with its own arguments.
+        else unsafe { libc::syscall(libc::SYS_openat, folder, path, flags, mode) as c_int };
+    openat64(folder: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int,
+        // SAFETY: the program's own call, with its own arguments.
+        else unsafe { libc::syscall(libc::SYS_openat, folder, path, flags, mode) as c_int };
+    __open_2(path: *const c_char, flags: c_int) -> c_int, else missing() as c_int;
+    __open64_2(path: *const c_char, flags: c_int) -> c_int, else missing() as c_int;
+    __openat_2(folder: c_int, path: *const c_char, flags: c_int) -> c_int, else missing() as c_int;
+    __openat64_2(folder: c_int, path: *const c_char, flags: c_int) -> c_int, else missing() as c_int;
+    open_by_handle_at(mount: c_int, handle: *mut c_void, flags: c_int) -> c_int, else missing() as c_int;
+    ioctl(fd: c_int, request: c_ulong, argument: size_t) -> c_int,
+        // SAFETY: the program's own call, with its own arguments.
+        else unsafe { libc::syscall(libc::SYS_ioctl, fd, request, argument) as c_int };
+    fsync(fd: c_int) -> c_int, else missing() as c_int;
+    fdatasync(fd: c_int) -> c_int, else missing() as c_int;
+    sync_file_range(fd: c_int, offset: off_t, bytes: off_t, flags: c_uint) -> c_int, else missing() as c_int;
+    fopen(path: *const c_char, mode: *const c_char) -> *mut FILE, else null_mut();
+    fopen64(path: *const c_char, mode: *const c_char) -> *mut FILE, else null_mut();
+    fdopen(fd: c_int, mode: *const c_char) -> *mut FILE, else null_mut();
     close(fd: c_int) -> c_int,
         // SAFETY: the descriptor is the program's to close.
         else unsafe { libc::syscall(libc::SYS_close, fd) as c_int };

@@ -20,6 +20,9 @@ macro_rules! mmap {
         ) -> *mut c_void {
             if fd >= 0 && flags & libc::MAP_ANONYMOUS == 0 {
                 engine().give_away(fd);
+                if flags & libc::MAP_TYPE != libc::MAP_PRIVATE && access & libc::PROT_WRITE != 0 {
+                    engine().cached.close_door_for(engine(), fd);
+                }
             }
             // SAFETY: the program's own call, with its own arguments.
             unsafe { next::mmap(at, bytes, access, flags, fd, offset) }
@@ -43,7 +46,8 @@ unsafe extern "C" fn copy_file_range(
         engine().give_away(from);
     }
     // SAFETY: the program's own call, with its own arguments.
-    unsafe { next::copy_file_range(from, from_offset, to, to_offset, bytes, flags) }
+    let real = || unsafe { next::copy_file_range(from, from_offset, to, to_offset, bytes, flags) };
+    engine().cached.change(engine(), to, real)
 }
 
 #[cfg_attr(not(test), unsafe(no_mangle))]

@@ -8,7 +8,7 @@ use std::mem::MaybeUninit;
 
 use libc::{iovec, off_t, size_t, ssize_t};
 
-use super::{engine, next};
+use super::{changes, engine, next};
 use crate::backend::{Given, Room};
 
 /// Most pieces of one call; PostgreSQL uses no more. The kernel takes up to 1024, but these lie on the stack,
@@ -18,7 +18,7 @@ const PIECES_MAX: usize = 128;
 /// # Safety
 /// `to` has room for `bytes` bytes, as for `pread`.
 unsafe fn read_here(fd: c_int, to: *mut c_void, bytes: size_t, offset: off_t) -> Option<ssize_t> {
-    if !is_usable(to, bytes) || engine().table.is_plain(fd) {
+    if !is_usable(to, bytes) || engine().has_nothing_to_do_with(fd) {
         return None;
     }
     // SAFETY: the caller promises room for `bytes` bytes at `to` for as long as this call lasts, and `room`
@@ -46,19 +46,19 @@ fn is_usable(start: *const c_void, bytes: size_t) -> bool {
 
 /// The pieces of a call, made from the entries of its list. Each entry is read once, since other threads may
 /// change the list.
-struct Pieces<T> {
+pub(super) struct Pieces<T> {
     made: [MaybeUninit<T>; PIECES_MAX],
     count: usize,
 }
 
 impl<T: Copy> Pieces<T> {
     /// Makes a piece of each entry. `None`: the kernel must decide about one of them, or about their number.
-    /// The caller has checked that the call is accelerated.
+    /// The caller has checked that the entries are needed.
     ///
     /// # Safety
     /// If `count` is positive and `list` neither null nor misaligned, `count` entries can be read at `list`
     /// for as long as the call lasts. Other threads may change them.
-    unsafe fn of(list: *const iovec, count: c_int, make: impl Fn(iovec) -> T) -> Option<Self> {
+    pub(super) unsafe fn of(list: *const iovec, count: c_int, make: impl Fn(iovec) -> T) -> Option<Self> {
         let count = usize::try_from(count).ok().filter(|count| (1..=PIECES_MAX).contains(count))?;
         if list.is_null() || !list.is_aligned() {
             return None;
@@ -68,8 +68,10 @@ impl<T: Copy> Pieces<T> {
             // SAFETY: volatile, so that the entry that is checked is the one that is used.
             // - In bounds: `at < count`, and the caller promises `count` entries; `list` is aligned and not
             //   null, checked above.
-            // - Exclusive: not needed to copy plain numbers out. If another thread changes the entry
-            //   meanwhile, the copy is old or new, or mixed, and is checked below.
+            // - Exclusive: not guaranteed. A volatile read is relied on to be plain loads, and all bits make
+            // a
+            //   valid `iovec`. If another thread changes the entry meanwhile, the copy is old or new, or
+            //   mixed, and is checked below.
             // - Alive: the caller promises the list for as long as the call lasts.
             let piece = unsafe { list.add(at).read_volatile() };
             if !is_usable(piece.iov_base, piece.iov_len) {
@@ -80,7 +82,7 @@ impl<T: Copy> Pieces<T> {
         Some(Pieces { made, count })
     }
 
-    fn all(&self) -> &[T] {
+    pub(super) fn all(&self) -> &[T] {
         // SAFETY:
         // - In bounds: `of` has initialised the first `count` places, and `count <= PIECES_MAX`.
         // - Exclusive: no place is written to after `of`, and the slice borrows `self`.
@@ -93,7 +95,7 @@ impl<T: Copy> Pieces<T> {
 /// As for `preadv`: `count` entries can be read at `to`, and there is room where they say, for as long as the
 /// call lasts.
 unsafe fn readv_here(fd: c_int, to: *const iovec, count: c_int, offset: off_t) -> Option<ssize_t> {
-    if !engine().is_ours(fd) {
+    if !engine().is_ours(fd) && !engine().cached.is_on() {
         return None;
     }
     // SAFETY: the caller promises room where each entry says for as long as this call lasts, and the pieces
@@ -123,32 +125,32 @@ macro_rules! positional {
     ($($name:ident),* => $rest:tt) => {
         $(positional!(@one $name $rest);)*
     };
-    (@one $name:ident { $here:ident, $next:ident, ($($argument:ident: $type:ty),*) }) => {
+    (@one $name:ident { $here:ident, $next:path, ($($argument:ident: $type:ty),*) }) => {
         #[cfg_attr(not(test), unsafe(no_mangle))]
         unsafe extern "C" fn $name($($argument: $type),*) -> ssize_t {
             // SAFETY: the arguments are the program's.
             match unsafe { $here($($argument),*) } {
                 Some(bytes) => bytes,
                 // SAFETY: the same arguments.
-                None => unsafe { next::$next($($argument),*) },
+                None => unsafe { $next($($argument),*) },
             }
         }
     };
 }
 
-positional!(pread, pread64, __pread64 => { read_here, pread,
+positional!(pread, pread64, __pread64 => { read_here, next::pread,
     (fd: c_int, to: *mut c_void, bytes: size_t, offset: off_t) });
-positional!(pwrite, pwrite64, __pwrite64 => { write_here, pwrite,
+positional!(pwrite, pwrite64, __pwrite64 => { write_here, changes::pwrite,
     (fd: c_int, from: *const c_void, bytes: size_t, offset: off_t) });
-positional!(preadv, preadv64 => { readv_here, preadv,
+positional!(preadv, preadv64 => { readv_here, next::preadv,
     (fd: c_int, to: *const iovec, count: c_int, offset: off_t) });
-positional!(pwritev, pwritev64 => { writev_here, pwritev,
+positional!(pwritev, pwritev64 => { writev_here, changes::pwritev,
     (fd: c_int, from: *const iovec, count: c_int, offset: off_t) });
-positional!(__pread_chk, __pread64_chk => { checked_read_here, __pread_chk,
+positional!(__pread_chk, __pread64_chk => { checked_read_here, next::__pread_chk,
     (fd: c_int, to: *mut c_void, bytes: size_t, offset: off_t, room: size_t) });
-positional!(preadv2, preadv64v2 => { readv2_here, preadv2,
+positional!(preadv2, preadv64v2 => { readv2_here, next::preadv2,
     (fd: c_int, to: *const iovec, count: c_int, offset: off_t, flags: c_int) });
-positional!(pwritev2, pwritev64v2 => { writev2_here, pwritev2,
+positional!(pwritev2, pwritev64v2 => { writev2_here, changes::pwritev2,
     (fd: c_int, from: *const iovec, count: c_int, offset: off_t, flags: c_int) });
 
 /// Leaves a buffer that is too small to libc, which ends the program.

@@ -14,7 +14,8 @@ const BESIDE_A_WRITER: &str = "admission-beside-a-writer";
 const REUSED_EARLY: &str = "slot-reused-before-readers-have-left";
 /// The header of a dead writer's bucket loses one writer, whether or not the dead one had announced itself.
 const SUBTRACTED: &str = "dead-writer-subtracted";
-/// The door does not wait for places that are occupied.
+/// Neither the door nor the files that are opened behind it wait for places that are occupied. (If the door
+/// alone did not wait, the files' wait would hide it.)
 const DOOR_HASTY: &str = "door-opened-over-an-occupied-place";
 /// A keeper that finds the door half open trusts the entries.
 const OLD_TRUSTED: &str = "old-entries-trusted";
@@ -22,6 +23,18 @@ const OLD_TRUSTED: &str = "old-entries-trusted";
 const SAME_ID: &str = "file-id-kept-after-truncation";
 /// The pages of a file that was unlinked are found.
 const NOT_RETIRED: &str = "retired-file-hits";
+/// A process that cannot use the index changes files while the door is not closed.
+const DOOR_LEFT: &str = "door-left-open-without-index";
+/// The keeper trusts the entries after a caller has closed the door.
+const CLOSING_UNNOTICED: &str = "closed-door-not-noticed";
+/// The keeper turns the door although a caller has closed it meanwhile.
+const DOOR_OVERWRITTEN: &str = "door-turned-without-comparing";
+/// The keeper opens the door although it counts outsiders.
+const OUTSIDERS_IGNORED: &str = "outsiders-not-counted";
+/// The keeper opens and frees files while processes are in their places that do not know of it.
+const FILES_HASTY: &str = "file-opened-over-an-occupied-place";
+/// A file is opened under two numbers.
+const TWICE: &str = "file-opened-twice";
 /// What is read from a slot is not compared with its checksum.
 const UNVERIFIED: &str = "slot-not-verified";
 
@@ -36,6 +49,12 @@ pub(super) const MUTATIONS: &[&str] = &[
     SAME_ID,
     NOT_RETIRED,
     UNVERIFIED,
+    DOOR_LEFT,
+    CLOSING_UNNOTICED,
+    DOOR_OVERWRITTEN,
+    OUTSIDERS_IGNORED,
+    FILES_HASTY,
+    TWICE,
 ];
 
 /// The rules of a run: the shipped ones, except for the one that the mutation breaks.
@@ -46,6 +65,8 @@ impl Rules for Broken {
     const GENERATION_MASK: u64 = 1;
     /// Fewer than most runs have slots: a lap takes several sweeps.
     const SLOTS_PER_SWEEP: u32 = 3;
+
+    const UNUSED_ROUNDS: u16 = 2;
 
     fn may_admit(before: u64, now: u64, writers: u64) -> bool {
         match get() {
@@ -73,6 +94,30 @@ impl Rules for Broken {
 
     fn door_waits() -> bool {
         !is(DOOR_HASTY) && Shipped::door_waits()
+    }
+
+    fn closes_door() -> bool {
+        !is(DOOR_LEFT) && Shipped::closes_door()
+    }
+
+    fn notices_closed_door() -> bool {
+        !is(CLOSING_UNNOTICED) && Shipped::notices_closed_door()
+    }
+
+    fn door_compares() -> bool {
+        !is(DOOR_OVERWRITTEN) && Shipped::door_compares()
+    }
+
+    fn heeds_outsiders() -> bool {
+        !is(OUTSIDERS_IGNORED) && Shipped::heeds_outsiders()
+    }
+
+    fn files_wait() -> bool {
+        !is(FILES_HASTY) && !is(DOOR_HASTY) && Shipped::files_wait()
+    }
+
+    fn files_are_unique() -> bool {
+        !is(TWICE) && Shipped::files_are_unique()
     }
 
     fn changes_ids() -> bool {

@@ -3,11 +3,11 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use farpool_cache::{Caller, Census, Door, FileRef, Keeper, Outcome, Rules};
+use farpool_cache::{Caller, Census, Door, Keeper, KnownFile, Outcome, Rules, change_outside};
 use farpool_fabric::sim::Random;
 
 use super::memory::{Access, PAGE};
-use super::{BLOCKS, BUSY, Block, DOORS, FILES, FileNumber, Run};
+use super::{BLOCKS, BUSY, Block, DOORS, FileNumber, OpenFile, Run, id_of};
 use crate::register::Touch;
 
 /// How long the keeper rests between two rounds.
@@ -23,8 +23,57 @@ const MEMORY_PERMILLE: u32 = 300;
 /// How likely the keeper is to learn in a round that a slot's memory has come or gone, in thousandths.
 const LEARNS_PERMILLE: u32 = 300;
 const PAUSE_NS: u64 = 60_000;
+/// The share of operations that are changes by a process without its place, in worlds that have them, in
+/// thousandths. Each of them costs all pages.
+const OUTSIDE_PERMILLE: u32 = 50;
+/// The longest time that such a process waits before it writes.
+const OUTSIDE_NS: u64 = 150_000;
+
+/// What processes do, in percent. The rest unlinks files.
+#[derive(Clone, Copy)]
+pub(super) struct Mix {
+    reads: u64,
+    writes: u64,
+    /// Of whole files.
+    changes: u64,
+}
+
+/// The mixes that worlds have. In the last one no file is changed as a whole or unlinked, so pages stay for
+/// long.
+pub(super) const MIXES: [Mix; 4] = [
+    Mix { reads: 65, writes: 17, changes: 2 },
+    Mix { reads: 65, writes: 27, changes: 6 },
+    Mix { reads: 75, writes: 20, changes: 3 },
+    Mix { reads: 90, writes: 10, changes: 0 },
+];
 /// Rounds within which the keeper has settled every slot once nobody uses the cache.
 const LAST_ROUNDS: u32 = 40;
+/// Rounds within which the keeper opens a file that is asked for, when nobody is in the way.
+const FILE_ROUNDS: u32 = 24;
+
+/// What a process does next.
+enum Operation {
+    Read,
+    Write,
+    /// Of a whole file.
+    Change,
+    Unlink,
+}
+
+impl Mix {
+    fn pick(self, random: &mut Random) -> Operation {
+        let roll = random.below(100);
+        if roll < self.reads {
+            Operation::Read
+        } else if roll < self.reads + self.writes {
+            Operation::Write
+        } else if roll < self.reads + self.writes + self.changes {
+            Operation::Change
+        } else {
+            Operation::Unlink
+        }
+    }
+}
 
 /// Starts all processes of a run.
 pub(super) fn start<R: Rules + 'static>(run: &Rc<Run>, processes: u32, random: &mut Random) {
@@ -34,13 +83,6 @@ pub(super) fn start<R: Rules + 'static>(run: &Rc<Run>, processes: u32, random: &
     let deaths = if random.chance(if turns > 0 { 500 } else { 100 }) { KEEPER_DEATHS } else { 0 };
     let (starting, staying) = (run.clone(), run.left.stay());
     run.tasks.spawn(run.world.add_process(run.host), async move {
-        let mut keeper =
-            Keeper::<_, R>::start(Access(starting.memory.clone()), starting.layout, |_| true).await;
-        for file in 0..FILES {
-            let known = keeper.add_file(file).await.expect("nobody is there yet");
-            starting.files.borrow_mut().push(((file, 0), known));
-        }
-        drop(keeper);
         start_keeper::<R>(&starting, turns, deaths);
         (0..processes).for_each(|_| start_process::<R>(&starting));
         start_mishaps::<R>(&starting, mishaps);
@@ -50,17 +92,17 @@ pub(super) fn start<R: Rules + 'static>(run: &Rc<Run>, processes: u32, random: &
 
 impl Run {
     /// A file that a process uses: now and then one that was unlinked.
-    fn pick_file(
-        &self,
-        random: &mut Random,
-        known: &mut Vec<(FileNumber, FileRef)>,
-    ) -> (FileNumber, FileRef) {
+    fn pick_file<'a>(&self, random: &mut Random, open: &'a mut Vec<OpenFile>) -> &'a mut OpenFile {
         let files = self.files.borrow();
-        let file = files[random.index(files.len())];
-        if !known.contains(&file) {
-            known.push(file);
+        let number = files[random.index(files.len())];
+        let mut place = open.iter().position(|(known, _)| *known == number).unwrap_or(open.len());
+        if place == open.len() {
+            open.push((number, KnownFile::new(id_of(number))));
         }
-        if random.chance(100) { known[random.index(known.len())] } else { file }
+        if random.chance(100) {
+            place = random.index(open.len());
+        }
+        &mut open[place]
     }
 }
 
@@ -74,14 +116,15 @@ fn start_process<R: Rules + 'static>(run: &Rc<Run>) {
         let _staying = staying;
         let mut random = run.notes.random();
         let mut caller = loop {
-            if let Some(caller) = Caller::<_, R>::join(Access(run.memory.clone()), run.layout, holder).await {
+            if let Some(caller) = Caller::<_, R>::join(Access(run.memory.clone()), run.places(), holder).await
+            {
                 break caller;
             }
             run.world.sleep(Duration::from_nanos(KEEPER_RESTS_NS)).await;
         };
-        let mut known = Vec::new();
+        let mut open = Vec::new();
         while run.is_busy.get() {
-            let file = run.pick_file(&mut random, &mut known);
+            let file = run.pick_file(&mut random, &mut open);
             act(&run, &mut caller, holder, file, &mut random).await;
         }
         caller.leave().await;
@@ -94,44 +137,66 @@ async fn act<R: Rules>(
     run: &Run,
     caller: &mut Caller<Access, R>,
     holder: u64,
-    (number, file): (FileNumber, FileRef),
+    open: &mut OpenFile,
     random: &mut Random,
 ) {
     let block = random.below(BLOCKS.into()) as u32;
-    match random.below(100) {
-        0..65 => drop(read(run, caller, (number, file), block).await),
-        65..92 => {
+    let number = open.0;
+    if run.has_outsiders && random.chance(OUTSIDE_PERMILLE) {
+        return change_outside_of_places(run, holder, (number, block), random).await;
+    }
+    match run.mix.pick(random) {
+        Operation::Read => drop(read(run, caller, open, block).await),
+        Operation::Write => {
             let blocks = if random.chance(200) { 2 } else { 1 };
             let writes = run.fresh_values(number, block..block + blocks);
             run.begin_write(holder, &writes);
             let page = writes[0].1.to_le_bytes();
             let page = (blocks == 1).then_some(&page[..]);
             let written =
-                caller.write(file, (block, blocks), page, async || Ok(run.disk.write(&writes).await));
+                caller.write(&mut open.1, (block, blocks), page, async || Ok(run.disk.write(&writes).await));
             written.await.expect("the disk does not fail");
             run.end_write(holder, true);
         }
-        92..98 => {
+        Operation::Change => {
             let writes = run.fresh_values(number, 0..BLOCKS);
             run.begin_write(holder, &writes);
-            let changed = caller.change(file, async || Ok(run.disk.write(&writes).await));
+            let changed = caller.change(&mut open.1, async || Ok(run.disk.write(&writes).await));
             changed.await.expect("the disk does not fail");
             run.end_write(holder, true);
         }
-        _ => unlink(run, caller, (number, file)).await,
+        Operation::Unlink => unlink(run, caller, open).await,
     }
+}
+
+/// Writes a block without using a place.
+async fn change_outside_of_places(run: &Run, holder: u64, (number, block): Block, random: &mut Random) {
+    let waits = Duration::from_nanos(random.below(OUTSIDE_NS));
+    let writes = run.fresh_values(number, block..block + 1);
+    run.begin_write(holder, &writes);
+    run.outsiders.borrow_mut().insert(holder);
+    let ground = Access(run.memory.clone());
+    let change = async || {
+        run.world.sleep(waits).await;
+        run.disk.write(&writes).await
+    };
+    change_outside(&ground, change).await;
+    run.outsiders.borrow_mut().remove(&holder);
+    run.end_write(holder, true);
 }
 
 /// Reads a block, and records what was found.
 async fn read<R: Rules>(
     run: &Run,
     caller: &mut Caller<Access, R>,
-    (number, file): (FileNumber, FileRef),
+    (number, file): &mut OpenFile,
     block: u32,
 ) -> Outcome {
+    let number = *number;
     let (mut page, start) = ([0; PAGE], run.moment());
     let pread = async |to: &mut [u8]| Ok(run.disk.read((number, block), to).await);
-    let found = caller.read(file, block, &mut page, pread).await.expect("the disk does not fail");
+    let exists = async || !run.unlinked.borrow().contains(&number);
+    let found = caller.read(file, block, &mut page, exists, pread).await.expect("the disk does not fail");
     let touch =
         Touch { value: u64::from_le_bytes(page), writes: false, start, end: run.moment(), certain: true };
     let what = if found == Outcome::Hit {
@@ -148,11 +213,13 @@ async fn read<R: Rules>(
     found
 }
 
-/// Unlinks a file. The keeper adds a new one under the same number later.
-async fn unlink<R: Rules>(run: &Run, caller: &mut Caller<Access, R>, (number, file): (FileNumber, FileRef)) {
-    if !run.files.borrow().contains(&(number, file)) || !run.unlinked.borrow_mut().insert(number) {
+/// Unlinks a file. A new one has its name and its inode at once.
+async fn unlink<R: Rules>(run: &Run, caller: &mut Caller<Access, R>, (number, file): &mut OpenFile) {
+    let number = *number;
+    if !run.files.borrow().contains(&number) || !run.unlinked.borrow_mut().insert(number) {
         return;
     }
+    run.files.borrow_mut()[number.0 as usize].1 += 1;
     caller.retire(file).await;
     let now = run.moment();
     run.retired.borrow_mut().entry(number).or_insert(now);
@@ -162,6 +229,10 @@ impl Run {
     /// Values that no other write has, for blocks of a file.
     fn fresh_values(&self, number: FileNumber, blocks: std::ops::Range<u32>) -> Vec<(Block, u64)> {
         blocks.map(|block| ((number, block), self.notes.next_name())).collect()
+    }
+
+    fn places(&self) -> u32 {
+        self.layout.shape().places
     }
 
     fn is_alive(&self, holder: u64) -> bool {
@@ -204,7 +275,7 @@ fn start_keeper<R: Rules + 'static>(run: &Rc<Run>, turns_permille: u32, deaths: 
             step_door(&run, &mut keeper, wanted).await;
             tell_of_memory(&run, &mut keeper, &mut told, || random.chance(LEARNS_PERMILLE)).await;
             keeper.sweep().await;
-            add_new_files(&run, &mut keeper).await;
+            keeper.maintain_files().await;
         }
         if deaths == 0 {
             judge_end::<R>(&run, &mut keeper, told).await;
@@ -244,17 +315,6 @@ async fn tell_of_memory<R: Rules>(
     }
 }
 
-/// Makes files known that take the place of unlinked ones.
-async fn add_new_files<R: Rules>(run: &Run, keeper: &mut Keeper<Access, R>) {
-    for index in 0..FILES as usize {
-        let ((file, birth), _) = run.files.borrow()[index];
-        let is_unlinked = run.unlinked.borrow().contains(&(file, birth));
-        if is_unlinked && let Some(known) = keeper.add_file(file).await {
-            run.files.borrow_mut()[index] = ((file, birth + 1), known);
-        }
-    }
-}
-
 /// Checks that everything recovers once nobody dies any more: a slot whose memory has gone is left alone, no
 /// slot is lost, and pages are found again.
 async fn judge_end<R: Rules>(run: &Rc<Run>, keeper: &mut Keeper<Access, R>, mut told: Vec<bool>) {
@@ -270,7 +330,7 @@ async fn judge_end<R: Rules>(run: &Rc<Run>, keeper: &mut Keeper<Access, R>, mut 
     check_blocks_are_found(run, keeper).await;
 }
 
-/// Runs the keeper until the door is open, all files are known and every slot is settled.
+/// Runs the keeper until the door is open and every slot is settled.
 async fn settle<R: Rules>(run: &Run, keeper: &mut Keeper<Access, R>, absent: u32) -> Result<(), String> {
     let slots = run.layout.shape().slots;
     let is_complete = |census: Census| {
@@ -279,12 +339,10 @@ async fn settle<R: Rules>(run: &Run, keeper: &mut Keeper<Access, R>, absent: u32
     let mut census = keeper.sweep().await;
     for _ in 0..LAST_ROUNDS {
         keeper.clear_dead(|holder| run.is_alive(holder)).await;
-        add_new_files(run, keeper).await;
+        keeper.maintain_files().await;
         step_door(run, keeper, Door::Open).await;
         census = keeper.sweep().await;
-        let all_are_known =
-            run.files.borrow().iter().all(|(number, _)| !run.unlinked.borrow().contains(number));
-        if keeper.door().await == Door::Open && all_are_known && is_complete(census) {
+        if keeper.door().await == Door::Open && is_complete(census) {
             return Ok(());
         }
     }
@@ -297,17 +355,23 @@ async fn settle<R: Rules>(run: &Run, keeper: &mut Keeper<Access, R>, absent: u32
 /// Checks that each block is found after it was read from the disk.
 async fn check_blocks_are_found<R: Rules>(run: &Rc<Run>, keeper: &mut Keeper<Access, R>) {
     let Some(mut caller) =
-        Caller::<_, R>::join(Access(run.memory.clone()), run.layout, run.notes.next_name()).await
+        Caller::<_, R>::join(Access(run.memory.clone()), run.places(), run.notes.next_name()).await
     else {
         return run.notes.complain("all places are taken, and nobody is there".to_owned());
     };
     let files = run.files.borrow().clone();
-    for file in files {
+    for number in files {
+        let mut file = (number, KnownFile::new(id_of(number)));
+        // The first read asks for the file, once entries of unlinked files have been freed.
+        for _ in 0..FILE_ROUNDS {
+            read(run, &mut caller, &mut file, 0).await;
+            keeper.maintain_files().await;
+        }
         for block in 0..BLOCKS {
-            read(run, &mut caller, file, block).await;
-            if read(run, &mut caller, file, block).await != Outcome::Hit {
+            read(run, &mut caller, &mut file, block).await;
+            if read(run, &mut caller, &mut file, block).await != Outcome::Hit {
                 run.notes
-                    .complain(format!("block {block} of file {:?} is not found after it was read", file.0));
+                    .complain(format!("block {block} of file {number:?} is not found after it was read"));
             }
             // The first sweep evicts, the second one frees the slot.
             for _ in 0..2 {
@@ -343,7 +407,7 @@ fn start_mishaps<R: Rules + 'static>(run: &Rc<Run>, (dies, pauses, breaks): (boo
             if pauses && random.chance(500) {
                 let process = run.living.borrow()[&holder];
                 run.world.pause(process, Duration::from_nanos(random.below(PAUSE_NS)));
-            } else if dies {
+            } else if dies && !run.outsiders.borrow().contains(&holder) {
                 run.kill(holder);
                 start_process::<R>(&run);
             }

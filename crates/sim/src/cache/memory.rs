@@ -20,9 +20,14 @@ const YIELD_PERMILLE: u32 = 500;
 const SLOW_PERMILLE: [u32; 3] = [20, 60, 400];
 const SLOW_NS: u64 = 3_000;
 const DISK_NS: u64 = 8_000;
+/// The share of accesses to the disk that take far longer, in thousandths, and how long.
+const LONG_PERMILLE: [u32; 3] = [0, 0, 50];
+const LONG_NS: u64 = 200_000;
 /// The share of writes to slots that are given up, in thousandths, and how much later they may take effect.
 const GIVEN_UP_PERMILLE: [u32; 2] = [0, 50];
 const LATE_NS: u64 = 40_000;
+/// The share of calls that cannot use the index, in thousandths.
+const NO_INDEX_PERMILLE: [u32; 3] = [0, 3, 30];
 
 /// Words and slots.
 pub(super) struct Memory {
@@ -33,6 +38,9 @@ pub(super) struct Memory {
     slots: RefCell<Vec<[u8; PAGE]>>,
     /// Writes that were given up, or whose process has died, and when they take effect.
     late: RefCell<Vec<LateWrite>>,
+    layout: Layout,
+    /// How likely a process is to find that it cannot use the index, in thousandths.
+    no_index_permille: Cell<u32>,
     /// How likely a write is to be given up, in thousandths.
     given_up_permille: Cell<u32>,
     /// Of each slot, whether it has memory.
@@ -70,6 +78,7 @@ impl Memory {
     pub(super) fn new(world: &World, layout: &Layout, mut random: Random) -> Memory {
         let slow_permille = SLOW_PERMILLE[random.index(SLOW_PERMILLE.len())];
         let given_up_permille = GIVEN_UP_PERMILLE[random.index(GIVEN_UP_PERMILLE.len())];
+        let no_index_permille = NO_INDEX_PERMILLE[random.index(NO_INDEX_PERMILLE.len())];
         let slots = vec![[0; PAGE]; layout.shape().slots as usize];
         let has_memory = RefCell::new(vec![true; slots.len()]);
         let words = RefCell::new(vec![0; layout.words()]);
@@ -80,6 +89,8 @@ impl Memory {
             words,
             slots: slots.into(),
             late: RefCell::default(),
+            layout: *layout,
+            no_index_permille: Cell::new(no_index_permille),
             given_up_permille: Cell::new(given_up_permille),
             has_memory,
         }
@@ -101,8 +112,9 @@ impl Memory {
         self.slots.borrow_mut()[slot as usize] = garbage.to_le_bytes();
     }
 
-    /// From now on no write is given up, and none takes effect late.
+    /// From now on no write is given up, none takes effect late, and every process can use the index.
     pub(super) fn calm(&self) {
+        self.no_index_permille.set(0);
         self.given_up_permille.set(0);
         self.late.borrow_mut().clear();
     }
@@ -168,6 +180,12 @@ impl Ground for Access {
         std::mem::replace(word, word.wrapping_add(addend))
     }
 
+    async fn layout(&self) -> Option<Layout> {
+        self.0.step().await;
+        let has_none = self.0.random.borrow_mut().chance(self.0.no_index_permille.get());
+        (!has_none).then_some(self.0.layout)
+    }
+
     /// Nothing to do: this memory is sequentially consistent. Weaker orders are the subject of the models.
     async fn barrier(&self) {}
 
@@ -199,16 +217,22 @@ impl Ground for Access {
 pub(super) struct Disk {
     world: World,
     random: RefCell<Random>,
+    long_permille: u32,
     blocks: RefCell<BTreeMap<Block, u64>>,
 }
 
 impl Disk {
-    pub(super) fn new(world: &World, random: Random) -> Disk {
-        Disk { world: world.clone(), random: random.into(), blocks: RefCell::default() }
+    pub(super) fn new(world: &World, mut random: Random) -> Disk {
+        let long_permille = LONG_PERMILLE[random.index(LONG_PERMILLE.len())];
+        Disk { world: world.clone(), random: random.into(), long_permille, blocks: RefCell::default() }
     }
 
     async fn take_time(&self) {
-        let ns = self.random.borrow_mut().below(DISK_NS);
+        let ns = {
+            let mut random = self.random.borrow_mut();
+            let longest_ns = if random.chance(self.long_permille) { LONG_NS } else { DISK_NS };
+            random.below(longest_ns)
+        };
         self.world.sleep(Duration::from_nanos(ns)).await;
     }
 

@@ -1,0 +1,361 @@
+//! The door file: the door to the index, and the places of all processes that use the files of one directory.
+//! It is there before a cache is, so that a cache can be attached while the database runs (C4, C5).
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+use std::time::Duration;
+
+use farpool_fabric::{Mapping, Protection};
+use rustix::fs::{AtFlags, CWD, FallocateFlags, Mode, OFlags, linkat};
+use rustix::io::Errno;
+use rustix::process::{Gid, Uid, geteuid};
+
+use crate::at_once;
+use crate::ground::Ground;
+use crate::layout::{self, Layout, MAX_PLACES, WORD_BYTES};
+use crate::living;
+use crate::places::Place;
+use crate::words::Door;
+
+/// Where doors lie: a file system in memory that every Linux has, and in which every user may make files.
+const DIR: &str = "/dev/shm";
+/// Changes with every change of the words' meaning.
+const LAYOUT_VERSION: u32 = 2;
+/// How long a daemon waits for the lock of one that is ending.
+const LOCK_PATIENCE: Duration = Duration::from_secs(2);
+
+/// The door of the files in one directory.
+#[derive(Debug)]
+pub struct DoorFile {
+    path: PathBuf,
+    data: PathBuf,
+    words: Arc<Mapping>,
+    places: u32,
+    /// The user to whom the files belong.
+    owner: u32,
+    /// `None`: it was closed.
+    file: Option<File>,
+}
+
+/// How a door is used.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct DoorStatus {
+    /// Its state.
+    pub door: Door,
+    /// Blocks that were found in the cache, since the door was made.
+    pub hits: u64,
+    /// Blocks of known files that were read from the disk.
+    pub misses: u64,
+    /// Places that are taken: one for each thread that has used the cache and has not ended.
+    pub places: u32,
+    /// Processes that are changing a file without a place.
+    pub outsiders: u64,
+}
+
+/// The reason for which there is no door.
+#[derive(Debug, thiserror::Error)]
+pub enum DoorError {
+    /// The directory with the files cannot be used.
+    #[error("cannot cache the files in {}: {source}", path.display())]
+    Data {
+        /// The directory.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The door cannot be opened or made.
+    #[error("cannot open the door {}: {source}", path.display())]
+    Door {
+        /// The door.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// Another user could open the door, or owns it.
+    #[error("the door {} must belong to the owner of the files, with mode 600: stop the programs that use the files, and \
+         remove the door",
+        path.display()
+    )]
+    Foreign {
+        /// The door.
+        path: PathBuf,
+    },
+    /// The door is not what was made.
+    #[error("the door {} is damaged: stop the programs that use the files, and remove the door", path.display())]
+    Damaged {
+        /// The door.
+        path: PathBuf,
+    },
+    /// The door was made by another version.
+    #[error(
+        "the door {} has version {found}, and this program needs {LAYOUT_VERSION}: stop the programs that use \
+         the files, and remove the door",
+        path.display()
+    )]
+    Version {
+        /// The door.
+        path: PathBuf,
+        /// Its version.
+        found: u32,
+    },
+}
+
+impl DoorFile {
+    /// The door of the files in this directory. It is made if there is none.
+    ///
+    /// # Errors
+    /// If the directory cannot be used, or the door cannot be opened, or should not be.
+    pub fn open(data: &Path) -> Result<DoorFile, DoorError> {
+        Self::open_in(Path::new(DIR), data)
+    }
+
+    /// As [`open`](Self::open), with doors in another directory of a file system in memory. All programs that
+    /// use the files must use the same.
+    ///
+    /// # Errors
+    /// The same.
+    pub fn open_in(dir: &Path, data: &Path) -> Result<DoorFile, DoorError> {
+        let unusable = |source| DoorError::Data { path: data.to_owned(), source };
+        let whole = data.canonicalize().map_err(unusable)?;
+        let of_data = std::fs::metadata(&whole)
+            .and_then(|found| if found.is_dir() { Ok(found) } else { Err(Errno::NOTDIR.into()) })
+            .map_err(unusable)?;
+        let path = dir.join(format!("farpool-cache-{:x}-{}", of_data.dev(), of_data.ino()));
+        let failed = |source| DoorError::Door { path: path.clone(), source };
+        loop {
+            let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+            match rustix::fs::open(&path, flags, Mode::empty()) {
+                Ok(file) => return Self::check(file.into(), of_data.uid(), path, whole),
+                Err(Errno::NOENT) => {}
+                Err(errno) => return Err(failed(errno.into())),
+            }
+            match make(dir, &path, (of_data.uid(), of_data.gid())) {
+                Ok(()) => {}
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(failed(error)),
+            }
+        }
+    }
+
+    fn check(file: File, owner: u32, path: PathBuf, data: PathBuf) -> Result<DoorFile, DoorError> {
+        let failed = |source| DoorError::Door { path: path.clone(), source };
+        let found = file.metadata().map_err(failed)?;
+        if !found.is_file() || found.uid() != owner || found.mode() & 0o077 != 0 {
+            return Err(DoorError::Foreign { path });
+        }
+        let mut version = [0; WORD_BYTES as usize];
+        match file.read_exact_at(&mut version, layout::VERSION as u64 * WORD_BYTES) {
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                return Err(DoorError::Damaged { path });
+            }
+            read => read.map_err(failed)?,
+        }
+        let version = u64::from_ne_bytes(version);
+        let (version, places) = ((version >> 32) as u32, version as u32);
+        if version != LAYOUT_VERSION {
+            return Err(DoorError::Version { path, found: version });
+        }
+        if places > MAX_PLACES || found.len() < Layout::door_bytes(places) {
+            return Err(DoorError::Damaged { path });
+        }
+        let words = Mapping::new(file.as_fd(), Layout::door_bytes(places), Protection::ReadWrite);
+        let words = Arc::new(words.map_err(failed)?);
+        Ok(DoorFile { path, data, words, places, owner, file: Some(file) })
+    }
+
+    /// Closes the descriptor, and keeps the memory: a program does not expect descriptors that it has not
+    /// opened. Such a door cannot be locked.
+    pub fn without_descriptor(self) -> DoorFile {
+        DoorFile { file: None, ..self }
+    }
+
+    /// Where the door is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The directory, without symbolic links.
+    pub fn data(&self) -> &Path {
+        &self.data
+    }
+
+    /// Its words, and the places.
+    pub fn words(&self) -> &Arc<Mapping> {
+        &self.words
+    }
+
+    /// Whether the process that made the door knows this one by the same process id. Otherwise this process
+    /// would count as a dead one.
+    pub fn shares_process_ids(&self) -> bool {
+        living::namespace().is_ok_and(|own| at_once(self.load(layout::NAMESPACE)) == own)
+    }
+
+    /// How many places there are.
+    pub fn places(&self) -> u32 {
+        self.places
+    }
+
+    /// Takes the door's lock, and keeps it until this value is dropped. One daemon has it at a time. Waits
+    /// for up to [`LOCK_PATIENCE`]; `false`: another daemon still has it.
+    ///
+    /// # Errors
+    /// Those of `flock`.
+    pub(crate) fn lock(&self) -> io::Result<bool> {
+        let file = self.file.as_ref().ok_or(io::ErrorKind::InvalidInput)?;
+        farpool_keep::lock_exclusive(file, LOCK_PATIENCE)
+    }
+
+    /// Whether a daemon has the door. If none has, one that starts just now waits until this value is
+    /// dropped.
+    ///
+    /// # Errors
+    /// Those of `flock`.
+    pub fn has_daemon(&self) -> io::Result<bool> {
+        let file = self.file.as_ref().ok_or(io::ErrorKind::InvalidInput)?;
+        Ok(!farpool_keep::lock_exclusive(file, Duration::ZERO)?)
+    }
+
+    /// Whether a daemon of this user may serve these files.
+    pub(crate) fn trusts(&self, uid: u32) -> bool {
+        uid == 0 || uid == self.owner
+    }
+
+    /// The user to whom the files belong.
+    pub(crate) fn owner_uid(&self) -> u32 {
+        self.owner
+    }
+
+    /// Removes the door. A cache behind it is closed; processes that start later make another door.
+    ///
+    /// # Errors
+    /// Those of `unlink`.
+    pub fn remove(&self) -> io::Result<()> {
+        std::fs::remove_file(&self.path)
+    }
+
+    /// The door's state, and what was counted in all places.
+    pub fn status(&self) -> DoorStatus {
+        let mut usage =
+            DoorStatus { door: Door::of(at_once(self.load(layout::DOOR))), ..DoorStatus::default() };
+        for place in (0..self.places).map(|place| Place::new(self, place)) {
+            let (hits, misses) = at_once(place.reads());
+            usage.hits += hits;
+            usage.misses += misses;
+            usage.places += u32::from(at_once(place.holder()) != 0);
+        }
+        usage.outsiders = at_once(self.load(layout::OUTSIDERS));
+        usage
+    }
+
+    /// Whether processes that start from now on find this door. If it was removed, they make another one.
+    pub fn is_there(&self) -> bool {
+        self.file.as_ref().is_some_and(|file| file.metadata().is_ok_and(|found| found.nlink() > 0))
+    }
+}
+
+/// The reason for which accesses succeed: the file's length was checked, and only words of the door and
+/// places are accessed.
+const WITHIN: &str = "words of the door lie within its file";
+
+/// The door and the places, without an index.
+impl Ground for DoorFile {
+    async fn load(&self, at: usize) -> u64 {
+        self.words.load(at as u64 * WORD_BYTES).expect(WITHIN)
+    }
+
+    async fn store(&self, at: usize, value: u64) {
+        self.words.store(at as u64 * WORD_BYTES, value).expect(WITHIN);
+    }
+
+    async fn replace(&self, at: usize, old: u64, new: u64) -> bool {
+        self.words.compare_and_swap(at as u64 * WORD_BYTES, old, new).expect(WITHIN) == old
+    }
+
+    async fn add(&self, at: usize, addend: u64) -> u64 {
+        self.words.fetch_and_add(at as u64 * WORD_BYTES, addend).expect(WITHIN)
+    }
+
+    async fn layout(&self) -> Option<Layout> {
+        None
+    }
+
+    async fn barrier(&self) {
+        fence(Ordering::SeqCst); // pairs with the barriers of `Shared`
+    }
+
+    async fn read_slot(&self, _: u32, _: &mut [u8]) -> bool {
+        false
+    }
+
+    async fn write_slot(&self, _: u32, _: &[u8]) -> bool {
+        false
+    }
+}
+
+/// Makes a door, which appears under its name once it is complete.
+fn make(dir: &Path, path: &Path, (uid, gid): (u32, u32)) -> io::Result<()> {
+    let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
+    let file: File = rustix::fs::open(dir, flags, Mode::RUSR | Mode::WUSR)?.into();
+    // Allocated at once: a store to a file of a full file system would end the process.
+    rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, Layout::door_bytes(MAX_PLACES))?;
+    let version = u64::from(LAYOUT_VERSION) << 32 | u64::from(MAX_PLACES);
+    for (at, word) in [(layout::VERSION, version), (layout::NAMESPACE, living::namespace()?)] {
+        file.write_all_at(&word.to_ne_bytes(), at as u64 * WORD_BYTES)?;
+    }
+    if geteuid().is_root() {
+        rustix::fs::fchown(&file, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)))?;
+    }
+    let link = format!("/proc/self/fd/{}", file.as_raw_fd());
+    Ok(linkat(CWD, &link, CWD, path, AtFlags::SYMLINK_FOLLOW)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn all_who_open_the_door_of_a_directory_have_the_same_one() {
+        let (dir, data) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let open = || DoorFile::open_in(dir.path(), data.path()).unwrap();
+        let (one, other) = (open(), open());
+        one.words().store(8, 7).unwrap();
+        assert_eq!((other.words().load(8), other.places()), (Ok(7), MAX_PLACES));
+        let elsewhere = DoorFile::open_in(dir.path(), dir.path()).unwrap();
+        assert_eq!(elsewhere.words().load(8), Ok(0));
+        assert!(one.is_there() && one.shares_process_ids());
+        one.words().store(layout::NAMESPACE as u64 * WORD_BYTES, 7).unwrap();
+        assert!(!other.shares_process_ids());
+        let names: Vec<_> = std::fs::read_dir(dir.path()).unwrap().map(|name| name.unwrap().path()).collect();
+        names.iter().for_each(|path| std::fs::remove_file(path).unwrap());
+        assert!(!one.is_there() && !other.is_there());
+        assert_eq!((open().words().load(8), open().is_there()), (Ok(0), true));
+    }
+
+    #[test]
+    fn a_door_that_others_may_open_or_another_version_made_is_refused() {
+        let (dir, data) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let open = || DoorFile::open_in(dir.path(), data.path());
+        let door = open().unwrap();
+        door.file.as_ref().unwrap().set_permissions(std::fs::Permissions::from_mode(0o660)).unwrap();
+        assert!(matches!(open(), Err(DoorError::Foreign { .. })));
+        door.file.as_ref().unwrap().set_permissions(std::fs::Permissions::from_mode(0o600)).unwrap();
+        door.words().store(layout::VERSION as u64 * WORD_BYTES, 9 << 32 | 4).unwrap();
+        assert!(matches!(open(), Err(DoorError::Version { found: 9, .. })));
+        for places in [MAX_PLACES, MAX_PLACES + 1] {
+            let version = u64::from(LAYOUT_VERSION) << 32 | u64::from(places);
+            door.words().store(layout::VERSION as u64 * WORD_BYTES, version).unwrap();
+            door.file.as_ref().unwrap().set_len(4096).unwrap();
+            assert!(matches!(open(), Err(DoorError::Damaged { .. })), "{places} places in one page");
+        }
+        let file = tempfile::NamedTempFile::new().unwrap();
+        assert!(matches!(DoorFile::open_in(dir.path(), file.path()), Err(DoorError::Data { .. })));
+        assert!(matches!(DoorFile::open_in(file.path(), data.path()), Err(DoorError::Door { .. })));
+    }
+}

@@ -1,0 +1,331 @@
+//! What one thread of a process needs to use the cache, for files that it has open.
+//!
+//! The memory of a program may change while a call reads it. So a page that is to be cached goes through a
+//! copy of the session's own: the kernel and far memory get the same bytes.
+
+use std::ffi::OsStr;
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::fs::OFlags;
+
+use crate::at_once;
+use crate::caller::{Caller, MAX_BLOCKS, Outcome};
+use crate::client::CacheClient;
+use crate::far::{FarSlots, PAGE_BYTES};
+use crate::files::KnownFile;
+use crate::identity::{FdKind, InodeStamp, id_of, stat_fd};
+use crate::living::this_process;
+use crate::rules::Shipped;
+use crate::shared::Shared;
+
+/// Descriptors from this number on are looked up at each call.
+const MAX_REMEMBERED: usize = 1 << 16;
+
+const PAGE: u64 = PAGE_BYTES as u64;
+
+/// A page, aligned as direct I/O needs it.
+#[repr(C, align(4096))]
+struct Page([u8; PAGE_BYTES]);
+
+/// Counts what may give descriptors of this process another meaning: it grows before a descriptor is closed
+/// or replaced, as far as the process knows.
+#[derive(Debug, Default)]
+pub struct Replacements(AtomicU64);
+
+impl Replacements {
+    /// None so far.
+    pub const fn new() -> Replacements {
+        Replacements(AtomicU64::new(0))
+    }
+
+    /// To be called before a descriptor is closed or replaced.
+    pub fn note(&self) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn so_far(&self) -> u64 {
+        self.0.load(Ordering::SeqCst)
+    }
+}
+
+/// A descriptor before a system call. Another thread may replace the file behind it, and put the first one
+/// back.
+#[derive(Clone, Copy)]
+struct Before {
+    stamp: InodeStamp,
+    replacements: u64,
+}
+
+/// One thread's use of the cache. It has a place until it is dropped, or until the process ends if it keeps
+/// the door closed.
+pub struct CacheSession {
+    client: Arc<CacheClient>,
+    caller: Caller<Shared<FarSlots>>,
+    replacements: &'static Replacements,
+    /// By descriptor.
+    seen: Vec<Option<Seen>>,
+    page: Box<Page>,
+}
+
+/// What is remembered of a descriptor, for as long as it has the same stamp.
+#[derive(Clone, Copy, Debug)]
+struct Seen {
+    stamp: InodeStamp,
+    known: KnownFile,
+    /// Whether its pages are to be cached.
+    is_cacheable: bool,
+}
+
+/// What a call is to do about the cache.
+enum FileUse {
+    /// Nothing: no other process uses this file by the cache.
+    None,
+    /// The file is known, or will be.
+    File { seen: Seen, has_name: bool, has_other_names: bool },
+    /// It is not known which file it is.
+    Unknown,
+}
+
+impl CacheSession {
+    /// A session for this thread. `None`: there is no place, or the door cannot be used.
+    pub fn new(client: &Arc<CacheClient>, replacements: &'static Replacements) -> Option<CacheSession> {
+        if !client.door().shares_process_ids() {
+            return None; // the keeper would take this process for a dead one
+        }
+        let joined =
+            Caller::<_, Shipped>::join(client.ground()?, client.door().places(), this_process().ok()?);
+        let caller = at_once(joined)?;
+        let page = Box::new(Page([0; PAGE_BYTES]));
+        Some(CacheSession { client: client.clone(), caller, replacements, seen: Vec::new(), page })
+    }
+
+    /// Whether a descriptor meant this file all the time since then.
+    fn is_unchanged(before: Before, replacements: &Replacements, fd: BorrowedFd<'_>) -> bool {
+        matches!(stat_fd(fd), FdKind::File { stamp, .. } if stamp == before.stamp)
+            && replacements.so_far() == before.replacements
+    }
+
+    fn file_use(&mut self, fd: BorrowedFd<'_>) -> FileUse {
+        let replacements = self.replacements.so_far();
+        let (stamp, names) = match stat_fd(fd) {
+            FdKind::File { stamp, names } => (stamp, names),
+            FdKind::NotCached => return FileUse::None,
+            FdKind::Unknown => return FileUse::Unknown,
+        };
+        let number = fd.as_raw_fd() as usize;
+        let remembered = self.seen.get(number).copied().flatten();
+        if let Some(seen) = remembered.filter(|seen| seen.stamp == stamp) {
+            return FileUse::File { seen, has_name: names > 0, has_other_names: names > 1 };
+        }
+        let Some(id) = id_of(fd, stamp) else { return FileUse::Unknown };
+        let seen = Seen { stamp, known: KnownFile::new(id), is_cacheable: self.is_cacheable(fd) };
+        if !Self::is_unchanged(Before { stamp, replacements }, self.replacements, fd) {
+            return FileUse::Unknown; // the id may be that of another file
+        }
+        self.remember(fd, seen);
+        FileUse::File { seen, has_name: names > 0, has_other_names: names > 1 }
+    }
+
+    /// Whether pages of this file are to be cached, by its path.
+    fn is_cacheable(&self, fd: BorrowedFd<'_>) -> bool {
+        let link = format!("/proc/self/fd/{}", fd.as_raw_fd());
+        let path = rustix::fs::readlink(link, Vec::new());
+        path.is_ok_and(|path| self.client.is_cacheable(Path::new(OsStr::from_bytes(path.as_bytes()))))
+    }
+
+    /// Remembers a file, unless it is so new that another one may get its stamp.
+    fn remember(&mut self, fd: BorrowedFd<'_>, seen: Seen) {
+        let number = fd.as_raw_fd() as usize;
+        if number < MAX_REMEMBERED && seen.stamp.is_unique() {
+            let end = self.seen.len().max(number + 1);
+            self.seen.resize(end, None);
+            self.seen[number] = Some(seen);
+        }
+    }
+
+    /// Reads a range of a file, block by block: from the cache, or else by `pread`, which gets room for a
+    /// block and its position in bytes. `found` gets what there is of the range, in order. Returns how many
+    /// bytes that were: fewer than asked for at the end of the file, or where `pread` failed. `None`: the
+    /// cache has nothing to do with this file.
+    pub fn read(
+        &mut self,
+        fd: BorrowedFd<'_>,
+        range: Range<u64>,
+        mut pread: impl FnMut(&mut [u8], u64) -> io::Result<usize>,
+        mut found: impl FnMut(&[u8]),
+    ) -> Option<u64> {
+        let replacements = self.replacements.so_far();
+        let FileUse::File { mut seen, has_name, .. } = self.file_use(fd) else { return None };
+        if !seen.is_cacheable {
+            return None;
+        }
+        let before = Before { stamp: seen.stamp, replacements };
+        let replacements = self.replacements;
+        // Looked at again after the file was asked for, see `ask_for`.
+        let exists = async || has_name && matches!(stat_fd(fd), FdKind::File { names: 1.., .. });
+        let (page, caller) = (&mut self.page.0, &mut self.caller);
+        let mut at = range.start;
+        while at < range.end {
+            let Ok(block) = u32::try_from(at / PAGE) else { break };
+            // Set if the descriptor meant another file meanwhile. Such a page is not admitted, like a short
+            // one.
+            let mut of_unknown_file = None;
+            let from_disk = async |to: &mut [u8]| {
+                let bytes = pread(to, u64::from(block) * PAGE)?;
+                if Self::is_unchanged(before, replacements, fd) {
+                    return Ok(bytes);
+                }
+                of_unknown_file = Some(bytes);
+                Ok(0)
+            };
+            let bytes = match at_once(caller.read(&mut seen.known, block, page, exists, from_disk)) {
+                Ok(Outcome::Hit) => PAGE_BYTES,
+                Ok(Outcome::Disk(bytes)) => of_unknown_file.unwrap_or(bytes),
+                Err(_) => break,
+            };
+            let there = page.get((at % PAGE) as usize..bytes).unwrap_or_default();
+            let wanted = there.len().min((range.end - at) as usize);
+            found(&there[..wanted]);
+            at += wanted as u64;
+            if wanted == 0 || !at.is_multiple_of(PAGE) {
+                break; // the end of the file, or of the range
+            }
+        }
+        self.remember(fd, seen);
+        Some(at - range.start)
+    }
+
+    /// Writes bytes at this range of a file. If they are one whole block and there is a `fill`, that copies
+    /// them, and `pwrite` gets the copy.
+    ///
+    /// # Errors
+    /// Those of `pwrite`.
+    pub fn write(
+        &mut self,
+        fd: BorrowedFd<'_>,
+        range: Range<u64>,
+        fill: Option<impl FnOnce(&mut [u8])>,
+        pwrite: impl FnOnce(Option<&[u8]>) -> io::Result<usize>,
+    ) -> io::Result<usize> {
+        let Some(blocks) = blocks_of(&range) else { return self.change(fd, || pwrite(None)) };
+        let replacements = self.replacements.so_far();
+        match self.file_use(fd) {
+            FileUse::None => pwrite(None),
+            FileUse::Unknown => at_once(self.caller.change_unknown(async || pwrite(None))),
+            FileUse::File { mut seen, .. } => {
+                let before = Before { stamp: seen.stamp, replacements };
+                let is_page =
+                    seen.is_cacheable && range.start.is_multiple_of(PAGE) && range.end - range.start == PAGE;
+                let page = fill.filter(|_| is_page && !appends(fd)).map(|fill| {
+                    fill(&mut self.page.0);
+                    &self.page.0[..]
+                });
+                let mut to_unknown_file = None;
+                let pwrite = async || {
+                    let written = pwrite(page);
+                    if Self::is_unchanged(before, self.replacements, fd) {
+                        return written;
+                    }
+                    to_unknown_file = Some(written);
+                    Ok(0) // so that the page is not admitted
+                };
+                let written = at_once(self.caller.write(&mut seen.known, blocks, page, pwrite));
+                self.remember(fd, seen);
+                match to_unknown_file {
+                    None => written,
+                    Some(written) => {
+                        self.change_unknown(|| ());
+                        written
+                    }
+                }
+            }
+        }
+    }
+
+    /// Changes a file as a whole.
+    ///
+    /// # Errors
+    /// Those of `change`.
+    pub fn change<T>(&mut self, fd: BorrowedFd<'_>, change: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+        let replacements = self.replacements.so_far();
+        match self.file_use(fd) {
+            FileUse::None => change(),
+            FileUse::Unknown => at_once(self.caller.change_unknown(async || change())),
+            FileUse::File { mut seen, .. } => {
+                let before = Before { stamp: seen.stamp, replacements };
+                let changed = at_once(self.caller.change(&mut seen.known, async || change()));
+                self.remember(fd, seen);
+                if !Self::is_unchanged(before, self.replacements, fd) {
+                    self.change_unknown(|| ());
+                }
+                changed
+            }
+        }
+    }
+
+    /// Runs a change of which it is not known which files it changes, or finds out afterwards that there was
+    /// one. The cache loses all pages.
+    pub fn change_unknown<T>(&mut self, change: impl FnOnce() -> T) -> T {
+        at_once(self.caller.change_unknown(async || change()))
+    }
+
+    /// Switches the cache off until this process has ended, if this file may be in it: the process will
+    /// change the file in ways that it does not announce, such as by a mapping. Returns whether it did so.
+    pub fn close_door_for(&mut self, fd: BorrowedFd<'_>) -> bool {
+        let is_concerned = match self.file_use(fd) {
+            FileUse::None => false,
+            FileUse::Unknown => true,
+            FileUse::File { seen, has_other_names, .. } => seen.is_cacheable || has_other_names,
+        };
+        if is_concerned {
+            self.keep_door_closed();
+        }
+        is_concerned
+    }
+
+    /// Switches the cache off until this process has ended.
+    pub fn keep_door_closed(&mut self) {
+        at_once(self.caller.keep_door_closed());
+    }
+}
+
+impl Drop for CacheSession {
+    fn drop(&mut self) {
+        at_once(self.caller.free_place());
+    }
+}
+
+/// Whether writes go to the end of the file, wherever they are to go.
+fn appends(fd: BorrowedFd<'_>) -> bool {
+    rustix::fs::fcntl_getfl(fd).is_ok_and(|flags| flags.contains(OFlags::APPEND))
+}
+
+/// The first block of a range of bytes, and how many there are. `None`: too many, or beyond what has numbers.
+fn blocks_of(range: &Range<u64>) -> Option<(u32, u32)> {
+    let first = range.start / PAGE;
+    let blocks = range.end.div_ceil(PAGE).checked_sub(first)?;
+    let blocks = u32::try_from(blocks).ok().filter(|blocks| *blocks <= MAX_BLOCKS)?;
+    let first = u32::try_from(first).ok().filter(|first| first.checked_add(blocks).is_some())?;
+    Some((first, blocks))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_rounded_to_blocks() {
+        assert_eq!(blocks_of(&(0..PAGE)), Some((0, 1)));
+        assert_eq!(blocks_of(&(PAGE - 1..PAGE + 1)), Some((0, 2)));
+        assert_eq!(blocks_of(&(3 * PAGE..3 * PAGE)), Some((3, 0)));
+        assert_eq!(blocks_of(&(0..PAGE * 64)), Some((0, 64)));
+        assert_eq!(blocks_of(&(1..PAGE * 64 + 1)), None);
+        assert_eq!(blocks_of(&(u64::from(u32::MAX) * PAGE..u64::from(u32::MAX) * PAGE + 1)), None);
+    }
+}

@@ -1,0 +1,102 @@
+//! `farpool cache` and `farpool run --cache`: programs read their files through the page cache.
+
+use std::path::Path;
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::preload::compile;
+use crate::support::{
+    Output, Pool, PoolOptions, Process, assert_complaint, built, eventually, farpool, run, run_command,
+};
+
+/// Checks itself; see there.
+const PROGRAM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../preload/tests/programs/cached.c");
+
+/// A directory on a disk whose files are cached; its door goes with it.
+struct Files(TempDir);
+
+impl Files {
+    fn new() -> Files {
+        Files(tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap())
+    }
+
+    fn name(&self) -> &str {
+        self.0.path().to_str().unwrap()
+    }
+
+    fn status(&self) -> Value {
+        let output = run(["cache", "status", "--json", self.name()]);
+        serde_json::from_str(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output:?}"))
+    }
+}
+
+impl Drop for Files {
+    fn drop(&mut self) {
+        let door = run(["cache", "status", "--json", self.name()]);
+        let door: Value = serde_json::from_str(&door.stdout).unwrap();
+        std::fs::remove_file(door["door"].as_str().unwrap()).unwrap();
+    }
+}
+
+fn attach(pool: &Pool, files: &Files) -> Process {
+    let args = ["cache", "attach", files.name(), "--memory", "8MiB", "--broker", &pool.address];
+    Process::ready("cache", farpool(args)).0
+}
+
+fn run_cached(files: &Files, program: &Path, args: &[&str]) -> Output {
+    let mut command = farpool(["run", "--cache", files.name(), program.to_str().unwrap()]);
+    command.args(args).env("FARPOOL_PRELOAD", built("libfarpool_preload.so")).env_remove("LD_PRELOAD");
+    run_command(command)
+}
+
+#[test]
+fn programs_read_from_the_cache_while_it_is_attached_and_from_the_disk_otherwise() {
+    let (pool, files, dir) = (Pool::start(PoolOptions::default()), Files::new(), TempDir::new().unwrap());
+    let program = dir.path().join("cached");
+    let source = std::fs::read_to_string(PROGRAM).unwrap();
+    let beside = format!("-I{}", Path::new(PROGRAM).parent().unwrap().display());
+    compile(dir.path(), &source, &["-std=gnu11", "-O1", &beside], &program);
+    let runs_well = || {
+        let output = run_cached(&files, &program, &[files.name(), "2", "hooked"]);
+        assert!(output.status.success(), "{output:?}");
+    };
+    runs_well();
+    assert_eq!(
+        (files.status()["state"].as_str(), files.status()["hits"].as_u64()),
+        (Some("detached"), Some(0))
+    );
+    let mut attached = attach(&pool, &files);
+    runs_well();
+    let status = files.status();
+    assert_eq!(status["state"].as_str(), Some("open"));
+    assert!(
+        status["hits"].as_u64().unwrap() > 1_000 && status["hit_rate"].as_f64().unwrap() > 0.0,
+        "{status}"
+    );
+    attached.end_well();
+    eventually("the door is closed", || files.status()["state"] == "detached");
+    runs_well();
+    assert_eq!(files.status()["hits"], status["hits"]);
+}
+
+#[test]
+fn a_killed_daemon_costs_hits_and_another_one_takes_its_place() {
+    let (pool, files) = (Pool::start(PoolOptions::default()), Files::new());
+    let mut attached = attach(&pool, &files);
+    let args = ["cache", "attach", files.name(), "--memory", "8MiB", "--broker", &pool.address];
+    assert_complaint(&run(args), 1, "another `farpool cache attach` serves these files");
+    attached.kill();
+    assert_eq!(files.status()["state"], "abandoned");
+    attach(&pool, &files).end_well();
+}
+
+#[test]
+fn what_cannot_be_cached_is_refused_with_the_reason() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let name = file.path().to_str().unwrap();
+    for args in [&["cache", "attach", name, "--memory", "8MiB"][..], &["cache", "status", name]] {
+        assert_complaint(&run(args), 1, "cannot cache the files in");
+    }
+    assert_complaint(&run(["cache", "attach", "/", "--memory", "1"]), 1, "at least 8 KiB");
+}

@@ -1,0 +1,53 @@
+//! The module for PostgreSQL: `shared_preload_libraries = '/path/to/libfarpool_postgres.so'`. The postmaster
+//! loads it, and all its children are forks. It hooks the calls by which they use files, and switches the
+//! [page cache](farpool_preload::cached) on for the data directory. Files stay where they are.
+//!
+//! M1. The server starts whatever happens here. If something is missing, its files are not cached, and its
+//! log says
+//!     why.
+//! M2. No function here leaves by an error of the server, which would jump over frames of Rust (`longjmp`).
+//! So only
+//!     messages are reported, at most of the level WARNING.
+
+mod magic;
+mod server;
+
+use std::path::{Path, PathBuf};
+
+use server::Level;
+
+/// Called by the server when it has loaded the module.
+#[unsafe(no_mangle)]
+pub extern "C" fn _PG_init() {
+    let done = std::panic::catch_unwind(init).unwrap_or_else(|_| Err("a fault in the module".to_owned()));
+    match done {
+        Ok(data) => server::report(
+            Level::Log,
+            &format!("farpool: pages of {} are cached while `farpool cache attach` runs", data.display()),
+        ),
+        Err(why) => server::report(Level::Warning, &format!("farpool: nothing is cached: {why}")),
+    }
+}
+
+fn init() -> Result<PathBuf, String> {
+    if !server::is_preloading() {
+        return Err("load the module by shared_preload_libraries, and restart the server".to_owned());
+    }
+    let data = server::data_directory().ok_or("the server does not say where its data are")?;
+    if let Some(method) = server::setting(c"io_method").filter(|method| method == "io_uring") {
+        return Err(format!("io_method = {method} reads files by itself: set it to worker or sync"));
+    }
+    check_version(&data)?;
+    farpool_preload::switch_on_cache(&data).map_err(|error| error.to_string())?;
+    Ok(data)
+}
+
+/// Other versions may write files in ways that no test has tried.
+fn check_version(data: &Path) -> Result<(), String> {
+    let version = magic::version_of(data).ok_or("there is no PG_VERSION in the data directory")?;
+    if magic::TESTED.contains(&version) {
+        return Ok(());
+    }
+    let tested: Vec<String> = magic::TESTED.map(|version| version.to_string()).collect();
+    Err(format!("this is PostgreSQL {version}, and the module was tested with {} only", tested.join(", ")))
+}
