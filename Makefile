@@ -56,6 +56,10 @@ install: ## put what `make build` made under PREFIX (/usr/local), below DESTDIR 
 	@[[ -d target/release/generated && -e target/release/libfarpool.so ]] || { echo "run \`make build\` first" >&2; exit 1; }
 	DESTDIR=$(DESTDIR) scripts/install target/release $(PREFIX)
 
+.PHONY: postgres-module
+postgres-module: setup ## the module by which PostgreSQL reads through the page cache: target/release/libfarpool_postgres.so
+	cargo build --locked --release --package farpool-postgres
+
 .PHONY: uninstall
 uninstall: ## remove that again
 	DESTDIR=$(DESTDIR) scripts/install --remove $(PREFIX)
@@ -96,6 +100,13 @@ test-databases: setup ## PostgreSQL, DuckDB, SQLite and a mapping program in far
 	$(TEST_BUILD)
 	cargo test --locked --test databases
 
+.PHONY: test-cache
+test-cache: setup ## a stock PostgreSQL reads through the page cache for two minutes while processes are killed
+	@scripts/setup databases
+	$(TEST_BUILD)
+	cargo build --locked --package farpool-postgres
+	FARPOOL=target/debug/farpool MODULE=target/debug/libfarpool_postgres.so testbed/postgres-cache
+
 .PHONY: test-postgres-suite
 test-postgres-suite: setup ## PostgreSQL's own regression suite with PGDATA on a mount and on a tmpfs: same results; six minutes
 	cargo build --locked --release --package farpool-cli --package farpool-preload
@@ -110,7 +121,7 @@ bench-databases: setup ## their times in far memory beside the local disk, at fu
 .PHONY: sim
 sim: setup ## 10,000 seeds of each simulation, then each of them broken on purpose
 	cargo build --locked --release --package farpool-cli
-	for scenario in fabric pool file txn hash members; do \
+	for scenario in fabric pool file txn hash members cache; do \
 	  target/release/farpool sim $$scenario --seeds 10000; \
 	  target/release/farpool sim $$scenario --mutation all; \
 	done
