@@ -19,6 +19,9 @@ use server::Level;
 /// Called by the server when it has loaded the module.
 #[unsafe(no_mangle)]
 pub extern "C" fn _PG_init() {
+    if !server::is_preloading() {
+        return; // in a backend, a message may end in a jump (M2)
+    }
     let done = std::panic::catch_unwind(init).unwrap_or_else(|_| Err("a fault in the module".to_owned()));
     match done {
         Ok(data) => server::report(
@@ -30,9 +33,6 @@ pub extern "C" fn _PG_init() {
 }
 
 fn init() -> Result<PathBuf, String> {
-    if !server::is_preloading() {
-        return Err("load the module by shared_preload_libraries, and restart the server".to_owned());
-    }
     let data = server::data_directory().ok_or("the server does not say where its data are")?;
     if let Some(method) = server::setting(c"io_method").filter(|method| method == "io_uring") {
         return Err(format!("io_method = {method} reads files by itself: set it to worker or sync"));

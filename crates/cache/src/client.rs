@@ -2,9 +2,9 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use farpool_fabric::{Clock, Endpoint, EndpointConfig, Mapping, MonotonicClock, Protection};
@@ -14,15 +14,16 @@ use farpool_wire::GUEST_VERSION;
 use farpool_wire::control::{GuestJoin, guest_request::Ask};
 use rustix_futex_sync::Mutex;
 
+use crate::at_once;
+use crate::caller::Caller;
 use crate::door::DoorFile;
 use crate::far::{FarSlots, FarTable, PAGE_BYTES};
 use crate::layout::{Layout, Shape};
+use crate::living::this_process;
 use crate::owner::socket_name;
+use crate::rules::Shipped;
 use crate::shared::{Index, Shared};
 
-/// Files that databases write as streams, and read once if at all: the journal, the log and the index of the
-/// log (a mapping) of SQLite, and the log of DuckDB.
-const UNCACHED_SUFFIXES: [&[u8]; 4] = [b"-journal", b"-wal", b"-shm", b".wal"];
 /// Room for a page in each direction.
 const ARENA_BYTES: usize = 4 * PAGE_BYTES;
 /// How long a daemon may take to answer: calls of the program wait for it.
@@ -31,13 +32,15 @@ const JOIN_PATIENCE: Duration = Duration::from_millis(200);
 /// time.
 const JOIN_PAUSE: Duration = Duration::from_secs(1);
 const JOIN_PAUSE_MAX: Duration = Duration::from_secs(60);
+/// How long no place is looked for after all were taken.
+const FULL_PAUSE: Duration = Duration::from_secs(1);
 
 /// A process of the database. Its threads share what it has mapped.
 pub struct CacheClient {
     door: Arc<DoorFile>,
-    /// Whether the directory is that of a PostgreSQL server.
-    is_postgres: bool,
     joined: Mutex<Joined>,
+    /// All places were taken: until then none is looked for.
+    full_until_ns: AtomicU64,
 }
 
 /// The index with which the process has to do now.
@@ -62,28 +65,30 @@ struct Mapped {
 impl CacheClient {
     /// A process that uses the files behind this door.
     pub fn new(door: Arc<DoorFile>) -> Arc<CacheClient> {
-        let is_postgres = door.data().join("PG_VERSION").exists();
-        Arc::new(CacheClient { door, is_postgres, joined: Mutex::default() })
-    }
-
-    /// Whether pages of the file with this path are to be cached: it lies in the directory, and holds data
-    /// that a database reads by pages. Changes of all files are announced, whatever their names.
-    pub(crate) fn is_cacheable(&self, path: &Path) -> bool {
-        let Ok(within) = path.strip_prefix(self.door.data()) else { return false };
-        let name = within.file_name().unwrap_or_default().as_encoded_bytes();
-        if self.is_postgres {
-            // Tables and indexes, without maps of free space and what the server writes as streams.
-            within.starts_with("base")
-                && name.first().is_some_and(u8::is_ascii_digit)
-                && !name.ends_with(b"_fsm")
-        } else {
-            !UNCACHED_SUFFIXES.iter().any(|suffix| name.ends_with(suffix))
-        }
+        Arc::new(CacheClient { door, joined: Mutex::default(), full_until_ns: AtomicU64::new(0) })
     }
 
     /// The door.
     pub fn door(&self) -> &DoorFile {
         &self.door
+    }
+
+    /// A place for one thread. `None`: all are taken.
+    pub(crate) fn take_place(self: &Arc<Self>) -> Option<Caller<Shared<FarSlots>>> {
+        let now_ns = MonotonicClock.now_ns();
+        if now_ns < self.full_until_ns.load(Ordering::Relaxed) {
+            return None;
+        }
+        let holder = this_process().ok()?;
+        let join = || at_once(Caller::<_, Shipped>::join(self.ground()?, self.door.places(), holder));
+        let caller = join().or_else(|| {
+            // Without a daemon nobody else frees the places of processes that have ended.
+            self.door.free_dead_places().then(join).flatten()
+        });
+        if caller.is_none() {
+            self.full_until_ns.store(now_ns + FULL_PAUSE.as_nanos() as u64, Ordering::Relaxed);
+        }
+        caller
     }
 
     /// The shared memory, for one thread. `None`: the door's memory cannot be changed.

@@ -1,10 +1,12 @@
 //! The door file: the door to the index, and the places of all processes that use the files of one directory.
 //! It is there before a cache is, so that a cache can be attached while the database runs (C4, C5).
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
@@ -18,14 +20,18 @@ use rustix::process::{Gid, Uid, geteuid};
 use crate::at_once;
 use crate::ground::Ground;
 use crate::layout::{self, Layout, MAX_PLACES, WORD_BYTES};
-use crate::living;
+use crate::living::{self, Living};
 use crate::places::Place;
+use crate::vacating;
 use crate::words::Door;
 
 /// Where doors lie: a file system in memory that every Linux has, and in which every user may make files.
 const DIR: &str = "/dev/shm";
 /// Changes with every change of the words' meaning.
 const LAYOUT_VERSION: u32 = 2;
+/// Files that databases write as streams, and read once if at all: the journal, the log and the index of the
+/// log (a mapping) of SQLite, and the log of DuckDB.
+const UNCACHED_SUFFIXES: [&[u8]; 4] = [b"-journal", b"-wal", b"-shm", b".wal"];
 /// How long a daemon waits for the lock of one that is ending.
 const LOCK_PATIENCE: Duration = Duration::from_secs(2);
 
@@ -38,6 +44,8 @@ pub struct DoorFile {
     places: u32,
     /// The user to whom the files belong.
     owner: u32,
+    /// Whether the directory is that of a PostgreSQL server.
+    is_postgres: bool,
     /// `None`: it was closed.
     file: Option<File>,
 }
@@ -165,7 +173,8 @@ impl DoorFile {
         }
         let words = Mapping::new(file.as_fd(), Layout::door_bytes(places), Protection::ReadWrite);
         let words = Arc::new(words.map_err(failed)?);
-        Ok(DoorFile { path, data, words, places, owner, file: Some(file) })
+        let is_postgres = data.join("PG_VERSION").exists();
+        Ok(DoorFile { path, data, words, places, owner, is_postgres, file: Some(file) })
     }
 
     /// Closes the descriptor, and keeps the memory: a program does not expect descriptors that it has not
@@ -182,6 +191,44 @@ impl DoorFile {
     /// The directory, without symbolic links.
     pub fn data(&self) -> &Path {
         &self.data
+    }
+
+    /// Whether pages of an open file are to be cached, by its path.
+    pub(crate) fn is_cacheable(&self, fd: BorrowedFd<'_>) -> bool {
+        let path = rustix::fs::readlink(format!("/proc/self/fd/{}", fd.as_raw_fd()), Vec::new());
+        path.is_ok_and(|path| self.is_cacheable_path(Path::new(OsStr::from_bytes(path.as_bytes()))))
+    }
+
+    /// Whether pages of the file with this path are to be cached: it lies in the directory, and holds data
+    /// that a database reads by pages. Changes of all files are announced, whatever their names.
+    fn is_cacheable_path(&self, path: &Path) -> bool {
+        let Ok(within) = path.strip_prefix(&self.data) else { return false };
+        let name = within.file_name().unwrap_or_default().as_encoded_bytes();
+        if self.is_postgres {
+            // Tables and indexes, without maps of free space and what the server writes as streams.
+            within.starts_with("base")
+                && name.first().is_some_and(u8::is_ascii_digit)
+                && !name.ends_with(b"_fsm")
+        } else {
+            !UNCACHED_SUFFIXES.iter().any(|suffix| name.ends_with(suffix))
+        }
+    }
+
+    /// Frees the places of processes that have ended, if no daemon has the door and it is closed: then nobody
+    /// uses what they may have left behind. Returns whether it did so.
+    pub(crate) fn free_dead_places(&self) -> bool {
+        let Ok(file) = File::options().read(true).write(true).custom_flags(libc::O_NOFOLLOW).open(&self.path)
+        else {
+            return false;
+        };
+        // As long as this one has the lock, no daemon begins.
+        let is_ours = farpool_keep::lock_exclusive(&file, Duration::ZERO).is_ok_and(|locked| locked);
+        if !is_ours || Door::of(at_once(self.load(layout::DOOR))) != Door::Closed {
+            return false;
+        }
+        let living = Living::default();
+        at_once(vacating::free_dead_places(self, self.places, |holder| living.is_alive(holder)));
+        true
     }
 
     /// Its words, and the places.

@@ -32,12 +32,16 @@ pub fn this_process() -> io::Result<u64> {
     Ok(u64::from(pid) | started << PID_BITS)
 }
 
-/// The namespace of process ids in which this process is.
+/// A number for the namespaces of process ids and of time in which this process is: start times depend on
+/// both.
 ///
 /// # Errors
 /// When `/proc` cannot be read.
 pub(crate) fn namespace() -> io::Result<u64> {
-    Ok(std::fs::metadata("/proc/self/ns/pid")?.ino())
+    let ids = std::fs::metadata("/proc/self/ns/pid")?.ino();
+    // Kernels before 5.6 have no namespaces of time.
+    let time = std::fs::metadata("/proc/self/ns/time").map_or(0, |time| time.ino());
+    Ok(ids ^ time << 32)
 }
 
 /// The holder of places that an earlier program of a process had before an `exec`. It is never alive.
@@ -110,7 +114,8 @@ fn find(holder: u64) -> io::Result<Option<OwnedFd>> {
         Err(errno) => return Err(errno.into()),
     };
     // Read afterwards: if the process that has the id now started at that time, the descriptor is its.
-    let is_it = start_time(pid)? == Some(holder >> PID_BITS);
+    // If `/proc` hides it (`hidepid`), it counts as the holder while it lives.
+    let is_it = start_time(pid)?.is_none_or(|started| started == holder >> PID_BITS);
     Ok((is_it && !has_ended(&process)).then_some(process))
 }
 

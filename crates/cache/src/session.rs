@@ -3,12 +3,9 @@
 //! The memory of a program may change while a call reads it. So a page that is to be cached goes through a
 //! copy of the session's own: the kernel and far memory get the same bytes.
 
-use std::ffi::OsStr;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd};
-use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -17,11 +14,10 @@ use rustix::fs::OFlags;
 use crate::at_once;
 use crate::caller::{Caller, MAX_BLOCKS, Outcome};
 use crate::client::CacheClient;
+use crate::door::DoorFile;
 use crate::far::{FarSlots, PAGE_BYTES};
 use crate::files::KnownFile;
 use crate::identity::{FdKind, InodeStamp, id_of, stat_fd};
-use crate::living::this_process;
-use crate::rules::Shipped;
 use crate::shared::Shared;
 
 /// Descriptors from this number on are looked up at each call.
@@ -87,7 +83,7 @@ enum FileUse {
     /// Nothing: no other process uses this file by the cache.
     None,
     /// The file is known, or will be.
-    File { seen: Seen, has_name: bool, has_other_names: bool },
+    File { seen: Seen, has_name: bool },
     /// It is not known which file it is.
     Unknown,
 }
@@ -98,9 +94,7 @@ impl CacheSession {
         if !client.door().shares_process_ids() {
             return None; // the keeper would take this process for a dead one
         }
-        let joined =
-            Caller::<_, Shipped>::join(client.ground()?, client.door().places(), this_process().ok()?);
-        let caller = at_once(joined)?;
+        let caller = client.take_place()?;
         let page = Box::new(Page([0; PAGE_BYTES]));
         Some(CacheSession { client: client.clone(), caller, replacements, seen: Vec::new(), page })
     }
@@ -121,22 +115,16 @@ impl CacheSession {
         let number = fd.as_raw_fd() as usize;
         let remembered = self.seen.get(number).copied().flatten();
         if let Some(seen) = remembered.filter(|seen| seen.stamp == stamp) {
-            return FileUse::File { seen, has_name: names > 0, has_other_names: names > 1 };
+            return FileUse::File { seen, has_name: names > 0 };
         }
         let Some(id) = id_of(fd, stamp) else { return FileUse::Unknown };
-        let seen = Seen { stamp, known: KnownFile::new(id), is_cacheable: self.is_cacheable(fd) };
+        let seen =
+            Seen { stamp, known: KnownFile::new(id), is_cacheable: self.client.door().is_cacheable(fd) };
         if !Self::is_unchanged(Before { stamp, replacements }, self.replacements, fd) {
             return FileUse::Unknown; // the id may be that of another file
         }
         self.remember(fd, seen);
-        FileUse::File { seen, has_name: names > 0, has_other_names: names > 1 }
-    }
-
-    /// Whether pages of this file are to be cached, by its path.
-    fn is_cacheable(&self, fd: BorrowedFd<'_>) -> bool {
-        let link = format!("/proc/self/fd/{}", fd.as_raw_fd());
-        let path = rustix::fs::readlink(link, Vec::new());
-        path.is_ok_and(|path| self.client.is_cacheable(Path::new(OsStr::from_bytes(path.as_bytes()))))
+        FileUse::File { seen, has_name: names > 0 }
     }
 
     /// Remembers a file, unless it is so new that another one may get its stamp.
@@ -161,7 +149,7 @@ impl CacheSession {
         mut found: impl FnMut(&[u8]),
     ) -> Option<u64> {
         let replacements = self.replacements.so_far();
-        let FileUse::File { mut seen, has_name, .. } = self.file_use(fd) else { return None };
+        let FileUse::File { mut seen, has_name } = self.file_use(fd) else { return None };
         if !seen.is_cacheable {
             return None;
         }
@@ -278,11 +266,7 @@ impl CacheSession {
     /// Switches the cache off until this process has ended, if this file may be in it: the process will
     /// change the file in ways that it does not announce, such as by a mapping. Returns whether it did so.
     pub fn close_door_for(&mut self, fd: BorrowedFd<'_>) -> bool {
-        let is_concerned = match self.file_use(fd) {
-            FileUse::None => false,
-            FileUse::Unknown => true,
-            FileUse::File { seen, has_other_names, .. } => seen.is_cacheable || has_other_names,
-        };
+        let is_concerned = may_be_cached(self.client.door(), fd);
         if is_concerned {
             self.keep_door_closed();
         }
@@ -298,6 +282,15 @@ impl CacheSession {
 impl Drop for CacheSession {
     fn drop(&mut self) {
         at_once(self.caller.free_place());
+    }
+}
+
+/// Whether pages of an open file may be in the cache behind a door.
+pub fn may_be_cached(door: &DoorFile, fd: BorrowedFd<'_>) -> bool {
+    match stat_fd(fd) {
+        FdKind::File { names, .. } => names > 1 || door.is_cacheable(fd),
+        FdKind::NotCached => false,
+        FdKind::Unknown => true,
     }
 }
 

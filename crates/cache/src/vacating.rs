@@ -25,15 +25,7 @@ impl Vacating {
         place_count: u32,
         is_alive: impl Fn(u64) -> bool,
     ) -> Option<u64> {
-        for number in 0..place_count {
-            let place = Place::new(ground, number);
-            let holder = place.holder().await;
-            if holder != 0 && !is_alive(holder) {
-                place.withdraw().await;
-                grace::leave(ground, place.at).await;
-                place.free().await;
-            }
-        }
+        free_dead_places(ground, place_count, is_alive).await;
         if self.0.is_over(ground, place_count).await {
             return None;
         }
@@ -50,5 +42,23 @@ impl Vacating {
     pub async fn install_index<G: Ground>(self, ground: &G, index: u64, shape: Shape) {
         ground.store(layout::SHAPE, layout::shape_word(shape)).await;
         ground.store(layout::INDEX, index).await;
+    }
+}
+
+/// Frees the places of dead processes. What they may have left behind lies in an index that nobody uses any
+/// more.
+pub(crate) async fn free_dead_places<G: Ground>(
+    ground: &G,
+    place_count: u32,
+    is_alive: impl Fn(u64) -> bool,
+) {
+    for number in 0..place_count {
+        let place = Place::new(ground, number);
+        let holder = place.holder().await;
+        if holder != 0 && !is_alive(holder) {
+            place.withdraw().await;
+            grace::leave(ground, place.at).await;
+            place.free().await;
+        }
     }
 }

@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use farpool_cache::{
     CacheClient, CacheSession, DoorFile, Replacements, at_once, change_outside, close_for_good,
-    give_up_places, keep_closed,
+    give_up_places, keep_closed, may_be_cached,
 };
 
 use crate::backend::{Given, Room, fill_from};
@@ -73,6 +73,23 @@ extern "C" fn end_thread(held: *mut c_void) {
     });
 }
 
+/// Called by `exit`: the places of threads that go on until then are left to the daemon, or to whoever finds
+/// no place.
+extern "C" fn end_process() {
+    do_within(|| {
+        let engine = crate::hooks::engine();
+        let cached = &engine.cached;
+        if engine.is_ready()
+            && engine.process.is_owner()
+            && let Some(held) = cached.held()
+        {
+            // SAFETY: this thread's own, and it is within the library, so no other call of the thread uses
+            // it.
+            unsafe { &mut *held }.let_go(cached.generation.load(Ordering::Relaxed));
+        }
+    });
+}
+
 /// Called in the child of a fork, before the program runs there.
 extern "C" fn note_child() {
     do_within(|| crate::hooks::engine().cached.keep_door_closed_in_child());
@@ -111,6 +128,7 @@ impl Cached {
         let is_ready = unsafe {
             libc::pthread_key_create(&raw mut key, Some(end_thread)) == 0
                 && libc::pthread_atfork(None, None, Some(note_child)) == 0
+                && libc::atexit(end_process) == 0
         };
         if !is_ready {
             return Err(io::ErrorKind::OutOfMemory.into());
@@ -119,6 +137,18 @@ impl Cached {
         self.key.store(key + 1, Ordering::Relaxed); // published by the store of the door
         self.door.store(Box::into_raw(Box::new(Arc::new(door))), Ordering::Release);
         Ok(())
+    }
+
+    /// Switches the cache off again, before the program runs. Nothing was announced yet.
+    pub fn switch_off(&self) {
+        self.door.store(null_mut(), Ordering::Release);
+    }
+
+    /// Lets the cache lose all pages.
+    pub fn empty(&self) {
+        if let Some(door) = self.door() {
+            at_once(change_outside(&**door, async || ()));
+        }
     }
 
     /// Whether there is anything to do.
@@ -290,7 +320,8 @@ impl Cached {
             Some(true) => self.keeps_door_closed.store(true, Ordering::Relaxed),
             Some(false) => {}
             // A signal handler, the child of a `vfork`, or no place is free.
-            None => close_for_good(door),
+            None if borrowed(fd).is_some_and(|open| may_be_cached(door, open)) => close_for_good(door),
+            None => {}
         }
     }
 
@@ -305,8 +336,16 @@ impl Cached {
         announcing: impl FnOnce(&mut CacheSession, &mut dyn FnMut(Option<&[u8]>) -> io::Result<usize>),
     ) -> isize {
         let Some(door) = self.door() else { return real(None) };
-        if fd.is_some_and(|fd| sys::facts(fd).is_none_or(|file| !file.is_regular)) {
-            return real(None);
+        let is_regular = |fd| sys::facts(fd).is_some_and(|file| file.is_regular);
+        if let Some(fd) = fd.filter(|fd| !is_regular(*fd)) {
+            let answer = real(None);
+            // Another thread may have opened a file there meanwhile.
+            if answer >= 0 && is_regular(fd) {
+                let errno = sys::last_error();
+                self.empty();
+                sys::set_last_error(errno);
+            }
+            return answer;
         }
         let (mut real, mut answer) = (Some(real), None);
         within(|| {

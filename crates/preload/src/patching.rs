@@ -1,12 +1,13 @@
 //! Hooks in a process that runs already: the import tables of its objects are changed, so that calls of
 //! hooked functions come here. With `LD_PRELOAD` the dynamic linker does the same.
 //!
-//! P1. Only slots are changed that import a hooked function, in objects other than libc, the dynamic linker,
-//! the
-//!     vDSO and this one. So the functions that [`hooks`](crate::hooks) call in turn are still libc's.
+//! P1. Only slots are changed that import a hooked function and hold libc's, or are not bound yet; and only
+//! in
+//!     objects other than libc, the dynamic linker, the vDSO and this one. So the functions that
+//!     [`hooks`](crate::hooks) call in turn are still libc's, and what another library has put there stays.
 //! P2. A slot is changed by one store of a whole word, so other threads call the old function or the new one.
 //!     Memory that the dynamic linker has made read-only is read-only again afterwards.
-//! P3. `dlopen` is hooked as well: objects that are loaded later are changed before it returns.
+//! P3. Objects that are loaded later are hooked when a hooked function opens a file for the next time.
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_void};
@@ -15,13 +16,23 @@ use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// The functions that are hooked, divided by white space.
 const NAMES: &str = include_str!("hooks/names.txt");
 
 /// Where each hooked function lies here, by its name.
-static HOOKS: OnceLock<BTreeMap<&'static [u8], usize>> = OnceLock::new();
+static HOOKS: OnceLock<Hooks> = OnceLock::new();
+
+type Hooks = BTreeMap<&'static [u8], Hook>;
+
+/// A hooked function.
+#[derive(Clone, Copy)]
+struct Hook {
+    own: usize,
+    /// Where the function lies that the program would call otherwise.
+    original: usize,
+}
 
 /// Entries of the dynamic section (`elf(5)`).
 const DT_PLTRELSZ: i64 = 2;
@@ -79,6 +90,32 @@ pub fn hook_process() -> io::Result<usize> {
     pass.failure.map_or(Ok(pass.changed), Err)
 }
 
+/// Hooks objects that were loaded since the last time, if the process was hooked at all (P3).
+pub(crate) fn hook_new_objects() {
+    if HOOKS.get().is_some() {
+        let mut loaded = 0_u64;
+        // SAFETY: `note_loads` has the type that is wanted, and `loaded` outlives the call.
+        unsafe { libc::dl_iterate_phdr(Some(note_loads), (&raw mut loaded).cast()) };
+        if LOADED.swap(loaded, Ordering::Relaxed) != loaded {
+            // If it fails, the object's calls are not announced, like those of a program that is not hooked.
+            let _ = hook_process();
+        }
+    }
+}
+
+/// How often an object had been loaded when the process was last hooked.
+static LOADED: AtomicU64 = AtomicU64::new(0);
+
+unsafe extern "C" fn note_loads(
+    info: *mut libc::dl_phdr_info,
+    _: libc::size_t,
+    loaded: *mut c_void,
+) -> c_int {
+    // SAFETY: `hook_new_objects` passes its own number, and the dynamic linker describes an object.
+    unsafe { *loaded.cast::<u64>() = (*info).dlpi_adds };
+    1 // one object is enough
+}
+
 /// The file from which an address was loaded.
 fn object_of(address: *const c_void) -> Option<&'static CStr> {
     let mut info = std::mem::MaybeUninit::<libc::Dl_info>::uninit();
@@ -89,7 +126,12 @@ fn object_of(address: *const c_void) -> Option<&'static CStr> {
     found.then(|| unsafe { CStr::from_ptr(info.assume_init().dli_fname) })
 }
 
-fn find_hooks() -> io::Result<BTreeMap<&'static [u8], usize>> {
+/// Whether a function is one of this library.
+pub(crate) fn is_own(function: *const c_void) -> bool {
+    object_of(function).is_some_and(|object| object_of(hook_process as *const c_void) == Some(object))
+}
+
+fn find_hooks() -> io::Result<Hooks> {
     let missing = |what: &str| {
         io::Error::new(io::ErrorKind::NotFound, format!("{what} is not among the loaded objects"))
     };
@@ -107,28 +149,18 @@ fn find_hooks() -> io::Result<BTreeMap<&'static [u8], usize>> {
         if at.is_null() || object_of(at) != Some(own) {
             return Err(missing(name));
         }
-        hooks.insert(name.as_bytes(), at as usize);
+        // SAFETY: a C string.
+        let original = unsafe { libc::dlsym(libc::RTLD_NEXT, symbol.as_ptr()) };
+        if !original.is_null() {
+            hooks.insert(name.as_bytes(), Hook { own: at as usize, original: original as usize });
+        }
     }
-    hooks.insert(b"dlopen", dlopen_and_hook as *const () as usize);
     Ok(hooks)
-}
-
-/// What `dlopen` becomes (P3).
-unsafe extern "C" fn dlopen_and_hook(path: *const c_char, flags: c_int) -> *mut c_void {
-    // SAFETY: the program's own call, with its own arguments.
-    let handle = unsafe { libc::dlopen(path, flags) };
-    if !handle.is_null() {
-        crate::entry::do_within(|| {
-            // If it fails, the object's calls are not announced, like those of a program that is not hooked.
-            let _ = hook_process();
-        });
-    }
-    handle
 }
 
 /// One walk over all objects.
 struct Pass {
-    hooks: &'static BTreeMap<&'static [u8], usize>,
+    hooks: &'static Hooks,
     changed: usize,
     failure: Option<io::Error>,
 }
@@ -153,6 +185,8 @@ struct Object<'a> {
     base: usize,
     /// The memory of its segments.
     segments: Vec<Range<usize>>,
+    /// The memory of those that were loaded writable.
+    writable: Vec<Range<usize>>,
     /// What the dynamic linker has made read-only.
     read_only: Option<Range<usize>>,
     dynamic: *const Dynamic,
@@ -178,6 +212,11 @@ impl<'a> Object<'a> {
             name: if info.dlpi_name.is_null() { c"" } else { unsafe { CStr::from_ptr(info.dlpi_name) } },
             base,
             segments: of_kind(libc::PT_LOAD).collect(),
+            writable: headers
+                .iter()
+                .filter(|header| header.p_type == libc::PT_LOAD && header.p_flags & libc::PF_W != 0)
+                .map(memory)
+                .collect(),
             read_only: of_kind(libc::PT_GNU_RELRO).next(),
             dynamic: std::ptr::with_exposed_provenance(of_kind(libc::PT_DYNAMIC).next()?.start),
         })
@@ -216,7 +255,7 @@ impl<'a> Object<'a> {
         Some(std::ptr::with_exposed_provenance(at))
     }
 
-    fn hook(&self, hooks: &BTreeMap<&'static [u8], usize>) -> io::Result<usize> {
+    fn hook(&self, hooks: &Hooks) -> io::Result<usize> {
         let tables = [(DT_JMPREL, DT_PLTRELSZ), (DT_RELA, DT_RELASZ)];
         let names = self.address::<Symbol>(DT_SYMTAB).zip(self.address::<c_char>(DT_STRTAB));
         let Some((symbols, strings)) = names else { return Ok(0) };
@@ -228,27 +267,33 @@ impl<'a> Object<'a> {
             // SAFETY: the object's own table, of that many bytes, which is read-only.
             let relocations = unsafe { std::slice::from_raw_parts(first, bytes / size_of::<Relocation>()) };
             for relocation in relocations {
-                if !SLOT_KINDS.contains(&(relocation.info as u32)) || relocation.addend != 0 {
+                let kind = relocation.info as u32;
+                if !SLOT_KINDS.contains(&kind) || relocation.addend != 0 {
                     continue;
                 }
                 // SAFETY: a relocation names a symbol of the object's own table, and this a string of its own
                 // table.
-                let name = unsafe {
+                let (symbol, name) = unsafe {
                     let symbol = &*symbols.add((relocation.info >> 32) as usize);
-                    CStr::from_ptr(strings.add(symbol.name as usize))
+                    (symbol, CStr::from_ptr(strings.add(symbol.name as usize)))
                 };
-                if let Some(own) = hooks.get(name.to_bytes()) {
-                    changed += usize::from(self.change(self.base.wrapping_add(relocation.offset), *own)?);
+                let is_imported = symbol.section == 0;
+                if let Some(hook) = hooks.get(name.to_bytes()).filter(|_| is_imported) {
+                    let is_lazy = kind == SLOT_KINDS[0];
+                    let slot = self.base.wrapping_add(relocation.offset);
+                    changed += usize::from(self.change(slot, *hook, is_lazy)?);
                 }
             }
         }
         Ok(changed)
     }
 
-    /// Lets a slot hold the address of a function here. Returns whether it did not before (P2).
-    fn change(&self, slot: usize, function: usize) -> io::Result<bool> {
-        let is_aligned = slot.is_multiple_of(align_of::<AtomicUsize>());
-        if !is_aligned || !self.segments.iter().any(|segment| segment.contains(&slot)) {
+    /// Lets a slot hold the address of a function here, if it holds libc's, or if it `is_lazy` and not bound:
+    /// then it holds an address in this object. Returns whether it was changed (P1, P2).
+    fn change(&self, slot: usize, hook: Hook, is_lazy: bool) -> io::Result<bool> {
+        let within =
+            |segments: &[Range<usize>], at: usize| segments.iter().any(|segment| segment.contains(&at));
+        if !slot.is_multiple_of(align_of::<AtomicUsize>()) || !within(&self.writable, slot) {
             return Ok(false);
         }
         // SAFETY:
@@ -256,14 +301,15 @@ impl<'a> Object<'a> {
         // - Exclusive: not needed, it is changed by atomic stores only once the object runs.
         // - Alive: until the object is unloaded, which waits for `dl_iterate_phdr`.
         let word = unsafe { &*std::ptr::with_exposed_provenance::<AtomicUsize>(slot) };
-        if word.load(Ordering::Relaxed) == function {
+        let held = word.load(Ordering::Relaxed);
+        if held != hook.original && !(is_lazy && within(&self.segments, held)) {
             return Ok(false);
         }
         let is_read_only = self.read_only.as_ref().is_some_and(|range| range.contains(&slot));
         if is_read_only {
             protect(slot, libc::PROT_READ | libc::PROT_WRITE)?;
         }
-        word.store(function, Ordering::Relaxed);
+        word.store(hook.own, Ordering::Relaxed);
         if is_read_only {
             protect(slot, libc::PROT_READ)?;
         }

@@ -2,6 +2,7 @@
 //! cache. Without a cache they are libc's.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulong, c_void};
+use std::io::Write as _;
 
 use libc::{FILE, iovec, mode_t, off_t, size_t, ssize_t};
 
@@ -147,6 +148,7 @@ fn forget_unsynced(fd: c_int) {
 
 /// Opens a file that is to be truncated: first without that, so that it is known which file it is.
 fn truncating(flags: c_int, open: impl Fn(c_int) -> c_int) -> c_int {
+    crate::patching::hook_new_objects();
     let cached = &engine().cached;
     let truncates =
         flags & libc::O_TRUNC != 0 && flags & libc::O_PATH == 0 && flags & libc::O_TMPFILE != libc::O_TMPFILE;
@@ -237,6 +239,22 @@ macro_rules! creat {
 }
 creat!(creat open, creat64 open64);
 
+/// The name of a descriptor's file in `/proc`, without allocating.
+struct Link([u8; 32]);
+
+impl Link {
+    fn of(fd: c_int) -> Link {
+        let mut name = [0; 32];
+        // It fits: the number has ten digits at most.
+        let _ = write!(&mut name[..31], "/proc/self/fd/{fd}");
+        Link(name)
+    }
+
+    fn path(&self) -> *const c_char {
+        self.0.as_ptr().cast()
+    }
+}
+
 macro_rules! truncate {
     ($($name:ident),*) => {
         $(#[cfg_attr(not(test), unsafe(no_mangle))]
@@ -256,7 +274,10 @@ macro_rules! truncate {
                     _ => cached.change_unknown(engine(), || real() as isize) as c_int,
                 };
             }
-            let answer = changing(fd, || real() as isize) as c_int;
+            // By the descriptor: the path may mean another file by now.
+            let link = Link::of(fd);
+            // SAFETY: a C string, which lives until the call returns.
+            let answer = changing(fd, || unsafe { next::truncate(link.path(), bytes) } as isize) as c_int;
             let errno = sys::last_error();
             sys::close(fd);
             sys::set_last_error(errno);
@@ -301,12 +322,27 @@ pub(super) fn note_standard_stream(fd: c_int) {
     }
 }
 
+/// Makes a call that opens a stream. If it truncates the file, it is not known which file that is.
+pub(super) fn opening(mode: *const c_char, open: impl FnOnce() -> *mut FILE) -> *mut FILE {
+    // SAFETY: the program passes null or a C string.
+    let truncates = !mode.is_null() && unsafe { CStr::from_ptr(mode) }.to_bytes().starts_with(b"w");
+    if !truncates || !engine().cached.is_on() {
+        return open();
+    }
+    let mut stream = std::ptr::null_mut();
+    engine().cached.change_unknown(engine(), || {
+        stream = open();
+        0
+    });
+    stream
+}
+
 macro_rules! fopen {
     ($($name:ident),*) => {
         $(#[cfg_attr(not(test), unsafe(no_mangle))]
         unsafe extern "C" fn $name(path: *const c_char, mode: *const c_char) -> *mut FILE {
             // SAFETY: the program's own call, with its own arguments.
-            let stream = unsafe { next::$name(path, mode) };
+            let stream = opening(mode, || unsafe { next::$name(path, mode) });
             // SAFETY: the stream was just opened, with this mode.
             unsafe { note_stream(stream, mode) };
             stream

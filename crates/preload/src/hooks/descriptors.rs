@@ -157,7 +157,7 @@ macro_rules! freopen {
             // SAFETY: the stream is the program's, and open until `real` runs.
             let fd = unsafe { descriptor(stream) };
             // SAFETY: the program's own call, with its own arguments.
-            let stream = closing(fd, || unsafe { next::$name(path, mode, stream) });
+            let stream = closing(fd, || changes::opening(mode, || unsafe { next::$name(path, mode, stream) }));
             // SAFETY: the stream was just opened, with this mode.
             unsafe { changes::note_stream(stream, mode) };
             stream

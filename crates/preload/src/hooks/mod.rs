@@ -39,13 +39,27 @@ pub fn use_backend(backend: &'static dyn Backend) -> bool {
 /// # Errors
 /// If the door of these files cannot be opened, or the process cannot be hooked. Then nothing is cached.
 pub fn switch_on_cache(directory: &Path) -> io::Result<()> {
-    // Before the first hook: a change that is hooked is announced from then on.
+    if is_preloaded() || std::env::var_os(CACHE_VARIABLE).is_some() {
+        return Err(io::Error::other(
+            "the program was started by `farpool run --cache`; leave one of the two out",
+        ));
+    }
     if !ENGINE.process.start() {
         return Err(io::Error::other("the kernel cannot clear memory in forks (MADV_WIPEONFORK)"));
     }
+    // Before the first hook: a change that is hooked is announced from then on.
     ENGINE.cached.switch_on(directory)?;
-    crate::patching::hook_process()?;
+    crate::patching::hook_process().inspect_err(|_| ENGINE.cached.switch_off())?;
+    // Anything may have changed the files before: the cache begins empty.
+    ENGINE.cached.empty();
     Ok(())
+}
+
+/// Whether the dynamic linker lets the program call the hooks of this library.
+fn is_preloaded() -> bool {
+    // SAFETY: a C string.
+    let first = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"preadv2".as_ptr()) };
+    crate::patching::is_own(first)
 }
 
 /// Runs when the library is loaded, before the program. Symbols are looked up now, because a look-up is not
@@ -58,7 +72,9 @@ extern "C" fn start() {
     std::panic::set_hook(Box::new(|_| ()));
     next::find_all();
     // Copied now: programs that set their title overwrite the environment.
-    if let Some(directory) = std::env::var_os(CACHE_VARIABLE).filter(|directory| !directory.is_empty()) {
+    let directory = std::env::var_os(CACHE_VARIABLE).filter(|directory| !directory.is_empty());
+    // A library that was loaded later has hooks that nobody calls.
+    if let Some(directory) = directory.filter(|_| is_preloaded()) {
         ENGINE.process.start();
         // If it fails, the program runs as if it had been started without the library (K1).
         let _ = ENGINE.cached.switch_on(directory.as_ref());
