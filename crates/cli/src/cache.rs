@@ -22,6 +22,10 @@ use crate::size::ByteSize;
 /// started with `farpool run --cache DIR` read the pages of files below DIR from far memory if they are
 /// there.
 #[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+Examples:
+  farpool cache attach /srv/data --memory 4GiB
+  farpool cache status /srv/data")]
 pub struct CacheArgs {
     #[command(subcommand)]
     command: Command,

@@ -180,7 +180,8 @@ impl Process {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", self.id())).unwrap();
         tasks.flatten().all(|task| {
             let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
-            stat.rsplit_once(") ").is_none_or(|(_, fields)| fields.starts_with('T'))
+            // Stopped, or ended.
+            stat.rsplit_once(") ").is_none_or(|(_, fields)| fields.starts_with(['T', 'Z', 'X']))
         })
     }
 
