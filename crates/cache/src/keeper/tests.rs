@@ -238,7 +238,7 @@ fn the_last_block_that_a_file_can_have_is_invalidated_too() {
 fn a_retired_file_stays_retired_after_a_process_that_changed_it_has_died() {
     let mut cache = Cache::open();
     let mut caller = cache.join(1);
-    cache.read(&mut caller, 1); // so that the file is known
+    at_once(caller.change(&mut cache.file, async || Ok(()))).unwrap(); // so that the file is known
     at_once(caller.retire(&mut cache.file));
     let mut dying = cache.join(2);
     let memory = cache.memory.clone();
