@@ -72,7 +72,7 @@ pub(crate) const SHAPE: usize = 5;
 pub(crate) const VERSION: usize = 6;
 /// Processes that are changing a file without a place (C9).
 pub(crate) const OUTSIDERS: usize = 7;
-/// The namespace of process ids of the process that has made the door.
+/// A number for the namespaces of the process that has made the door.
 pub(crate) const NAMESPACE: usize = 8;
 
 /// The shape in a word of the door; it has no places.

@@ -31,8 +31,7 @@ pub(crate) async fn close_door<G: Ground>(ground: &G) {
     }
 }
 
-/// Closes the door until it is removed: nobody knows when that which changes the files ends. Allocates
-/// nothing.
+/// Closes the door until it is removed, for changes whose end nobody will notice. Allocates nothing.
 pub fn close_for_good(door: &DoorFile) {
     at_once(door.add(layout::OUTSIDERS, 1));
     at_once(close_door(door));

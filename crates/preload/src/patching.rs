@@ -92,7 +92,11 @@ pub fn hook_process() -> io::Result<usize> {
 
 /// Hooks objects that were loaded since the last time, if the process was hooked at all (P3).
 pub(crate) fn hook_new_objects() {
-    if HOOKS.get().is_some() {
+    if HOOKS.get().is_none() {
+        return;
+    }
+    // It allocates: a signal handler that has interrupted the library leaves this to a later call.
+    crate::entry::do_within(|| {
         let mut loaded = 0_u64;
         // SAFETY: `note_loads` has the type that is wanted, and `loaded` outlives the call.
         unsafe { libc::dl_iterate_phdr(Some(note_loads), (&raw mut loaded).cast()) };
@@ -100,7 +104,7 @@ pub(crate) fn hook_new_objects() {
             // If it fails, the object's calls are not announced, like those of a program that is not hooked.
             let _ = hook_process();
         }
-    }
+    });
 }
 
 /// How often an object had been loaded when the process was last hooked.
