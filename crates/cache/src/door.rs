@@ -55,6 +55,8 @@ pub struct DoorFile {
 pub struct DoorStatus {
     /// Its state.
     pub door: Door,
+    /// How often its state has changed. The cache loses all pages each time it is closed.
+    pub turns: u64,
     /// Blocks that were found in the cache, since the door was made.
     pub hits: u64,
     /// Blocks of known files that were read from the disk.
@@ -287,8 +289,9 @@ impl DoorFile {
 
     /// The door's state, and what was counted in all places.
     pub fn status(&self) -> DoorStatus {
+        let word = at_once(self.load(layout::DOOR));
         let mut usage =
-            DoorStatus { door: Door::of(at_once(self.load(layout::DOOR))), ..DoorStatus::default() };
+            DoorStatus { door: Door::of(word), turns: Door::turns(word), ..DoorStatus::default() };
         for place in (0..self.places).map(|place| Place::new(self, place)) {
             let (hits, misses) = at_once(place.reads());
             usage.hits += hits;

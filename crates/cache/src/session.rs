@@ -5,7 +5,7 @@
 
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -22,6 +22,8 @@ use crate::shared::Shared;
 
 /// Descriptors from this number on are looked up at each call.
 const MAX_REMEMBERED: usize = 1 << 16;
+/// As many descriptors as most programs have.
+const REPLACEMENT_COUNTS: usize = 1024;
 
 const PAGE: u64 = PAGE_BYTES as u64;
 
@@ -29,24 +31,46 @@ const PAGE: u64 = PAGE_BYTES as u64;
 #[repr(C, align(4096))]
 struct Page([u8; PAGE_BYTES]);
 
-/// Counts what may give descriptors of this process another meaning: it grows before a descriptor is closed
-/// or replaced, as far as the process knows.
-#[derive(Debug, Default)]
-pub struct Replacements(AtomicU64);
+/// Counts what may give descriptors of this process another meaning: a count grows before a descriptor is
+/// closed or replaced, as far as the process knows. Some descriptors share a count.
+#[derive(Debug)]
+pub struct Replacements {
+    by_number: [AtomicU64; REPLACEMENT_COUNTS],
+    of_all: AtomicU64,
+}
 
 impl Replacements {
     /// None so far.
     pub const fn new() -> Replacements {
-        Replacements(AtomicU64::new(0))
+        Replacements {
+            by_number: [const { AtomicU64::new(0) }; REPLACEMENT_COUNTS],
+            of_all: AtomicU64::new(0),
+        }
     }
 
     /// To be called before a descriptor is closed or replaced.
-    pub fn note(&self) {
-        self.0.fetch_add(1, Ordering::SeqCst);
+    pub fn note(&self, fd: RawFd) {
+        self.of(fd).fetch_add(1, Ordering::SeqCst);
     }
 
-    fn so_far(&self) -> u64 {
-        self.0.load(Ordering::SeqCst)
+    /// To be called before many descriptors are closed at once.
+    pub fn note_all(&self) {
+        self.of_all.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn of(&self, fd: RawFd) -> &AtomicU64 {
+        &self.by_number[fd as usize % REPLACEMENT_COUNTS]
+    }
+
+    /// Another number if this descriptor was closed or replaced meanwhile: both counts only grow.
+    fn so_far(&self, fd: BorrowedFd<'_>) -> u64 {
+        self.of(fd.as_raw_fd()).load(Ordering::SeqCst).wrapping_add(self.of_all.load(Ordering::SeqCst))
+    }
+}
+
+impl Default for Replacements {
+    fn default() -> Replacements {
+        Replacements::new()
     }
 }
 
@@ -102,11 +126,11 @@ impl CacheSession {
     /// Whether a descriptor meant this file all the time since then.
     fn is_unchanged(before: Before, replacements: &Replacements, fd: BorrowedFd<'_>) -> bool {
         matches!(stat_fd(fd), FdKind::File { stamp, .. } if stamp == before.stamp)
-            && replacements.so_far() == before.replacements
+            && replacements.so_far(fd) == before.replacements
     }
 
     fn file_use(&mut self, fd: BorrowedFd<'_>) -> FileUse {
-        let replacements = self.replacements.so_far();
+        let replacements = self.replacements.so_far(fd);
         let (stamp, names) = match stat_fd(fd) {
             FdKind::File { stamp, names } => (stamp, names),
             FdKind::NotCached => return FileUse::None,
@@ -148,7 +172,7 @@ impl CacheSession {
         mut pread: impl FnMut(&mut [u8], u64) -> io::Result<usize>,
         mut found: impl FnMut(&[u8]),
     ) -> Option<u64> {
-        let replacements = self.replacements.so_far();
+        let replacements = self.replacements.so_far(fd);
         let FileUse::File { mut seen, has_name } = self.file_use(fd) else { return None };
         if !seen.is_cacheable {
             return None;
@@ -202,7 +226,7 @@ impl CacheSession {
         pwrite: impl FnOnce(Option<&[u8]>) -> io::Result<usize>,
     ) -> io::Result<usize> {
         let Some(blocks) = blocks_of(&range) else { return self.change(fd, || pwrite(None)) };
-        let replacements = self.replacements.so_far();
+        let replacements = self.replacements.so_far(fd);
         match self.file_use(fd) {
             FileUse::None => pwrite(None),
             FileUse::Unknown => at_once(self.caller.change_unknown(async || pwrite(None))),
@@ -241,7 +265,7 @@ impl CacheSession {
     /// # Errors
     /// Those of `change`.
     pub fn change<T>(&mut self, fd: BorrowedFd<'_>, change: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
-        let replacements = self.replacements.so_far();
+        let replacements = self.replacements.so_far(fd);
         match self.file_use(fd) {
             FileUse::None => change(),
             FileUse::Unknown => at_once(self.caller.change_unknown(async || change())),

@@ -270,7 +270,12 @@ impl Door {
 
     /// The word for another state. The words of the door repeat only after 2^62 changes.
     pub(crate) fn next_word(self, word: u64) -> u64 {
-        ((word >> 2) + 1) << 2 | self as u64
+        (Self::turns(word) + 1) << 2 | self as u64
+    }
+
+    /// How often the state has changed.
+    pub(crate) fn turns(word: u64) -> u64 {
+        word >> 2
     }
 }
 

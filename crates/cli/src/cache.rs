@@ -150,7 +150,7 @@ fn explain(state: &str, outsiders: u64) -> &'static str {
 
 fn status(args: &StatusArgs) -> Result<()> {
     let file = DoorFile::open(&args.dir)?;
-    let DoorStatus { door, hits, misses, places, outsiders } = file.status();
+    let DoorStatus { door, hits, misses, places, outsiders, .. } = file.status();
     let has_daemon =
         file.has_daemon().with_context(|| format!("cannot ask for the lock of {}", file.path().display()))?;
     let state = match (door, has_daemon) {

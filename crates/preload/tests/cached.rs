@@ -73,9 +73,11 @@ fn assert_well(output: &Output) {
 fn processes_that_share_a_cached_file_find_no_old_page() {
     let (rig, stage) = (Rig::new(1, 4), Stage::new("cached"));
     let attached = attach(&rig, &stage);
+    let before = stage.door().status();
     assert_well(&stage.run(&[SECONDS, "hooked"]));
     let usage = stage.door().status();
     assert!(usage.hits > 1_000 && usage.outsiders == 0, "{usage:?}");
+    assert_eq!(usage.turns, before.turns, "the cache has lost its pages: {usage:?}");
     drop(attached);
 }
 

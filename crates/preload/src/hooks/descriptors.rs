@@ -13,13 +13,13 @@ const CLOSE_RANGE_CLOEXEC: c_int = 4;
 
 /// Makes a call that closes a descriptor.
 fn closing<T>(fd: c_int, real: impl FnOnce() -> T) -> T {
-    engine().cached.replacements.note();
+    engine().cached.replacements.note(fd);
     engine().close(fd, real)
 }
 
 /// Makes a call that gives a descriptor the meaning of another one.
 fn replacing(old: c_int, new: c_int, real: impl FnOnce() -> c_int) -> c_int {
-    engine().cached.replacements.note();
+    engine().cached.replacements.note(new);
     let answer = engine().replace(old, new, real);
     if answer >= 0 {
         changes::note_standard_stream(new);
@@ -40,7 +40,7 @@ close!(close, __close);
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
-    engine().cached.replacements.note();
+    engine().cached.replacements.note_all();
     // SAFETY: the program's own call, with its own arguments.
     let answer = unsafe { next::close_range(first, last, flags) };
     engine().close_range(first, last, || answer == 0 && flags & CLOSE_RANGE_CLOEXEC == 0);
@@ -49,7 +49,7 @@ unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn closefrom(first: c_int) {
-    engine().cached.replacements.note();
+    engine().cached.replacements.note_all();
     // SAFETY: the program's own call, with its own arguments.
     unsafe { next::closefrom(first) };
     engine().close_range(first.max(0).unsigned_abs(), c_uint::MAX, || true);
