@@ -6,9 +6,12 @@
 //! file that gets the inode of an unlinked one has the same stamp only if both were created within one tick
 //! of the clock. No page of the first one was admitted by then (N2).
 
+use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr::null;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use rustix::fs::{AtFlags, FileType, StatxFlags, makedev, statx};
+use rustix::fs::{FileType, makedev};
 use rustix::io::Errno;
 
 use crate::files::FileId;
@@ -52,18 +55,22 @@ pub(crate) enum FdKind {
     Unknown,
 }
 
-/// InodeStamp at a descriptor.
+/// Whether the kernel is older than 6.11, and wants an empty path where newer ones take none. It copies that
+/// path from the process, which takes as long as the rest of the call.
+static NEEDS_PATH: AtomicBool = AtomicBool::new(false);
+
+/// Which file a descriptor means.
 pub(crate) fn stat_fd(fd: BorrowedFd<'_>) -> FdKind {
-    let wanted = StatxFlags::TYPE | StatxFlags::INO | StatxFlags::NLINK | StatxFlags::BTIME;
-    // Not synchronised: the numbers that are asked for do not change.
-    let how = AtFlags::EMPTY_PATH | AtFlags::from_bits_retain(libc::AT_STATX_DONT_SYNC as u32);
-    let found = match statx(fd, c"", how, wanted) {
+    // Relaxed: the flag guards nothing.
+    let answer = if NEEDS_PATH.load(Ordering::Relaxed) { ask(fd, c"".as_ptr()) } else { ask(fd, null()) };
+    let found = match answer {
         Ok(found) => found,
+        Err(Errno::FAULT) if !NEEDS_PATH.swap(true, Ordering::Relaxed) => return stat_fd(fd),
         Err(Errno::BADF) => return FdKind::NotCached, // the call itself will fail
         Err(_) => return FdKind::Unknown,
     };
     let is_regular = FileType::from_raw_mode(found.stx_mode.into()) == FileType::RegularFile;
-    if !is_regular || found.stx_mask & StatxFlags::BTIME.bits() == 0 {
+    if !is_regular || found.stx_mask & libc::STATX_BTIME == 0 {
         return FdKind::NotCached;
     }
     let stamp = InodeStamp {
@@ -72,6 +79,25 @@ pub(crate) fn stat_fd(fd: BorrowedFd<'_>) -> FdKind {
         created: (found.stx_btime.tv_sec, found.stx_btime.tv_nsec),
     };
     FdKind::File { stamp, names: found.stx_nlink }
+}
+
+/// Asks the kernel. `path` is null, or empty.
+fn ask(fd: BorrowedFd<'_>, path: *const libc::c_char) -> Result<libc::statx, Errno> {
+    let wanted = libc::STATX_TYPE | libc::STATX_INO | libc::STATX_NLINK | libc::STATX_BTIME;
+    // Not synchronised: the numbers that are asked for do not change.
+    let how = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
+    let mut found = MaybeUninit::zeroed();
+    // SAFETY: `path` is null or a C string. `found` has room for the answer, lives until the call returns, and
+    // nothing else borrows it.
+    let answer =
+        unsafe { libc::syscall(libc::SYS_statx, fd.as_raw_fd(), path, how, wanted, found.as_mut_ptr()) };
+    if answer != 0 {
+        return Err(std::io::Error::last_os_error()
+            .raw_os_error()
+            .map_or(Errno::IO, Errno::from_raw_os_error));
+    }
+    // SAFETY: zeros are valid, and the kernel may have stored other numbers.
+    Ok(unsafe { found.assume_init() })
 }
 
 /// As `struct file_handle` of `name_to_handle_at(2)`, with room for the longest.

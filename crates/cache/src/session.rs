@@ -94,12 +94,14 @@ pub struct CacheSession {
 }
 
 /// What is remembered of a descriptor, for as long as it has the same stamp.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug)]
 struct Seen {
     stamp: InodeStamp,
     known: KnownFile,
     /// Whether its pages are to be cached.
     is_cacheable: bool,
+    /// [`Replacements`] of the descriptor when it was last found open for reading.
+    readable_at: Option<u64>,
 }
 
 /// What a call is to do about the cache.
@@ -142,8 +144,8 @@ impl CacheSession {
             return FileUse::File { seen, has_name: names > 0 };
         }
         let Some(id) = id_of(fd, stamp) else { return FileUse::Unknown };
-        let seen =
-            Seen { stamp, known: KnownFile::new(id), is_cacheable: self.client.door().is_cacheable(fd) };
+        let is_cacheable = self.client.door().is_cacheable(fd);
+        let seen = Seen { stamp, known: KnownFile::new(id), is_cacheable, readable_at: None };
         if !Self::is_unchanged(Before { stamp, replacements }, self.replacements, fd) {
             return FileUse::Unknown; // the id may be that of another file
         }
@@ -154,7 +156,8 @@ impl CacheSession {
     /// Remembers a file, unless it is so new that another one may get its stamp.
     fn remember(&mut self, fd: BorrowedFd<'_>, seen: Seen) {
         let number = fd.as_raw_fd() as usize;
-        if number < MAX_REMEMBERED && seen.stamp.is_unique() {
+        let is_known = self.seen.get(number).is_some_and(|known| *known == Some(seen));
+        if !is_known && number < MAX_REMEMBERED && seen.stamp.is_unique() {
             let end = self.seen.len().max(number + 1);
             self.seen.resize(end, None);
             self.seen[number] = Some(seen);
@@ -174,9 +177,10 @@ impl CacheSession {
     ) -> Option<u64> {
         let replacements = self.replacements.so_far(fd);
         let FileUse::File { mut seen, has_name } = self.file_use(fd) else { return None };
-        if !seen.is_cacheable {
+        if !seen.is_cacheable || (seen.readable_at != Some(replacements) && !may_read(fd)) {
             return None;
         }
+        seen.readable_at = Some(replacements);
         let before = Before { stamp: seen.stamp, replacements };
         let replacements = self.replacements;
         // Looked at again after the file was asked for, see `ask_for`.
@@ -316,6 +320,14 @@ pub fn may_be_cached(door: &DoorFile, fd: BorrowedFd<'_>) -> bool {
         FdKind::NotCached => false,
         FdKind::Unknown => true,
     }
+}
+
+/// Whether the descriptor is open for reading.
+fn may_read(fd: BorrowedFd<'_>) -> bool {
+    rustix::fs::fcntl_getfl(fd).is_ok_and(|flags| {
+        let access = flags & (OFlags::RWMODE | OFlags::PATH);
+        access == OFlags::RDONLY || access == OFlags::RDWR
+    })
 }
 
 /// Whether writes go to the end of the file, wherever they are to go.

@@ -198,14 +198,24 @@ impl Cached {
         Some(held)
     }
 
+    /// Runs a call that changes a file with the session of this thread. `None`: it has no session, or this is
+    /// the child of a `vfork`. That has its parent's memory, so its parent's place, and may die within a call
+    /// while the parent lives.
+    fn with_own_session<T>(
+        &self,
+        engine: &Engine,
+        call: impl FnOnce(&mut CacheSession) -> Option<T>,
+    ) -> Option<T> {
+        (engine.process.start() && engine.process.is_owner()).then(|| self.with_session(engine, call))?
+    }
+
     /// Runs a call with the session of this thread, within the library. `None`: it has no session.
     fn with_session<T>(
         &self,
         engine: &Engine,
         call: impl FnOnce(&mut CacheSession) -> Option<T>,
     ) -> Option<T> {
-        // The child of a `vfork` has its parent's memory, and another process id.
-        if !engine.process.start() || !engine.is_ready() || !engine.process.is_owner() {
+        if !engine.process.start() || !engine.is_ready() {
             return None;
         }
         let (held, generation) = (self.held()?, self.generation.load(Ordering::Relaxed));
@@ -216,6 +226,9 @@ impl Cached {
             held.let_go(generation);
         }
         if held.0.is_none() {
+            if !engine.process.is_owner() {
+                return None; // the place would be that of a process that ends before its parent
+            }
             held.0 = Some((
                 generation,
                 CacheSession::new(self.client()?, &crate::hooks::engine().cached.replacements)?,
@@ -245,10 +258,6 @@ impl Cached {
             return None;
         }
         within(|| {
-            let access = sys::status_flags(fd)? & (libc::O_ACCMODE | libc::O_PATH);
-            if access != libc::O_RDONLY && access != libc::O_RDWR {
-                return None;
-            }
             let open = borrowed(fd)?;
             self.with_session(engine, |session| {
                 let pread = |page: &mut [u8], at| sys::read_at(fd, page, at);
@@ -313,7 +322,7 @@ impl Cached {
         };
         let closes = within(|| {
             let open = borrowed(fd)?;
-            self.with_session(engine, |session| Some(session.close_door_for(open)))
+            self.with_own_session(engine, |session| Some(session.close_door_for(open)))
         });
         match closes {
             // Relaxed: a child is made after this call has returned.
@@ -349,7 +358,7 @@ impl Cached {
         }
         let (mut real, mut answer) = (Some(real), None);
         within(|| {
-            self.with_session(engine, |session| {
+            self.with_own_session(engine, |session| {
                 announcing(session, &mut |page| {
                     let Some(real) = real.take() else { return Ok(0) };
                     let got = real(page);
