@@ -2,8 +2,7 @@
 //!
 //! A1. One daemon at a time has a door: it holds the door's lock.
 //! A2. A new index is installed only after the door was closed, and after every call on the old index has
-//! ended.
-//!     Each index has another number.
+//!     ended. Each index has another number.
 //! A3. A daemon that ends closes the door, and waits for nobody: the leases of its far memory end, and what
 //!     processes still store in its index is found by nobody. A daemon that is killed leaves the door as it
 //!     is. Processes go on until the leases end, and the next daemon begins with A2.
@@ -48,8 +47,10 @@ const COMPLETE_PAUSE: Duration = Duration::from_millis(100);
 /// How large a cache is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CacheConfig {
-    /// Pages of 8 KiB; rounded up to whole extents of far memory.
+    /// Pages of 8 KiB for which memory is leased at first; rounded up to whole extents of far memory.
     pub slots: u32,
+    /// Pages for which the index has room: to so many the cache can grow. At least `slots`.
+    pub max_slots: u32,
     /// Files that are known at a time.
     pub files: u32,
 }
@@ -130,8 +131,9 @@ fn door_of(door: &DoorFile) -> io::Result<Shared<NoSlots>> {
 
 /// The shape of a cache behind this door.
 fn shape_of(door: &DoorFile, config: CacheConfig) -> Result<Shape, AttachError> {
-    let slots = config.slots.checked_next_multiple_of(SLOTS_PER_EXTENT).filter(|slots| *slots <= MAX_SLOTS);
-    let slots = slots.ok_or(AttachError::TooLarge { slots: config.slots })?;
+    let slots = config.slots.max(config.max_slots);
+    let whole = slots.checked_next_multiple_of(SLOTS_PER_EXTENT).filter(|slots| *slots <= MAX_SLOTS);
+    let slots = whole.ok_or(AttachError::TooLarge { slots })?;
     Ok(Shape { places: door.places(), files: config.files, slots })
 }
 
@@ -157,8 +159,10 @@ impl AttachedCache {
             .ok_or(io::Error::from(io::ErrorKind::InvalidData))?;
         let (words, stock) = (index.mapping().clone(), pool.stock().clone());
         let memory = FarMemory::new(stock.clone(), far);
+        memory.want(config.slots);
         let owner = CacheOwner { index, table, stock, trusted_uid: door.owner_uid() };
         let server = Server::start(&socket_name(number), owner)?;
+        door.want_slots(config.slots);
         at_once(vacating.install_index(&door, number, shape));
         let control = Arc::new(Control {
             door,
@@ -251,6 +255,7 @@ impl Control {
             at_once(keeper.clear_dead(|holder| living.is_alive(holder)));
             // Before the memory that has gone: that may have got memory before.
             std::mem::take(&mut *self.grown.lock()).into_iter().for_each(|slots| keeper.restore_slots(slots));
+            self.memory.want(self.door.wanted_slots());
             self.memory.update().into_iter().for_each(|slots| keeper.withdraw_slots(slots));
             // Processes that start from now on do not find a door that was removed.
             let wanted = if self.door.is_there() { Door::Open } else { Door::Closed };

@@ -12,17 +12,21 @@ use farpool_pool::NODE_DEADLINE;
 use farpool_pool::direct::{GuestRegions, GuestTransport, Line};
 use farpool_wire::GUEST_VERSION;
 use farpool_wire::control::{GuestJoin, guest_request::Ask};
+use rustix::process::{PidfdFlags, pidfd_open};
 use rustix_futex_sync::Mutex;
 
 use crate::at_once;
 use crate::caller::Caller;
+use crate::contents::Contents;
 use crate::door::DoorFile;
 use crate::far::{FarSlots, FarTable, PAGE_BYTES};
-use crate::layout::{Layout, Shape};
+use crate::ground::Ground;
+use crate::layout::{self, Layout, Shape};
 use crate::living::this_process;
 use crate::owner::socket_name;
 use crate::rules::Shipped;
 use crate::shared::{Index, Shared};
+use crate::words::Door;
 
 /// Room for a page in each direction.
 const ARENA_BYTES: usize = 4 * PAGE_BYTES;
@@ -98,6 +102,14 @@ impl CacheClient {
         Shared::new(self.door.words().clone(), self.door.places(), find)
     }
 
+    /// What is in the cache. `None`: the door is closed, or its daemon does not answer.
+    pub fn contents(self: &Arc<Self>) -> Option<Contents> {
+        let ground = self.ground()?;
+        let is_closed = Door::of(at_once(ground.load(layout::DOOR))) == Door::Closed;
+        let layout = if is_closed { None } else { at_once(ground.layout()) };
+        Some(Contents::of(&ground, &layout?))
+    }
+
     fn find(&self, number: u64, shape: Shape) -> Option<Index<FarSlots>> {
         let index = self.mapped(number, shape)?;
         let transport = Rc::new(GuestTransport::new(index.line.clone()));
@@ -124,11 +136,7 @@ impl CacheClient {
     /// Asks the daemon for the index with this number.
     fn join(&self, number: u64, shape: Shape) -> io::Result<Mapped> {
         let invalid = || io::Error::new(io::ErrorKind::InvalidData, "the daemon's answer is invalid");
-        let line = Line::open_within(&socket_name(number), JOIN_PATIENCE)?;
-        // Any user may listen on a name of the abstract namespace once the daemon has died.
-        if !self.door.trusts(line.peer_uid()?) {
-            return Err(io::ErrorKind::PermissionDenied.into());
-        }
+        let line = line_to(&self.door, number)?;
         let (answer, descriptors) = line.ask(Ask::Join(GuestJoin { version: GUEST_VERSION }))?;
         let [words, table] = <[OwnedFd; 2]>::try_from(descriptors).map_err(|_| invalid())?;
         let map = |fd: &OwnedFd, bytes| Mapping::new(fd.as_fd(), bytes, Protection::ReadWrite).map(Arc::new);
@@ -140,4 +148,25 @@ impl CacheClient {
         let regions = table.regions(answer.extents_per_region, Arc::new(MonotonicClock), ask);
         Ok(Mapped { words, table, regions: regions.ok_or_else(invalid)?, line })
     }
+}
+
+/// A connection to the daemon of the index with this number.
+fn line_to(door: &DoorFile, number: u64) -> io::Result<Arc<Line>> {
+    let line = Line::open_within(&socket_name(number), JOIN_PATIENCE)?;
+    // Any user may listen on a name of the abstract namespace once the daemon has died.
+    if !door.trusts(line.peer()?.uid.as_raw()) {
+        return Err(io::ErrorKind::PermissionDenied.into());
+    }
+    Ok(line)
+}
+
+/// The process of the daemon that serves these files, as a descriptor (`pidfd`).
+///
+/// # Errors
+/// If there is none, or it does not accept a connection.
+pub fn daemon_process(door: &DoorFile) -> io::Result<OwnedFd> {
+    let line = line_to(door, at_once(door.load(layout::INDEX)))?;
+    let process = pidfd_open(line.peer()?.pid, PidfdFlags::empty())?;
+    // Had the daemon ended before, another process could have its number.
+    if line.has_ended() { Err(io::ErrorKind::NotConnected.into()) } else { Ok(process) }
 }

@@ -28,7 +28,7 @@ use crate::words::Door;
 /// Where doors lie: a file system in memory that every Linux has, and in which every user may make files.
 const DIR: &str = "/dev/shm";
 /// Changes with every change of the words' meaning.
-const LAYOUT_VERSION: u32 = 2;
+const LAYOUT_VERSION: u32 = 3;
 /// Files that databases write as streams, and read once if at all: the journal, the log and the index of the
 /// log (a mapping) of SQLite, and the log of DuckDB.
 const UNCACHED_SUFFIXES: [&[u8]; 4] = [b"-journal", b"-wal", b"-shm", b".wal"];
@@ -190,6 +190,11 @@ impl DoorFile {
         &self.path
     }
 
+    /// Whether the directory is that of a PostgreSQL server.
+    pub fn is_postgres(&self) -> bool {
+        self.is_postgres
+    }
+
     /// The directory, without symbolic links.
     pub fn data(&self) -> &Path {
         &self.data
@@ -247,6 +252,16 @@ impl DoorFile {
     /// How many places there are.
     pub fn places(&self) -> u32 {
         self.places
+    }
+
+    /// How many pages of 8 KiB the cache is to have memory for.
+    pub fn wanted_slots(&self) -> u32 {
+        at_once(self.load(layout::WANTED_SLOTS)).try_into().unwrap_or(u32::MAX)
+    }
+
+    /// Asks the daemon for another size, within what its index has room for.
+    pub fn want_slots(&self, slots: u32) {
+        at_once(self.store(layout::WANTED_SLOTS, slots.into()));
     }
 
     /// Takes the door's lock, and keeps it until this value is dropped. One daemon has it at a time. Waits

@@ -114,6 +114,24 @@ struct Groups {
     extents: Vec<Option<Extent>>,
     /// Those without an extent.
     vacant: Vec<u32>,
+    /// How many are to have an extent.
+    wanted: usize,
+}
+
+impl Groups {
+    /// The groups with the highest extents, other than some: so whole regions become empty.
+    fn last_in_the_stock(&self, count: usize, others: &[u32]) -> Vec<u32> {
+        let held = (0..).zip(&self.extents).filter(|(group, _)| !others.contains(group));
+        let mut held: Vec<(u64, u32)> =
+            held.filter_map(|(group, held)| Some((held.as_ref()?.number(), group))).collect();
+        held.sort_unstable();
+        held.iter().rev().take(count).map(|(_, group)| *group).collect()
+    }
+
+    /// How many more are to have an extent than have one. Negative: fewer.
+    fn missing(&self) -> isize {
+        self.wanted as isize - (self.extents.len() - self.vacant.len()) as isize
+    }
 }
 
 impl FarMemory {
@@ -126,19 +144,29 @@ impl FarMemory {
         let extents = (0..table.groups).map(|_| None).collect();
         (0..table.groups).for_each(|group| table.set_extent(group, None));
         let vacant = (0..table.groups).rev().collect();
-        FarMemory { stock, table, groups: Mutex::new(Groups { extents, vacant }) }
+        let wanted = table.groups as usize;
+        FarMemory { stock, table, groups: Mutex::new(Groups { extents, vacant, wanted }) }
     }
 
-    /// Whether every group has memory.
+    /// From now on so many slots are to have memory, at most: all of them at first. The next
+    /// [`update`](Self::update) drops what is too much.
+    pub fn want(&self, slots: u32) {
+        self.groups.lock().wanted = slots.div_ceil(SLOTS_PER_EXTENT) as usize;
+    }
+
+    /// Whether as many groups have memory as are to have some.
     pub fn is_complete(&self) -> bool {
-        self.groups.lock().vacant.is_empty()
+        self.groups.lock().missing() <= 0
     }
 
     /// Leases memory for one group that has none. Returns the group's slots, for `Keeper::restore_slots`.
     /// `None`: all groups have memory, or the pool has no room now. Waits while the broker is asked, which
     /// can take longer than the term of a lease: another task calls [`update`](Self::update) meanwhile.
     pub async fn grow(&self) -> Option<Range<u32>> {
-        let group = *self.groups.lock().vacant.last()?;
+        let group = {
+            let groups = self.groups.lock();
+            if groups.missing() > 0 { *groups.vacant.last()? } else { return None }
+        };
         // Not on the local disk, should the stock have an overflow directory: the pages come from there.
         let within = Where::NotOn(vec![OVERFLOW_NODE]);
         let extent = self.stock.take_extent_within(u64::from(group), &within).await.ok()?;
@@ -151,25 +179,28 @@ impl FarMemory {
         Some(slots_of(group))
     }
 
-    /// Publishes until when regions may be used, and drops memory that is being taken back or is lost.
-    /// Returns the slots that have lost their memory, for `Keeper::withdraw_slots`. Call it several times in
-    /// the term of a lease.
+    /// Publishes until when regions may be used, and drops memory that is being taken back or is lost, and
+    /// what is not wanted any more. Returns the slots that have lost their memory, for
+    /// `Keeper::withdraw_slots`. Call it several times in the term of a lease.
     pub fn update(&self) -> Vec<Range<u32>> {
         for held in self.stock.numbered_regions() {
             self.table.terms().publish(held.number, &held.region);
         }
         let is_gone = |extent: &Extent| extent.region().is_leaving() || extent.region().has_ended();
-        let Groups { extents, vacant } = &mut *self.groups.lock();
-        let mut gone = Vec::new();
-        for (group, held) in (0..).zip(extents) {
-            if held.as_ref().is_some_and(is_gone) {
-                self.table.set_extent(group, None); // before the extent is dropped (F2)
-                *held = None;
-                vacant.push(group);
-                gone.push(slots_of(group));
-            }
+        let groups = &mut *self.groups.lock();
+        let held = (0..).zip(&groups.extents);
+        let mut gone: Vec<u32> =
+            held.filter(|(_, held)| held.as_ref().is_some_and(is_gone)).map(|(group, _)| group).collect();
+        let surplus = usize::try_from(-groups.missing()).unwrap_or(0).saturating_sub(gone.len());
+        if surplus > 0 {
+            gone.extend(groups.last_in_the_stock(surplus, &gone));
         }
-        gone
+        for &group in &gone {
+            self.table.set_extent(group, None); // before the extent is dropped (F2)
+            groups.extents[group as usize] = None;
+            groups.vacant.push(group);
+        }
+        gone.into_iter().map(slots_of).collect()
     }
 
     fn region_of(&self, extent: &Extent) -> u64 {

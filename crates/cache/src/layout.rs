@@ -4,7 +4,7 @@
 //!
 //! ```text
 //! common   door, epoch, next content id, next incarnation, index, shape, version, outsiders,
-//!          namespace, 7 words unused  128 B
+//!          namespace, wanted slots, 6 words unused  128 B
 //! places   each: holder, epoch, what, file, first block, blocks, hits, misses  64 B
 //! files    each: word, incarnation, device, inode, generation, used, set is full, 1 word unused  64 B
 //! buckets  each: header, 7 × (key, entry), 1 word unused              128 B
@@ -74,6 +74,9 @@ pub(crate) const VERSION: usize = 6;
 pub(crate) const OUTSIDERS: usize = 7;
 /// A number for the namespaces of the process that has made the door.
 pub(crate) const NAMESPACE: usize = 8;
+
+/// How many slots are to have memory.
+pub(crate) const WANTED_SLOTS: usize = 9;
 
 /// The shape in a word of the door; it has no places.
 pub(crate) fn shape_of(word: u64) -> Shape {

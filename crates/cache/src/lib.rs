@@ -20,9 +20,8 @@
 //!     load. So the writer sees the entry, or the admitter sees the writer. Until its key is stored, an entry
 //!     is *claimed*: no other process empties it.
 //! C3. While an operation changes a whole file (such as truncating it), no page of the file is found.
-//! Afterwards
-//!     the file has a new *content id*. Pages are found under the file's current content id only. None is
-//!     used twice.
+//!     Afterwards the file has a new *content id*. Pages are found under the file's current content id only.
+//!     None is used twice.
 //! C4. A process enters its *place* before it uses the index, and leaves it afterwards. The keeper reuses a
 //!     slot or a file's number, and changes the door (C5), only after every place that was occupied has been
 //!     left. It clears the place of a dead process, and waits for a stopped one.
@@ -52,6 +51,7 @@
 mod attached;
 mod caller;
 mod client;
+mod contents;
 mod door;
 mod far;
 mod files;
@@ -76,7 +76,8 @@ mod words;
 
 pub use attached::{AttachError, AttachedCache, CacheConfig};
 pub use caller::{Caller, Outcome};
-pub use client::CacheClient;
+pub use client::{CacheClient, daemon_process};
+pub use contents::{Contents, FilePages};
 pub use door::{DoorError, DoorFile, DoorStatus};
 pub use far::{FarMemory, FarSlots, FarTable, PAGE_BYTES, SLOTS_PER_EXTENT};
 pub use files::{FileId, KnownFile};
@@ -86,7 +87,7 @@ pub use layout::{Layout, MAX_PLACES, MAX_SLOTS, Shape};
 pub use living::{Living, give_up_places, this_process};
 pub use outside::{change_outside, close_for_good, keep_closed};
 pub use rules::{Rules, Shipped};
-pub use session::{CacheSession, Replacements, may_be_cached};
+pub use session::{CacheSession, Replacements, forget_file, may_be_cached};
 pub use shared::{FindIndex, Index, Shared, Slots};
 pub use vacating::Vacating;
 pub use words::Door;

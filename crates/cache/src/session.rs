@@ -313,6 +313,13 @@ impl Drop for CacheSession {
     }
 }
 
+/// Lets the cache lose the pages of an open file. `false`: all places are taken.
+pub fn forget_file(client: &Arc<CacheClient>, file: BorrowedFd<'_>) -> bool {
+    static REPLACEMENTS: Replacements = Replacements::new();
+    let session = CacheSession::new(client, &REPLACEMENTS);
+    session.is_some_and(|mut session| session.change(file, || Ok(())).is_ok())
+}
+
 /// Whether pages of an open file may be in the cache behind a door.
 pub fn may_be_cached(door: &DoorFile, fd: BorrowedFd<'_>) -> bool {
     match stat_fd(fd) {

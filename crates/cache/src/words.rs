@@ -48,6 +48,11 @@ impl Key {
         Key(u64::from(id) << 32 | u64::from(block))
     }
 
+    /// The content id of its file.
+    pub(crate) fn id(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+
     pub(crate) fn block(self) -> u32 {
         self.0 as u32
     }

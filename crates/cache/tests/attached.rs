@@ -13,7 +13,7 @@ use farpool_testpool::{Rig, wait_until};
 
 const BLOCKS: u32 = 40;
 static REPLACEMENTS: Replacements = Replacements::new();
-const SETTINGS: CacheConfig = CacheConfig { slots: 64, files: 16 };
+const SETTINGS: CacheConfig = CacheConfig { slots: 64, max_slots: 64, files: 16 };
 
 /// A directory with a file of a database, and its door.
 struct Database {

@@ -143,6 +143,31 @@ fn a_lost_node_costs_its_slots_only_and_they_get_other_memory() {
     assert!((0..far.slot_count).all(|slot| others.write(slot, &page_of(slot)) && has_page(&slots, slot)));
 }
 
+#[test]
+fn a_cache_that_is_to_be_smaller_gives_whole_regions_back_and_takes_them_again() {
+    let far = Far::all_of(Rig::new(2, 2), TransportChoice::Shm);
+    let (slots, all) = (far.attach(), far.slot_count);
+    assert!((0..all).all(|slot| slots.write(slot, &page_of(slot))));
+    far.memory.want(all / 2);
+    let gone = far.memory.update();
+    assert_eq!(gone.len() as u32 * SLOTS_PER_EXTENT, all / 2);
+    let is_gone = |slot: u32| gone.iter().any(|range| range.contains(&slot));
+    assert!((0..all).all(|slot| has_page(&slots, slot) != is_gone(slot)));
+    assert!(far.memory.is_complete() && far.grow().is_empty() && far.memory.update().is_empty());
+    let stock = far.pool.stock();
+    wait_until(|| {
+        stock.regions().len() as u64 * EXTENTS_PER_REGION * u64::from(SLOTS_PER_EXTENT) < u64::from(all)
+    });
+    far.memory.want(all);
+    let mut again = Vec::new();
+    wait_until(|| {
+        again.extend(far.grow());
+        far.memory.is_complete()
+    });
+    assert_eq!(again.len(), gone.len());
+    assert!((0..all).all(|slot| slots.write(slot, &page_of(slot)) && has_page(&slots, slot)));
+}
+
 /// A cache with one file, in which each block holds its number.
 struct Cache {
     keeper: Keeper<Shared<FarSlots>>,

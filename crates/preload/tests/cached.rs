@@ -12,7 +12,7 @@ use farpool_fabric::TransportChoice;
 use farpool_testpool::{Rig, wait_until};
 
 /// Fewer slots than the program has blocks, so that pages are evicted.
-const SETTINGS: CacheConfig = CacheConfig { slots: 32, files: 64 };
+const SETTINGS: CacheConfig = CacheConfig { slots: 32, max_slots: 32, files: 64 };
 const SECONDS: &str = "3";
 /// How the program says that it found an old page.
 const FOUND_OLD: i32 = 3;

@@ -1,6 +1,6 @@
 //! `farpool cache` and `farpool run --cache`: programs read their files through the page cache.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 use tempfile::TempDir;
@@ -43,6 +43,14 @@ impl Drop for Files {
     }
 }
 
+fn compile_program(dir: &Path) -> PathBuf {
+    let program = dir.join("cached");
+    let source = std::fs::read_to_string(PROGRAM).unwrap();
+    let beside = format!("-I{}", Path::new(PROGRAM).parent().unwrap().display());
+    compile(dir, &source, &["-std=gnu11", "-O1", &beside], &program);
+    program
+}
+
 fn attach(pool: &Pool, files: &Files) -> Process {
     let args = ["cache", "attach", files.name(), "--memory", "8MiB", "--broker", &pool.address];
     Process::ready("cache", farpool(args)).0
@@ -57,10 +65,7 @@ fn run_cached(files: &Files, program: &Path, args: &[&str]) -> Output {
 #[test]
 fn programs_read_from_the_cache_while_it_is_attached_and_from_the_disk_otherwise() {
     let (pool, files, dir) = (Pool::start(PoolOptions::default()), Files::new(), TempDir::new().unwrap());
-    let program = dir.path().join("cached");
-    let source = std::fs::read_to_string(PROGRAM).unwrap();
-    let beside = format!("-I{}", Path::new(PROGRAM).parent().unwrap().display());
-    compile(dir.path(), &source, &["-std=gnu11", "-O1", &beside], &program);
+    let program = compile_program(dir.path());
     let runs_well = || {
         let output = run_cached(&files, &program, &[files.name(), "2", "hooked"]);
         assert!(output.status.success(), "{output:?}");
@@ -91,6 +96,50 @@ fn a_killed_daemon_costs_hits_and_another_one_takes_its_place() {
     attached.kill();
     assert_eq!(files.status()["state"], "abandoned");
     attach(&pool, &files).end_well();
+}
+
+#[test]
+fn a_cache_is_resized_emptied_and_detached_by_commands() {
+    let (pool, files, dir) = (Pool::start(PoolOptions::default()), Files::new(), TempDir::new().unwrap());
+    let no_cache = run(["cache", "detach", files.name()]);
+    assert_complaint(&no_cache, 1, "no cache is attached");
+    let args = ["--memory", "8MiB", "--max-memory", "16MiB", "--broker", &pool.address];
+    let (mut attached, _) =
+        Process::ready("cache", farpool(["cache", "attach", files.name()].into_iter().chain(args)));
+    let program = compile_program(dir.path());
+    let fill = || {
+        let output = run_cached(&files, &program, &[files.name(), "1", "hooked"]);
+        assert!(output.status.success(), "{output:?}");
+    };
+    let cached = || files.status()["cache"].clone();
+    let has_file = |name: &str| {
+        cached()["files"].as_array().unwrap().iter().any(|file| file["path"].as_str() == Some(name))
+    };
+    fill();
+    eventually("the memory is there", || cached()["memory_bytes"] == 8 << 20);
+    assert!(has_file("shared") && cached()["used_bytes"].as_u64().unwrap() >= 32 * 8192, "{}", cached());
+    for (size, bytes) in [("4MiB", 4 << 20), ("16MiB", 16 << 20)] {
+        let resized = run(["cache", "resize", files.name(), size]);
+        assert!(resized.status.success() && resized.stdout.starts_with("resized"), "{resized:?}");
+        assert_eq!(
+            (cached()["memory_bytes"].as_u64(), cached()["wanted_bytes"].as_u64()),
+            (Some(bytes), Some(bytes))
+        );
+    }
+    assert_complaint(&run(["cache", "resize", files.name(), "32MiB"]), 2, "has room for 16 MiB");
+    fill();
+    assert!(has_file("shared"), "{}", cached());
+    let dropped = run(["cache", "drop", files.name(), "shared"]);
+    assert!(dropped.status.success(), "{dropped:?}");
+    assert!(!has_file("shared"), "{}", cached());
+    assert!(run(["cache", "drop", files.name()]).status.success());
+    eventually("the door is open again", || files.status()["state"] == "open");
+    assert_eq!(cached()["used_bytes"], 0);
+    let shown = run(["cache", "status", files.name()]);
+    assert!(shown.stdout.contains("memory    16 MiB; pages take 0 B"), "{shown:?}");
+    let detached = run(["cache", "detach", files.name()]);
+    assert!(detached.status.success() && files.status()["state"] == "detached", "{detached:?}");
+    assert!(attached.wait().status.success());
 }
 
 #[test]

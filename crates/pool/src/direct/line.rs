@@ -12,7 +12,7 @@ use farpool_wire::control::{GuestAnswer, GuestConnect, GuestRegionOf, GuestReque
 use farpool_wire::{Hello, NodeId};
 use prost::Message;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, UCred};
 use rustix_futex_sync::Mutex;
 
 use super::packets;
@@ -132,12 +132,12 @@ impl Line {
         self.has_ended.store(true, Ordering::Relaxed);
     }
 
-    /// The user of the process that listens.
+    /// The process that listens, and its user.
     ///
     /// # Errors
     /// Those of `getsockopt`.
-    pub fn peer_uid(&self) -> io::Result<u32> {
-        Ok(rustix::net::sockopt::socket_peercred(&*self.socket.lock())?.uid.as_raw())
+    pub fn peer(&self) -> io::Result<UCred> {
+        Ok(rustix::net::sockopt::socket_peercred(&*self.socket.lock())?)
     }
 
     /// Whether the daemon is known to have ended.

@@ -1,0 +1,65 @@
+//! What is in the cache, for those who look at it from outside. Processes go on meanwhile, so the counts are
+//! those of no single moment.
+
+use std::collections::HashMap;
+
+use crate::at_once;
+use crate::files::{FileId, load_id};
+use crate::ground::Ground;
+use crate::layout::Layout;
+use crate::words::{Entry, EntryState, FileWord, Key, SlotState, SlotWord};
+
+/// What is in the cache.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Contents {
+    /// Pages for which there is an index.
+    pub slots: u32,
+    /// Slots to which the pool has given no memory, or from which it has taken it back.
+    pub absent: u32,
+    /// Slots without a page.
+    pub free: u32,
+    /// Bytes of the index, all in shared memory. Parts that were never used take no memory.
+    pub index_bytes: u64,
+    /// Files of which pages can be found, those with most pages first.
+    pub files: Vec<FilePages>,
+}
+
+/// The pages of a file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FilePages {
+    /// Which file it is.
+    pub id: FileId,
+    /// How many of its pages can be found.
+    pub pages: u32,
+}
+
+impl Contents {
+    /// How many pages can be found.
+    pub fn pages(&self) -> u64 {
+        self.files.iter().map(|file| u64::from(file.pages)).sum()
+    }
+
+    /// Looks at each entry, slot and file of an index.
+    pub(crate) fn of<G: Ground>(ground: &G, layout: &Layout) -> Contents {
+        let load = |at| at_once(ground.load(at));
+        let mut by_content: HashMap<u32, u32> = HashMap::new();
+        for entry in 0..layout.all_entries() {
+            if Entry(load(layout.entry(entry))).state() == EntryState::Valid {
+                *by_content.entry(Key(load(layout.key(entry))).id()).or_default() += 1;
+            }
+        }
+        let mut files: Vec<FilePages> = (0..layout.shape().files)
+            .filter_map(|file| {
+                let id = FileWord(load(layout.file(file))).usable_id()?;
+                let pages = by_content.remove(&id)?;
+                Some(FilePages { id: at_once(load_id(ground, layout, file)), pages })
+            })
+            .collect();
+        files.sort_by(|one, other| other.pages.cmp(&one.pages).then(one.id.cmp(&other.id)));
+        let slots = layout.shape().slots;
+        let count =
+            |state| (0..slots).filter(|slot| SlotWord(load(layout.slot(*slot))).state() == state).count();
+        let (absent, free) = (count(SlotState::Absent) as u32, count(SlotState::Free) as u32);
+        Contents { slots, absent, free, index_bytes: layout.index_bytes(), files }
+    }
+}

@@ -1,0 +1,199 @@
+//! `farpool cache status`.
+
+use std::collections::HashMap;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use farpool_cache::{CacheClient, Contents, Door, DoorFile, DoorStatus};
+use serde::Serialize;
+
+use super::size_of_pages;
+use crate::output::{tell, tell_json};
+use crate::size::ByteSize;
+
+/// Show how the cache of a directory is used
+///
+/// Hits are blocks of 8 KiB that were found in the cache, misses are those that were read from the disk: by
+/// all programs since the cache's door was made, which is the first use of the directory after the machine
+/// started.
+#[derive(Debug, clap::Args)]
+pub struct StatusArgs {
+    /// The directory with the files
+    #[arg(value_name = "DIR")]
+    dir: PathBuf,
+
+    /// How many files to list: those with most pages in the cache. The segments of a table of PostgreSQL count
+    /// as one file
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    files: usize,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// What `status` prints. Fields are stable; new ones may be added.
+#[derive(Serialize)]
+struct Status {
+    door: PathBuf,
+    state: &'static str,
+    hits: u64,
+    misses: u64,
+    hit_rate: Option<f64>,
+    threads: u32,
+    /// How often the door's state has changed: each time it is closed, all pages are lost.
+    turns: u64,
+    /// `None`: it cannot be seen, since no cache is attached, or none answers.
+    cache: Option<Cache>,
+}
+
+#[derive(Serialize)]
+struct Cache {
+    wanted_bytes: u64,
+    memory_bytes: u64,
+    used_bytes: u64,
+    max_bytes: u64,
+    index_bytes: u64,
+    files: Vec<File>,
+}
+
+#[derive(Serialize)]
+struct File {
+    /// Below the directory. `None`: the file has no name there any more.
+    path: Option<PathBuf>,
+    bytes: u64,
+}
+
+/// What a user may do about a state.
+fn explain(state: &str, outsiders: u64) -> &'static str {
+    match state {
+        "closed" if outsiders > 0 => {
+            ": a program changes a file without a place in the cache. If it was killed, stop all programs that use \
+             the files, and remove the door"
+        }
+        "closed" => {
+            ": a program changes files in a way that the cache cannot follow, or is stopped within a call"
+        }
+        "abandoned" => ": `farpool cache attach` was killed; start it again",
+        _ => "",
+    }
+}
+
+/// Prints the status.
+pub fn status(args: &StatusArgs) -> Result<()> {
+    let door = DoorFile::open(&args.dir)?;
+    let DoorStatus { door: way, turns, hits, misses, places, outsiders } = door.status();
+    let has_daemon =
+        door.has_daemon().with_context(|| format!("cannot ask for the lock of {}", door.path().display()))?;
+    let state = match (way, has_daemon) {
+        (Door::Open, true) => "open",
+        (Door::Invalidating, true) => "opening",
+        (Door::Closed, true) => "closed",
+        (Door::Closed, false) => "detached",
+        (Door::Open | Door::Invalidating, false) => "abandoned",
+    };
+    let (reads, path) = (hits + misses, door.path().to_owned());
+    let hit_rate = (reads > 0).then(|| hits as f64 / reads as f64);
+    let cache = if has_daemon { look_into(door, args.files) } else { None };
+    let status = Status { door: path, state, hits, misses, hit_rate, threads: places, turns, cache };
+    if args.json { tell_json(&status) } else { tell(lines(&status, outsiders).join("\n")) }
+}
+
+fn lines(status: &Status, outsiders: u64) -> Vec<String> {
+    let mut lines = vec![
+        format!("door      {}", status.door.display()),
+        format!("state     {}{}", status.state, explain(status.state, outsiders)),
+        format!("hits      {}", status.hits),
+        format!("misses    {}", status.misses),
+    ];
+    lines.extend(status.hit_rate.map(|rate| format!("hit rate  {:.1} %", 100.0 * rate)));
+    lines.push(format!("threads   {}", status.threads));
+    let Some(cache) = &status.cache else { return lines };
+    let [wanted, memory, used, index] =
+        [cache.wanted_bytes, cache.memory_bytes, cache.used_bytes, cache.index_bytes].map(ByteSize);
+    let is_short = if memory < wanted { format!(", {wanted} wanted") } else { String::new() };
+    lines.push(format!("memory    {memory}{is_short}; pages take {used}"));
+    lines.push(format!("index     {index} of shared memory at most"));
+    for file in &cache.files {
+        let name = file.path.as_ref().map_or("(removed)".into(), |path| path.display().to_string());
+        lines.push(format!("{:>12}  {name}", ByteSize(file.bytes).to_string()));
+    }
+    lines
+}
+
+fn look_into(door: DoorFile, most_files: usize) -> Option<Cache> {
+    let wanted = door.wanted_slots();
+    let (data, is_postgres) = (door.data().to_owned(), door.is_postgres());
+    let contents = CacheClient::new(Arc::new(door)).contents()?;
+    Some(Cache {
+        wanted_bytes: size_of_pages(wanted).0,
+        memory_bytes: size_of_pages(contents.slots - contents.absent).0,
+        used_bytes: size_of_pages(contents.pages()).0,
+        max_bytes: size_of_pages(contents.slots).0,
+        index_bytes: contents.index_bytes,
+        files: files(&data, is_postgres, &contents, most_files),
+    })
+}
+
+/// The files with most pages.
+fn files(data: &Path, is_postgres: bool, contents: &Contents, most: usize) -> Vec<File> {
+    let pages: HashMap<(u64, u64), u32> =
+        contents.files.iter().map(|file| ((file.id.device, file.id.inode), file.pages)).collect();
+    let mut named = HashMap::new();
+    let mut sums: HashMap<Option<PathBuf>, u64> = HashMap::new();
+    for (file, path) in paths_below(data) {
+        if pages.contains_key(&file) {
+            named.entry(file).or_insert(path);
+        }
+    }
+    for (file, pages) in pages {
+        let path = named.remove(&file).map(|path| if is_postgres { without_segment(path) } else { path });
+        *sums.entry(path).or_default() += u64::from(pages);
+    }
+    let mut files: Vec<File> =
+        sums.into_iter().map(|(path, pages)| File { path, bytes: size_of_pages(pages).0 }).collect();
+    files.sort_by(|one, other| other.bytes.cmp(&one.bytes).then(one.path.cmp(&other.path)));
+    files.truncate(most);
+    files
+}
+
+/// PostgreSQL divides a table into files of 1 GiB: `16384`, `16384.1`, and so on.
+fn without_segment(path: PathBuf) -> PathBuf {
+    match path.extension() {
+        Some(segment) if segment.as_encoded_bytes().iter().all(u8::is_ascii_digit) => path.with_extension(""),
+        _ => path,
+    }
+}
+
+/// All files below a directory: device and inode, and the path from there. What cannot be read is left out.
+fn paths_below(data: &Path) -> Vec<((u64, u64), PathBuf)> {
+    let (mut found, mut left) = (Vec::new(), vec![data.to_owned()]);
+    while let Some(folder) = left.pop() {
+        for name in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+            match name.metadata() {
+                Ok(metadata) if metadata.is_dir() => left.push(name.path()),
+                Ok(metadata) => {
+                    let path = name.path();
+                    let below = path.strip_prefix(data).unwrap_or(&path).to_owned();
+                    found.push(((metadata.dev(), metadata.ino()), below));
+                }
+                Err(_) => {}
+            }
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn segments_of_a_table_are_one_file() {
+        for (path, whole) in [("base/5/16384.12", "base/5/16384"), ("base/5/16384_vm", "base/5/16384_vm")] {
+            assert_eq!(without_segment(path.into()), Path::new(whole));
+        }
+    }
+}
