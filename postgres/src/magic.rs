@@ -2,14 +2,13 @@
 //! limits. One module serves several versions: the server that asks has its version in the data directory.
 
 use std::ffi::{c_char, c_int, c_void};
-use std::ops::RangeInclusive;
 use std::path::Path;
 use std::ptr::null;
 
 use crate::server;
 
 /// Versions with which the module was tested.
-pub const TESTED: RangeInclusive<c_int> = 15..=15;
+pub const TESTED: [c_int; 2] = [15, 18];
 
 /// The server's limits, as they are unless somebody has built it with others (`pg_config_manual.h`).
 const FUNCTION_ARGUMENTS: c_int = 100;
