@@ -46,6 +46,6 @@ fn check_version(data: &Path) -> Result<(), String> {
     if magic::TESTED.contains(&version) {
         return Ok(());
     }
-    let tested: Vec<String> = magic::TESTED.map(|version| version.to_string()).collect();
+    let tested = magic::TESTED.map(|version| version.to_string());
     Err(format!("this is PostgreSQL {version}, and the module was tested with {} only", tested.join(", ")))
 }

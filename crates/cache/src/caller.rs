@@ -465,6 +465,17 @@ impl<G: Ground, R: Rules> Caller<G, R> {
         }
     }
 
+    /// Pins a file, or lets go of it: pages of pinned files are evicted only where there are no others. `false`:
+    /// the cache does not know the file.
+    pub async fn pin(&mut self, file: &mut KnownFile, is_pinned: bool) -> bool {
+        self.occupying(async |caller| {
+            let Some((file, _)) = caller.find_for_changes(file).await else { return false };
+            caller.ground.store(caller.layout.file_pinned(file.file), is_pinned.into()).await;
+            true
+        })
+        .await
+    }
+
     /// Makes a file's pages unreachable for good. The file has been unlinked before.
     pub async fn retire(&mut self, file: &mut KnownFile) {
         self.occupying(async |caller| {

@@ -31,6 +31,8 @@ pub struct FilePages {
     pub id: FileId,
     /// How many of its pages can be found.
     pub pages: u32,
+    /// Whether it is pinned.
+    pub is_pinned: bool,
 }
 
 impl Contents {
@@ -52,7 +54,8 @@ impl Contents {
             .filter_map(|file| {
                 let id = FileWord(load(layout.file(file))).usable_id()?;
                 let pages = by_content.remove(&id)?;
-                Some(FilePages { id: at_once(load_id(ground, layout, file)), pages })
+                let is_pinned = load(layout.file_pinned(file)) != 0;
+                Some(FilePages { id: at_once(load_id(ground, layout, file)), pages, is_pinned })
             })
             .collect();
         files.sort_by(|one, other| other.pages.cmp(&one.pages).then(one.id.cmp(&other.id)));

@@ -6,7 +6,7 @@
 //! common   door, epoch, next content id, next incarnation, index, shape, version, outsiders,
 //!          namespace, wanted slots, 6 words unused  128 B
 //! places   each: holder, epoch, what, file, first block, blocks, hits, misses  64 B
-//! files    each: word, incarnation, device, inode, generation, used, set is full, 1 word unused  64 B
+//! files    each: word, incarnation, device, inode, generation, used, set is full, pinned  64 B
 //! buckets  each: header, 7 × (key, entry), 1 word unused              128 B
 //! slots    one word each
 //! checksums  one word each: that of the page that was last written to the slot
@@ -158,6 +158,11 @@ impl Layout {
     /// Whether a process has found a set full that begins at this number: not 0.
     pub(crate) fn set_full(&self, first: u32) -> usize {
         self.file(first) + 6
+    }
+
+    /// Whether the file is pinned: not 0.
+    pub(crate) fn file_pinned(&self, file: u32) -> usize {
+        self.file(file) + 7
     }
 
     /// The numbers under which a file may be known.

@@ -301,6 +301,14 @@ impl CacheSession {
         is_concerned
     }
 
+    /// Pins a file, or lets go of it. `false`: the cache does not know the file, or does not cache it.
+    pub fn pin(&mut self, fd: BorrowedFd<'_>, is_pinned: bool) -> bool {
+        match self.file_use(fd) {
+            FileUse::File { mut seen, .. } => at_once(self.caller.pin(&mut seen.known, is_pinned)),
+            FileUse::None | FileUse::Unknown => false,
+        }
+    }
+
     /// Switches the cache off until this process has ended.
     pub fn keep_door_closed(&mut self) {
         at_once(self.caller.keep_door_closed());

@@ -2,11 +2,14 @@
 
 mod attach;
 mod changes;
+mod pinning;
 mod status;
 
-use anyhow::{Result, bail};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
 use clap::Subcommand;
-use farpool_cache::PAGE_BYTES;
+use farpool_cache::{DoorFile, PAGE_BYTES};
 
 use crate::size::ByteSize;
 
@@ -21,6 +24,7 @@ Examples:
   farpool cache attach /srv/data --memory 4GiB
   farpool cache status /srv/data
   farpool cache resize /srv/data 2GiB
+  farpool cache pin /srv/data base/5/16384
   farpool cache detach /srv/data")]
 pub struct CacheArgs {
     #[command(subcommand)]
@@ -32,6 +36,8 @@ enum Command {
     Attach(attach::AttachArgs),
     Status(status::StatusArgs),
     Resize(changes::ResizeArgs),
+    Pin(pinning::PinArgs),
+    Unpin(pinning::UnpinArgs),
     Drop(changes::DropArgs),
     Detach(changes::DetachArgs),
 }
@@ -42,9 +48,32 @@ pub fn run(args: CacheArgs) -> Result<()> {
         Command::Attach(args) => attach::attach(args),
         Command::Status(args) => status::status(&args),
         Command::Resize(args) => changes::resize(&args),
+        Command::Pin(args) => pinning::pin(&args),
+        Command::Unpin(args) => pinning::unpin(&args),
         Command::Drop(args) => changes::drop_pages(&args),
         Command::Detach(args) => changes::detach(&args),
     }
+}
+
+/// The door of a directory with an attached cache.
+fn attached_door(dir: &Path) -> Result<DoorFile> {
+    let door = DoorFile::open(dir)?;
+    if !door.has_daemon().with_context(|| format!("cannot ask for the lock of {}", door.path().display()))? {
+        bail!("no cache is attached to {}: start `farpool cache attach`", door.data().display());
+    }
+    Ok(door)
+}
+
+/// A file, by its path from the door's directory, and the further segments of a table of PostgreSQL.
+fn with_segments(door: &DoorFile, path: &Path) -> impl Iterator<Item = PathBuf> {
+    let (first, is_postgres) = (door.data().join(path), door.is_postgres());
+    let numbered = first.clone();
+    let segments = (1..).map(move |number| {
+        let mut segment = numbered.clone().into_os_string();
+        segment.push(format!(".{number}"));
+        PathBuf::from(segment)
+    });
+    std::iter::once(first).chain(segments.take_while(move |segment| is_postgres && segment.exists()))
 }
 
 /// How many pages fit into so many bytes. `what` names the option.
@@ -58,4 +87,26 @@ fn slots_in(what: &str, size: ByteSize) -> Result<u32> {
 /// The size of so many pages.
 fn size_of_pages(pages: impl Into<u64>) -> ByteSize {
     ByteSize(pages.into() * PAGE_BYTES as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use super::*;
+
+    #[test]
+    fn a_table_has_all_its_segments() {
+        let dir = tempfile::tempdir().unwrap();
+        let of = |name: &str| dir.path().canonicalize().unwrap().join(name);
+        ["16384", "16384.1", "16384.3"].iter().for_each(|name| drop(File::create(of(name)).unwrap()));
+        let all = || {
+            let door = DoorFile::open(dir.path()).unwrap();
+            door.remove().unwrap();
+            with_segments(&door, Path::new("16384")).collect::<Vec<_>>()
+        };
+        assert_eq!(all(), [of("16384")]);
+        File::create(of("PG_VERSION")).unwrap();
+        assert_eq!(all(), [of("16384"), of("16384.1")]);
+    }
 }

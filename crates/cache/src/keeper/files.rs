@@ -1,7 +1,7 @@
 //! The keeper opens files that were asked for, and frees entries of files that were retired. Where the table
 //! is full, it retires the file that was not used for the longest time.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::Keeper;
 use crate::caller::fresh_content_id;
@@ -21,6 +21,8 @@ pub(super) struct Files {
     next: u32,
     /// Of each entry, for how many rounds over the table it was not used.
     unused: Vec<u16>,
+    /// Entries of pinned files.
+    pinned: BTreeSet<u32>,
     /// Entries that wait to be opened, if they were asked for, or else to be freed.
     waiting: BTreeMap<u32, Waiting>,
 }
@@ -43,7 +45,8 @@ enum Duplicate {
 
 impl Files {
     pub(super) fn new(layout: &Layout) -> Files {
-        Files { next: 0, unused: vec![0; layout.shape().files as usize], waiting: BTreeMap::new() }
+        let unused = vec![0; layout.shape().files as usize];
+        Files { next: 0, unused, pinned: BTreeSet::new(), waiting: BTreeMap::new() }
     }
 }
 
@@ -57,6 +60,7 @@ impl<G: Ground, R: Rules> Keeper<G, R> {
         self.files.next = if slice.end == files { 0 } else { slice.end };
         for file in slice.clone() {
             self.note_use(file).await;
+            self.note_pin(file).await;
             self.make_room(file).await;
         }
         // One wait for all that begin to wait in this round: what they wait for has happened before.
@@ -77,6 +81,24 @@ impl<G: Ground, R: Rules> Keeper<G, R> {
         }
     }
 
+    /// Notes whether a file is pinned.
+    async fn note_pin(&mut self, file: u32) {
+        if self.ground.load(self.layout.file_pinned(file)).await == 0 {
+            self.files.pinned.remove(&file);
+        } else {
+            self.files.pinned.insert(file);
+        }
+    }
+
+    /// The content ids of pinned files.
+    pub(super) async fn pinned_ids(&self) -> BTreeSet<u32> {
+        let mut ids = BTreeSet::new();
+        for file in &self.files.pinned {
+            ids.extend(FileWord(self.ground.load(self.layout.file(*file)).await).usable_id());
+        }
+        ids
+    }
+
     /// Retires a file if the set that begins at this number is full, and a process has asked for room there.
     async fn make_room(&mut self, first: u32) {
         let full = self.layout.set_full(first);
@@ -88,7 +110,7 @@ impl<G: Ground, R: Rules> Keeper<G, R> {
         for file in first..self.layout.shape().files.min(first + FILE_WAYS) {
             let unused = self.files.unused[file as usize];
             let is_open = FileWord(self.ground.load(self.layout.file(file)).await).is_open();
-            if is_open && unused >= R::UNUSED_ROUNDS {
+            if is_open && unused >= R::UNUSED_ROUNDS && !self.files.pinned.contains(&file) {
                 longest = longest.max(Some((unused, file)));
             }
         }
@@ -166,7 +188,7 @@ impl<G: Ground, R: Rules> Keeper<G, R> {
 
     /// Frees an entry. Its incarnation goes last: from then on the entry can be taken.
     async fn clear(&self, file: u32) {
-        for at in self.layout.file_id(file) {
+        for at in self.layout.file_id(file).into_iter().chain([self.layout.file_pinned(file)]) {
             self.ground.store(at, 0).await;
         }
         self.ground.store(self.layout.incarnation(file), 0).await;

@@ -18,7 +18,7 @@ use crate::layout::{HINTS_MAX, Layout};
 use crate::policy::Sieve;
 use crate::rules::Rules;
 use crate::slot_set::SlotSet;
-use crate::words::{Entry, EntryState, SlotState, SlotWord};
+use crate::words::{Entry, EntryState, Key, SlotState, SlotWord};
 
 /// The keeper keeps one slot in this many free.
 const FREE_DIVISOR: u32 = 64;
@@ -67,7 +67,7 @@ pub(super) struct Sweep {
     hints: Vec<u64>,
     /// Where free slots for the next hints are looked for.
     next_free: u32,
-    /// Visited pages that the hand has spared since it last evicted as many pages as were wanted.
+    /// Visited and pinned pages that the hand has spared since it last evicted as many pages as were wanted.
     spared: u64,
     /// Slots to look at in the next sweep: callers have taken them, or their entries are not valid yet.
     pending: BTreeSet<u32>,
@@ -345,11 +345,13 @@ impl<G: Ground, R: Rules> Keeper<G, R> {
         entry.holds(slot).then_some((at, entry))
     }
 
-    /// Empties the entries of some pages that were not visited lately. Their slots become suspects.
+    /// Empties the entries of some pages that were not visited lately, and are not of pinned files. Their slots
+    /// become suspects.
     async fn evict(&mut self, pages: u32) {
         let mut left = pages;
+        let pinned = if left == 0 { BTreeSet::new() } else { self.pinned_ids().await };
         // The hand clears marks as it goes, so the second round evicts, unless all pages were visited again
-        // meanwhile. Then the marks count for nothing until enough is evicted.
+        // meanwhile, or belong to pinned files. Then marks and pins count for nothing until enough is evicted.
         let two_rounds = self.sweep.order.len().saturating_mul(2);
         for _ in 0..two_rounds.min(R::CONSIDERED_PER_SWEEP) {
             if left == 0 {
@@ -360,7 +362,11 @@ impl<G: Ground, R: Rules> Keeper<G, R> {
             if let Some((at, entry)) = self.entry_of(slot, word).await
                 && entry.state() == EntryState::Valid
             {
-                if entry.is_visited() && self.sweep.spared < u64::from(two_rounds) {
+                let is_pinned = !pinned.is_empty() && {
+                    let key = Key(self.ground.load(self.layout.key(word.owner())).await);
+                    pinned.contains(&key.id())
+                };
+                if (is_pinned || entry.is_visited()) && self.sweep.spared < u64::from(two_rounds) {
                     self.ground.replace(at, entry.0, entry.unvisited().0).await;
                     self.sweep.order.pass();
                     self.sweep.spared += 1;

@@ -331,6 +331,31 @@ fn pages_are_evicted_though_all_of_them_are_visited_before_the_hand_returns() {
 }
 
 #[test]
+fn pages_of_pinned_files_are_evicted_only_where_there_are_no_others() {
+    let mut cache = Cache::<Slow>::of(2_000);
+    let mut caller = cache.join(1);
+    let (pinned, other) = (cache.file, FileId { device: 1, inode: 9, generation: 3 });
+    cache.read_new(&mut caller, 0..600);
+    assert!(at_once(caller.pin(&mut { pinned }, true)));
+    cache.file = KnownFile::new(other);
+    cache.open_file();
+    cache.read_new(&mut caller, 0..6_000);
+    assert!(cache.percent_found(&mut caller, 5_500..6_000) > MOST, "others come and go");
+    cache.file = pinned;
+    assert!(cache.percent_found(&mut caller, 0..600) > MOST);
+    // If all pages are pinned, some have to go.
+    cache.read_new(&mut caller, 1_000..5_000);
+    assert!(cache.percent_found(&mut caller, 4_000..5_000) > MOST);
+    assert!(at_once(caller.pin(&mut { pinned }, false)));
+    (0..2).for_each(|_| at_once(cache.keeper.maintain_files()));
+    cache.file = KnownFile::new(other);
+    cache.read_new(&mut caller, 6_000..12_000);
+    cache.file = pinned;
+    assert_eq!(cache.percent_found(&mut caller, 4_000..5_000), 0);
+    assert!(!at_once(caller.pin(&mut KnownFile::new(FileId { device: 1, inode: 10, generation: 3 }), true)));
+}
+
+#[test]
 fn a_new_keeper_knows_what_has_pages_and_is_told_what_has_memory() {
     let mut cache = Cache::<Slow>::of(2_000);
     let mut caller = cache.join(1);

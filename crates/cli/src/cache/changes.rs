@@ -2,16 +2,16 @@
 
 use std::fs::File;
 use std::os::fd::AsFd;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use farpool_cache::{CacheClient, Contents, DoorFile, at_once, change_outside, daemon_process, forget_file};
+use farpool_cache::{CacheClient, Contents, at_once, change_outside, daemon_process, forget_file};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Signal, pidfd_send_signal};
 
-use super::{size_of_pages, slots_in};
+use super::{attached_door, size_of_pages, slots_in, with_segments};
 use crate::errors::UsageError;
 use crate::output::{complain, say};
 use crate::size::ByteSize;
@@ -70,15 +70,6 @@ pub struct DetachArgs {
     dir: PathBuf,
 }
 
-/// The door of a directory with an attached cache.
-fn attached_door(dir: &Path) -> Result<DoorFile> {
-    let door = DoorFile::open(dir)?;
-    if !door.has_daemon().with_context(|| format!("cannot ask for the lock of {}", door.path().display()))? {
-        bail!("no cache is attached to {}: start `farpool cache attach`", door.data().display());
-    }
-    Ok(door)
-}
-
 /// Changes the size, and waits until the cache has it.
 pub fn resize(args: &ResizeArgs) -> Result<()> {
     let slots = slots_in("SIZE", args.memory)?;
@@ -125,7 +116,7 @@ pub fn drop_pages(args: &DropArgs) -> Result<()> {
     }
     let client = CacheClient::new(door.clone());
     for path in &args.files {
-        for path in with_segments(door.data().join(path), door.is_postgres()) {
+        for path in with_segments(&door, path) {
             let file = File::open(&path).with_context(|| format!("cannot open {}", path.display()))?;
             if !forget_file(&client, file.as_fd()) {
                 bail!("{}: all places of the cache are taken; try again", path.display());
@@ -134,17 +125,6 @@ pub fn drop_pages(args: &DropArgs) -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// A file, and the further segments of a table of PostgreSQL.
-fn with_segments(path: PathBuf, is_postgres: bool) -> impl Iterator<Item = PathBuf> {
-    let numbered = path.clone();
-    let segments = (1..).map(move |number| {
-        let mut segment = numbered.clone().into_os_string();
-        segment.push(format!(".{number}"));
-        PathBuf::from(segment)
-    });
-    std::iter::once(path).chain(segments.take_while(move |segment| is_postgres && segment.exists()))
 }
 
 /// Ends the daemon, and waits for its end.
@@ -164,19 +144,4 @@ pub fn detach(args: &DetachArgs) -> Result<()> {
     }
     say(format!("detached  {data}"));
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_table_has_all_its_segments() {
-        let dir = tempfile::tempdir().unwrap();
-        let of = |name: &str| dir.path().join(name);
-        ["16384", "16384.1", "16384.3"].iter().for_each(|name| drop(File::create(of(name)).unwrap()));
-        let all: Vec<_> = with_segments(of("16384"), true).collect();
-        assert_eq!(all, [of("16384"), of("16384.1")]);
-        assert_eq!(with_segments(of("16384"), false).count(), 1);
-    }
 }

@@ -1,6 +1,7 @@
 //! `farpool cache status`.
 
-use std::collections::HashMap;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -64,6 +65,7 @@ struct File {
     /// Below the directory. `None`: the file has no name there any more.
     path: Option<PathBuf>,
     bytes: u64,
+    pinned: bool,
 }
 
 /// What a user may do about a state.
@@ -118,7 +120,8 @@ fn lines(status: &Status, outsiders: u64) -> Vec<String> {
     lines.push(format!("index     {index} of shared memory at most"));
     for file in &cache.files {
         let name = file.path.as_ref().map_or("(removed)".into(), |path| path.display().to_string());
-        lines.push(format!("{:>12}  {name}", ByteSize(file.bytes).to_string()));
+        let pinned = if file.pinned { "  pinned" } else { "" };
+        lines.push(format!("{:>12}  {name}{pinned}", ByteSize(file.bytes).to_string()));
     }
     lines
 }
@@ -137,24 +140,19 @@ fn look_into(door: DoorFile, most_files: usize) -> Option<Cache> {
     })
 }
 
-/// The files with most pages.
+/// The files with most pages. The segments of a table are one of them, pinned if one of them is.
 fn files(data: &Path, is_postgres: bool, contents: &Contents, most: usize) -> Vec<File> {
-    let pages: HashMap<(u64, u64), u32> =
-        contents.files.iter().map(|file| ((file.id.device, file.id.inode), file.pages)).collect();
-    let mut named = HashMap::new();
-    let mut sums: HashMap<Option<PathBuf>, u64> = HashMap::new();
-    for (file, path) in paths_below(data) {
-        if pages.contains_key(&file) {
-            named.entry(file).or_insert(path);
-        }
+    let mut named: HashMap<(u64, u64), PathBuf> = paths_below(data).into_iter().collect();
+    let mut files: BTreeMap<Option<PathBuf>, File> = BTreeMap::new();
+    for found in &contents.files {
+        let path = named.remove(&(found.id.device, found.id.inode));
+        let path = path.map(|path| if is_postgres { without_segment(path) } else { path });
+        let file = files.entry(path.clone()).or_insert(File { path, bytes: 0, pinned: false });
+        file.bytes += size_of_pages(found.pages).0;
+        file.pinned |= found.is_pinned;
     }
-    for (file, pages) in pages {
-        let path = named.remove(&file).map(|path| if is_postgres { without_segment(path) } else { path });
-        *sums.entry(path).or_default() += u64::from(pages);
-    }
-    let mut files: Vec<File> =
-        sums.into_iter().map(|(path, pages)| File { path, bytes: size_of_pages(pages).0 }).collect();
-    files.sort_by(|one, other| other.bytes.cmp(&one.bytes).then(one.path.cmp(&other.path)));
+    let mut files: Vec<File> = files.into_values().collect();
+    files.sort_by_key(|file| Reverse(file.bytes)); // and by path, as they are now
     files.truncate(most);
     files
 }

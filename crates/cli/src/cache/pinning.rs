@@ -1,0 +1,136 @@
+//! `farpool cache pin` and `unpin`.
+
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use farpool_cache::{CacheClient, CacheSession, PAGE_BYTES, Replacements};
+
+use super::{attached_door, size_of_pages, with_segments};
+use crate::output::say;
+
+/// Descriptors are used by one thread here.
+static REPLACEMENTS: Replacements = Replacements::new();
+
+/// How long the daemon may take to know a file, or to make room for the next pages of it.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Pause between two attempts: some rounds of the keeper.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Keep the pages of some files in the cache
+///
+/// Loads all pages of the files, and keeps them: pages of other files are evicted first. The pages are lost, and
+/// have to be pinned again, when the cache is detached; when a file is truncated or replaced, which is what
+/// PostgreSQL does in TRUNCATE, VACUUM FULL and REFRESH MATERIALIZED VIEW; and when a node is lost.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+Examples:
+  farpool cache pin /srv/data bank.db
+  farpool cache pin /var/lib/postgresql/15/main base/5/16384    what pg_relation_filepath('accounts') says")]
+pub struct PinArgs {
+    /// The directory with the files
+    #[arg(value_name = "DIR")]
+    dir: PathBuf,
+
+    /// Files, by their paths from DIR. A table of a PostgreSQL server has all its segments
+    #[arg(value_name = "FILE", required = true)]
+    files: Vec<PathBuf>,
+}
+
+/// Let pages of pinned files be evicted like others
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+Examples:
+  farpool cache unpin /srv/data bank.db")]
+pub struct UnpinArgs {
+    /// The directory with the files
+    #[arg(value_name = "DIR")]
+    dir: PathBuf,
+
+    /// Files, by their paths from DIR
+    #[arg(value_name = "FILE", required = true)]
+    files: Vec<PathBuf>,
+}
+
+fn session_for(dir: &Path, files: &[PathBuf]) -> Result<(CacheSession, Vec<PathBuf>)> {
+    let door = Arc::new(attached_door(dir)?);
+    let files = files.iter().flat_map(|file| with_segments(&door, file)).collect();
+    let session = CacheSession::new(&CacheClient::new(door), &REPLACEMENTS);
+    Ok((session.context("all places of the cache are taken; try again")?, files))
+}
+
+/// Pins files, and loads them.
+pub fn pin(args: &PinArgs) -> Result<()> {
+    let (mut session, paths) = session_for(&args.dir, &args.files)?;
+    for path in paths {
+        let file = File::open(&path).with_context(|| format!("cannot open {}", path.display()))?;
+        let pages = file.metadata()?.len() / PAGE_BYTES as u64;
+        await_pin(&mut session, &file, &path)?;
+        let loaded =
+            load(&mut session, &file, pages).with_context(|| format!("cannot read {}", path.display()))?;
+        let (loaded, whole) = (size_of_pages(loaded), size_of_pages(pages));
+        say(format!("pinned  {}  {loaded} of {whole} are in the cache", path.display()));
+    }
+    Ok(())
+}
+
+/// Pins a file. The cache knows it a moment after it was first read.
+fn await_pin(session: &mut CacheSession, file: &File, path: &Path) -> Result<()> {
+    let give_up_at = Instant::now() + PATIENCE;
+    loop {
+        read_block(session, file, 0).with_context(|| format!("cannot read {}", path.display()))?;
+        if session.pin(file.as_fd(), true) {
+            return Ok(());
+        }
+        if Instant::now() >= give_up_at {
+            bail!("{} is not cached: see `farpool cache status`, and which files are cached", path.display());
+        }
+        std::thread::sleep(LOOK);
+    }
+}
+
+/// Reads all pages until each was found, or none more is. Returns how many were found.
+fn load(session: &mut CacheSession, file: &File, pages: u64) -> std::io::Result<u64> {
+    let (mut found_before, mut give_up_at) = (0, Instant::now() + PATIENCE);
+    loop {
+        let mut found = 0;
+        for block in 0..pages {
+            found += u64::from(read_block(session, file, block)?);
+        }
+        if found == pages || Instant::now() >= give_up_at {
+            return Ok(found);
+        }
+        if found > found_before {
+            (found_before, give_up_at) = (found, Instant::now() + PATIENCE);
+        }
+        std::thread::sleep(LOOK);
+    }
+}
+
+/// Reads a block. Returns whether it was in the cache.
+fn read_block(session: &mut CacheSession, file: &File, block: u64) -> std::io::Result<bool> {
+    let (mut is_hit, mut failed) = (true, None);
+    let range = block * PAGE_BYTES as u64..(block + 1) * PAGE_BYTES as u64;
+    let pread = |to: &mut [u8], at| {
+        is_hit = false;
+        let read = file.read_at(to, at);
+        read.map_err(|error| std::io::Error::from(failed.insert(error).kind()))
+    };
+    let read = session.read(file.as_fd(), range, pread, |_| ());
+    failed.map_or(Ok(is_hit && read.is_some()), Err)
+}
+
+/// Lets go of files.
+pub fn unpin(args: &UnpinArgs) -> Result<()> {
+    let (mut session, paths) = session_for(&args.dir, &args.files)?;
+    for path in paths {
+        let file = File::open(&path).with_context(|| format!("cannot open {}", path.display()))?;
+        session.pin(file.as_fd(), false); // a file that is not known is not pinned
+        say(format!("unpinned  {}", path.display()));
+    }
+    Ok(())
+}
