@@ -114,8 +114,10 @@ struct Control {
 struct NoSlots;
 
 impl Slots for NoSlots {
-    fn read(&self, _: u32, _: &mut [u8]) -> bool {
-        false
+    type Page = Vec<u8>;
+
+    fn read(&self, _: u32) -> Option<Vec<u8>> {
+        None
     }
 
     fn write(&self, _: u32, _: &[u8]) -> bool {

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::marker::PhantomData;
+use std::ops::Deref;
 
 use crate::files::{self, FileRef, KnownFile};
 use crate::grace;
@@ -17,11 +18,29 @@ pub(crate) const MAX_BLOCKS: u32 = 64;
 
 /// What became of a read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Outcome {
+pub enum Outcome<P> {
     /// The page came from the cache.
-    Hit,
+    Hit(P),
     /// The disk was read; this is how many bytes it gave.
     Disk(usize),
+}
+
+impl<P: Deref<Target = [u8]>> Outcome<P> {
+    /// The page from the cache, or else what the disk gave of `read`.
+    pub fn page_or<'a>(&'a self, read: &'a [u8]) -> &'a [u8] {
+        match self {
+            Outcome::Hit(page) => page,
+            Outcome::Disk(bytes) => read.get(..*bytes).unwrap_or_default(),
+        }
+    }
+
+    /// The same without the page.
+    pub fn without_page(self) -> Outcome<()> {
+        match self {
+            Outcome::Hit(_) => Outcome::Hit(()),
+            Outcome::Disk(bytes) => Outcome::Disk(bytes),
+        }
+    }
 }
 
 /// A user of the cache. It owns one place, so it runs one call at a time. Run each call's future to its end:
@@ -89,9 +108,8 @@ impl<G: Ground, R: Rules> Caller<G, R> {
         Place::new(&self.ground, self.place)
     }
 
-    /// Reads one block into `to`. On a miss, `pread` reads it from the disk and returns how many bytes it
-    /// found. After a short read, the bytes of `to` beyond that count are indeterminate. `exists`: whether
-    /// the file has a name, and was not unlinked.
+    /// Reads one block. On a miss, `pread` reads it from the disk into `to`, and returns how many bytes it
+    /// found. `exists`: whether the file has a name, and was not unlinked.
     ///
     /// # Errors
     /// Those of `pread`.
@@ -102,7 +120,7 @@ impl<G: Ground, R: Rules> Caller<G, R> {
         to: &mut [u8],
         exists: impl AsyncFn() -> bool,
         pread: impl AsyncFnOnce(&mut [u8]) -> io::Result<usize>,
-    ) -> io::Result<Outcome> {
+    ) -> io::Result<Outcome<G::Page>> {
         self.occupying(async |caller| caller.read_occupying(file, block, to, exists, pread).await).await
     }
 
@@ -125,7 +143,7 @@ impl<G: Ground, R: Rules> Caller<G, R> {
         to: &mut [u8],
         exists: impl AsyncFn() -> bool,
         pread: impl AsyncFnOnce(&mut [u8]) -> io::Result<usize>,
-    ) -> io::Result<Outcome> {
+    ) -> io::Result<Outcome<G::Page>> {
         let door = self.ground.load(layout::DOOR).await;
         let is_open = Door::of(door) == Door::Open && self.load_layout().await;
         let found = if is_open { self.find_or_ask_for(file, exists).await } else { None };
@@ -134,10 +152,10 @@ impl<G: Ground, R: Rules> Caller<G, R> {
             return Ok(Outcome::Disk(pread(to).await?));
         };
         let (bucket, key) = (self.layout.bucket(file.file, block), Key::new(id, block));
-        let is_hit = self.read_cached(bucket, key, to).await;
-        self.place().count_read(is_hit).await;
-        if is_hit {
-            return Ok(Outcome::Hit);
+        let cached = self.read_cached(bucket, key).await;
+        self.place().count_read(cached.is_some()).await;
+        if let Some(page) = cached {
+            return Ok(Outcome::Hit(page));
         }
         let header = self.ground.load(self.layout.header(bucket)).await;
         let read = pread(to).await?;
@@ -196,8 +214,8 @@ impl<G: Ground, R: Rules> Caller<G, R> {
         word.usable_id().map(|id| (word, id))
     }
 
-    /// Reads a page from the cache, and marks it visited (C1). Returns whether it was there.
-    async fn read_cached(&self, bucket: u32, key: Key, to: &mut [u8]) -> bool {
+    /// Reads a page from the cache, and marks it visited (C1).
+    async fn read_cached(&self, bucket: u32, key: Key) -> Option<G::Page> {
         for entry in self.layout.entries(bucket) {
             let at = self.layout.entry(entry);
             let found = Entry(self.ground.load(at).await);
@@ -210,11 +228,9 @@ impl<G: Ground, R: Rules> Caller<G, R> {
                 continue;
             }
             let expected = self.ground.load(self.layout.checksum(slot)).await;
-            if !self.ground.read_slot(slot, to).await {
-                // Other processes may be able to read it, and the keeper knows if its memory has gone.
-                continue;
-            }
-            if R::checksum(to) != expected {
+            // If it cannot be read: other processes may be able to, and the keeper knows if its memory has gone.
+            let Some(page) = self.ground.read_slot(slot).await else { continue };
+            if R::checksum(&page) != expected {
                 self.ground.replace(at, found.0, found.emptied().0).await; // C7
                 continue;
             }
@@ -224,10 +240,10 @@ impl<G: Ground, R: Rules> Caller<G, R> {
                     // If another process has changed the entry, the mark is lost, and nothing else.
                     self.ground.replace(at, again.0, again.visited().0).await;
                 }
-                return true;
+                return Some(page);
             }
         }
-        false
+        None
     }
 
     /// Writes a slot that this process has taken, and stores the checksum (C7).

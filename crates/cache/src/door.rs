@@ -329,6 +329,8 @@ const WITHIN: &str = "words of the door lie within its file";
 
 /// The door and the places, without an index.
 impl Ground for DoorFile {
+    type Page = Vec<u8>;
+
     async fn load(&self, at: usize) -> u64 {
         self.words.load(at as u64 * WORD_BYTES).expect(WITHIN)
     }
@@ -353,8 +355,8 @@ impl Ground for DoorFile {
         fence(Ordering::SeqCst); // pairs with the barriers of `Shared`
     }
 
-    async fn read_slot(&self, _: u32, _: &mut [u8]) -> bool {
-        false
+    async fn read_slot(&self, _: u32) -> Option<Vec<u8>> {
+        None
     }
 
     async fn write_slot(&self, _: u32, _: &[u8]) -> bool {

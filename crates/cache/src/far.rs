@@ -16,7 +16,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use farpool_fabric::{Clock, Endpoint, Mapping, block_on};
+use farpool_fabric::{ArenaBuf, Clock, Endpoint, Mapping, block_on};
 use farpool_pool::direct::{GuestRegions, RequestRegion, Terms};
 use farpool_pool::{EXTENT_BYTES, Extent, OVERFLOW_NODE, SessionCore, Stock, Where};
 use rustix_futex_sync::Mutex;
@@ -234,17 +234,11 @@ impl FarSlots {
         Some((extent, u64::from(slot % SLOTS_PER_EXTENT) * PAGE_BYTES as u64))
     }
 
-    async fn read_page(&self, slot: u32, to: &mut [u8]) -> bool {
-        if to.len() != PAGE_BYTES {
-            return false;
-        }
-        let Some((extent, offset)) = self.find(slot) else { return false };
-        let Ok(buffer) = self.core.buffer(PAGE_BYTES) else { return false };
+    async fn read_page(&self, slot: u32) -> Option<ArenaBuf> {
+        let (extent, offset) = self.find(slot)?;
+        let buffer = self.core.buffer(PAGE_BYTES).ok()?;
         let (page, read) = self.core.read(&extent, offset, buffer).await;
-        if read.is_ok() {
-            to.copy_from_slice(&page);
-        }
-        read.is_ok()
+        read.is_ok().then_some(page)
     }
 
     async fn write_page(&self, slot: u32, page: &[u8]) -> bool {
@@ -265,8 +259,10 @@ impl FarSlots {
 }
 
 impl Slots for FarSlots {
-    fn read(&self, slot: u32, to: &mut [u8]) -> bool {
-        block_on(self.core.endpoint(), self.read_page(slot, to))
+    type Page = ArenaBuf;
+
+    fn read(&self, slot: u32) -> Option<ArenaBuf> {
+        block_on(self.core.endpoint(), self.read_page(slot))
     }
 
     fn write(&self, slot: u32, page: &[u8]) -> bool {

@@ -1,6 +1,7 @@
 //! The memory under the protocol: a trait that production and simulation implement.
 
 use std::future::Future;
+use std::ops::Deref;
 
 use crate::layout::Layout;
 
@@ -8,6 +9,9 @@ use crate::layout::Layout;
 /// words while there is an index ([`layout`](Self::layout)). In production all futures are ready at once: the
 /// caller polls once. In a simulation other processes run at every access.
 pub trait Ground {
+    /// A page that was read from a slot.
+    type Page: Deref<Target = [u8]>;
+
     /// Loads a word (acquire).
     fn load(&self, at: usize) -> impl Future<Output = u64>;
 
@@ -28,8 +32,8 @@ pub trait Ground {
     fn barrier(&self) -> impl Future<Output = ()>;
 
     /// Reads a slot, after all that this process has loaded before, and before anything that it loads
-    /// afterwards. False: it cannot be read. What is read need not be what was last written (C7).
-    fn read_slot(&self, slot: u32, to: &mut [u8]) -> impl Future<Output = bool>;
+    /// afterwards. `None`: it cannot be read. What is read need not be what was last written (C7).
+    fn read_slot(&self, slot: u32) -> impl Future<Output = Option<Self::Page>>;
 
     /// Writes a slot, before anything that this process stores afterwards. False: its contents are
     /// indeterminate, and the write may still take effect later.

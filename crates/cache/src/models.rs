@@ -63,6 +63,8 @@ fn machine(fault: Fault) -> Access {
 }
 
 impl Ground for Access {
+    type Page = Vec<u8>;
+
     async fn load(&self, at: usize) -> u64 {
         self.0.words[at].load(Ordering::Acquire)
     }
@@ -89,11 +91,10 @@ impl Ground for Access {
         }
     }
 
-    async fn read_slot(&self, slot: u32, to: &mut [u8]) -> bool {
+    async fn read_slot(&self, slot: u32) -> Option<Vec<u8>> {
         let found = self.0.slots[slot as usize].load(Ordering::Relaxed);
         fence(Ordering::Acquire);
-        to.copy_from_slice(&found.to_le_bytes());
-        true
+        Some(found.to_le_bytes().to_vec())
     }
 
     async fn write_slot(&self, slot: u32, page: &[u8]) -> bool {
@@ -120,7 +121,7 @@ impl crate::Rules for NoInvalidation {
     }
 }
 
-fn read<R: crate::Rules>(machine: &Access, caller: &mut Caller<Access, R>) -> (u64, Outcome) {
+fn read<R: crate::Rules>(machine: &Access, caller: &mut Caller<Access, R>) -> (u64, Outcome<()>) {
     read_block(machine, caller, 0)
 }
 
@@ -128,7 +129,7 @@ fn read_block<R: crate::Rules>(
     machine: &Access,
     caller: &mut Caller<Access, R>,
     block: u32,
-) -> (u64, Outcome) {
+) -> (u64, Outcome<()>) {
     let mut page = [0; 8];
     let pread = async |to: &mut [u8]| -> io::Result<usize> {
         to.copy_from_slice(&machine.0.disk[block as usize].load(Ordering::Acquire).to_le_bytes());
@@ -136,7 +137,8 @@ fn read_block<R: crate::Rules>(
     };
     let found = at_once(caller.read(&mut KnownFile::new(FILE), block, &mut page, async || true, pread))
         .expect("the disk does not fail");
-    (u64::from_le_bytes(page), found)
+    let page = found.page_or(&page).try_into().expect("a page of the model");
+    (u64::from_le_bytes(page), found.without_page())
 }
 
 fn write<R: crate::Rules>(machine: &Access, caller: &mut Caller<Access, R>) {
@@ -173,7 +175,7 @@ fn check_reads_after_write<R: crate::Rules + 'static>(fault: Fault, reads: &'sta
         }
         assert_eq!(
             read(&machine, &mut writer),
-            (NEW, Outcome::Hit),
+            (NEW, Outcome::Hit(())),
             "a page that was just read is not found"
         );
     });

@@ -200,12 +200,12 @@ impl CacheSession {
                 of_unknown_file = Some(bytes);
                 Ok(0)
             };
-            let bytes = match at_once(caller.read(&mut seen.known, block, page, exists, from_disk)) {
-                Ok(Outcome::Hit) => PAGE_BYTES,
-                Ok(Outcome::Disk(bytes)) => of_unknown_file.unwrap_or(bytes),
+            let block_read = match at_once(caller.read(&mut seen.known, block, page, exists, from_disk)) {
+                Ok(Outcome::Disk(bytes)) => Outcome::Disk(of_unknown_file.unwrap_or(bytes)),
+                Ok(hit) => hit,
                 Err(_) => break,
             };
-            let there = page.get((at % PAGE) as usize..bytes).unwrap_or_default();
+            let there = block_read.page_or(page).get((at % PAGE) as usize..).unwrap_or_default();
             let wanted = there.len().min((range.end - at) as usize);
             found(&there[..wanted]);
             at += wanted as u64;

@@ -1,6 +1,7 @@
 //! Door, places and index in real shared memory.
 
 use std::cell::RefCell;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
@@ -11,8 +12,11 @@ use crate::layout::{self, Layout, Shape, WORD_BYTES};
 
 /// Slots in far memory.
 pub trait Slots {
+    /// As [`Ground::Page`].
+    type Page: Deref<Target = [u8]>;
+
     /// As [`Ground::read_slot`].
-    fn read(&self, slot: u32, to: &mut [u8]) -> bool;
+    fn read(&self, slot: u32) -> Option<Self::Page>;
 
     /// As [`Ground::write_slot`].
     fn write(&self, slot: u32, page: &[u8]) -> bool;
@@ -86,6 +90,8 @@ impl<S: Slots> Shared<S> {
 }
 
 impl<S: Slots> Ground for Shared<S> {
+    type Page = S::Page;
+
     async fn load(&self, at: usize) -> u64 {
         self.at(at, |words, offset| words.load(offset)).expect(WITHIN)
     }
@@ -120,8 +126,8 @@ impl<S: Slots> Ground for Shared<S> {
         fence(Ordering::SeqCst);
     }
 
-    async fn read_slot(&self, slot: u32, to: &mut [u8]) -> bool {
-        self.behind(|index| index.slots.read(slot, to))
+    async fn read_slot(&self, slot: u32) -> Option<S::Page> {
+        self.behind(|index| index.slots.read(slot))
     }
 
     async fn write_slot(&self, slot: u32, page: &[u8]) -> bool {

@@ -38,11 +38,14 @@ impl Pages {
 }
 
 impl Slots for Pages {
-    fn read(&self, slot: u32, to: &mut [u8]) -> bool {
-        self.0.read(Self::place(slot), to).unwrap();
+    type Page = Vec<u8>;
+
+    fn read(&self, slot: u32) -> Option<Vec<u8>> {
+        let mut page = vec![0; PAGE];
+        self.0.read(Self::place(slot), &mut page).unwrap();
         // Pairs with the release of the slot's writer: what is loaded next is not older than the page.
         fence(Ordering::Acquire);
-        true
+        Some(page)
     }
 
     fn write(&self, slot: u32, page: &[u8]) -> bool {
@@ -121,15 +124,16 @@ fn work<R: Rules>(ground: impl Fn() -> Ground, ledger: &Ledger, disk: &File) -> 
             let pread = async |to: &mut [u8]| disk.read_at(to, at);
             let found = at_once(caller.read(&mut file, block, &mut page, async || true, pread)).unwrap();
             let most = ledger.load(Ledger::of(block, BEGUN));
+            let (page, is_hit) = (found.page_or(&page), matches!(found, Outcome::Hit(_)));
             let word = u64::from_le_bytes(page[..8].try_into().unwrap());
             let version = word & ((1 << 48) - 1);
             // The kernel may copy parts of two versions while a page is written; the cache may not.
-            let is_whole = page == page_of(block, version) || found != Outcome::Hit;
+            let is_whole = page == page_of(block, version) || !is_hit;
             if !is_whole || word >> 48 != u64::from(block) || version < least || version > most {
                 ledger.add(STALE);
             }
             ledger.add(READS);
-            if found == Outcome::Hit {
+            if is_hit {
                 ledger.add(HITS);
             }
         }

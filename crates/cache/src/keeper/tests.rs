@@ -16,6 +16,8 @@ struct Memory {
 }
 
 impl Ground for Memory {
+    type Page = Vec<u8>;
+
     async fn load(&self, at: usize) -> u64 {
         self.words.borrow()[at]
     }
@@ -43,9 +45,8 @@ impl Ground for Memory {
 
     async fn barrier(&self) {}
 
-    async fn read_slot(&self, slot: u32, to: &mut [u8]) -> bool {
-        let found = self.slots.borrow()[slot as usize];
-        found.inspect(|byte| to[0] = *byte).is_some()
+    async fn read_slot(&self, slot: u32) -> Option<Vec<u8>> {
+        Some(vec![self.slots.borrow()[slot as usize]?])
     }
 
     async fn write_slot(&self, slot: u32, page: &[u8]) -> bool {
@@ -109,15 +110,15 @@ impl<R: Rules> Cache<R> {
     }
 
     /// Reads a block. On the disk, each block holds the last byte of its number.
-    fn read(&self, caller: &mut Caller<Memory>, block: u32) -> Outcome {
+    fn read(&self, caller: &mut Caller<Memory>, block: u32) -> Outcome<()> {
         let mut page = [0];
         let pread = async |to: &mut [u8]| {
             to[0] = block as u8;
             Ok(1)
         };
         let found = at_once(caller.read(&mut { self.file }, block, &mut page, async || true, pread)).unwrap();
-        assert_eq!(page, [block as u8]);
-        found
+        assert_eq!(found.page_or(&page), [block as u8]);
+        found.without_page()
     }
 
     fn sweep(&mut self) -> Census {
@@ -160,7 +161,7 @@ impl<R: Rules> Cache<R> {
 fn a_process_that_is_stopped_in_its_place_costs_few_pages() {
     let mut cache = Cache::open();
     let mut caller = cache.join(1);
-    (0..SLOTS / 2).for_each(|block| assert_ne!(cache.read(&mut caller, block), Outcome::Hit));
+    (0..SLOTS / 2).for_each(|block| assert_ne!(cache.read(&mut caller, block), Outcome::Hit(())));
     let stopped = Layout::place(3);
     at_once(grace::enter(&cache.memory, stopped));
     // So that some slots wait for it.
@@ -181,14 +182,14 @@ fn a_page_that_is_damaged_is_admitted_again_and_one_that_cannot_be_read_is_kept(
     let mut cache = Cache::open();
     let mut caller = cache.join(1);
     cache.read(&mut caller, 5);
-    assert_eq!(cache.read(&mut caller, 5), Outcome::Hit);
+    assert_eq!(cache.read(&mut caller, 5), Outcome::Hit(()));
     let slots = cache.memory.slots.replace(vec![None; SLOTS as usize]);
     assert_eq!(cache.read(&mut caller, 5), Outcome::Disk(1));
     cache.memory.slots.replace(slots);
-    assert_eq!(cache.read(&mut caller, 5), Outcome::Hit);
+    assert_eq!(cache.read(&mut caller, 5), Outcome::Hit(()));
     cache.memory.slots.borrow_mut().fill(Some(77));
     assert_eq!(cache.read(&mut caller, 5), Outcome::Disk(1));
-    assert_eq!(cache.read(&mut caller, 5), Outcome::Hit);
+    assert_eq!(cache.read(&mut caller, 5), Outcome::Hit(()));
 }
 
 #[test]
@@ -212,7 +213,7 @@ fn the_buckets_of_a_dead_writer_are_cleared_one_by_one_as_they_are_idle() {
     }
     for block in [0, 1] {
         cache.read(&mut reader, block);
-        assert_eq!(cache.read(&mut reader, block), Outcome::Hit, "block {block}");
+        assert_eq!(cache.read(&mut reader, block), Outcome::Hit(()), "block {block}");
     }
 }
 
@@ -226,8 +227,9 @@ fn the_last_block_that_a_file_can_have_is_invalidated_too() {
             to[0] = value;
             Ok(1)
         };
-        at_once(caller.read(&mut { cache.file }, u32::MAX, &mut page, async || true, pread)).unwrap();
-        page[0]
+        let found =
+            at_once(caller.read(&mut { cache.file }, u32::MAX, &mut page, async || true, pread)).unwrap();
+        found.page_or(&page)[0]
     };
     assert_eq!([read(&mut caller, 1), read(&mut caller, 2)], [1, 1]);
     at_once(caller.write(&mut { cache.file }, (u32::MAX, 1), None, async || Ok(1))).unwrap();
@@ -285,7 +287,7 @@ impl Cache<Slow> {
     /// Reads new blocks, with enough sweeps in between.
     fn read_new(&mut self, caller: &mut Caller<Memory>, blocks: std::ops::Range<u32>) {
         for block in blocks {
-            assert_ne!(self.read(caller, block), Outcome::Hit);
+            assert_ne!(self.read(caller, block), Outcome::Hit(()));
             if block.is_multiple_of(8) {
                 self.sweep();
             }
@@ -294,7 +296,7 @@ impl Cache<Slow> {
 
     /// How many of these blocks are found, in a hundred.
     fn percent_found(&self, caller: &mut Caller<Memory>, blocks: std::ops::Range<u32>) -> usize {
-        let is_found = |block: &u32| self.read(caller, *block) == Outcome::Hit;
+        let is_found = |block: &u32| self.read(caller, *block) == Outcome::Hit(());
         100 * blocks.clone().filter(is_found).count() / blocks.len()
     }
 }
@@ -325,7 +327,7 @@ fn pages_are_evicted_though_all_of_them_are_visited_before_the_hand_returns() {
         }
         cache.sweep();
         cache.read(&mut caller, block);
-        admitted += u32::from(cache.read(&mut caller, block) == Outcome::Hit);
+        admitted += u32::from(cache.read(&mut caller, block) == Outcome::Hit(()));
     }
     assert!(admitted > 350, "{admitted} of 400");
 }
@@ -488,7 +490,7 @@ fn a_process_that_cannot_use_the_index_closes_the_door_before_it_changes_a_file(
         let mut cache = Cache::open();
         let mut caller = cache.join(1);
         cache.read(&mut caller, 0);
-        assert_eq!(cache.read(&mut caller, 0), Outcome::Hit);
+        assert_eq!(cache.read(&mut caller, 0), Outcome::Hit(()));
         cache.memory.layout.set(None);
         assert_eq!(cache.read(&mut caller, 0), Outcome::Disk(1), "a read needs no index");
         assert_eq!(at_once(cache.keeper.door()), Door::Open);
@@ -501,7 +503,7 @@ fn a_process_that_cannot_use_the_index_closes_the_door_before_it_changes_a_file(
         (0..4).for_each(|_| at_once(cache.keeper.maintain_files()));
         cache.open_file();
         assert_eq!(cache.read(&mut caller, 0), Outcome::Disk(1));
-        assert_eq!(cache.read(&mut caller, 0), Outcome::Hit);
+        assert_eq!(cache.read(&mut caller, 0), Outcome::Hit(()));
     }
 }
 
@@ -519,7 +521,7 @@ fn a_file_that_was_asked_for_is_opened_when_every_place_has_been_left() {
     let mut other = KnownFile::new(FileId { device: 1, inode: 7, generation: 0 });
     let mut read = |caller: &mut Caller<Memory>, exists: bool| {
         let pread = async |_: &mut [u8]| Ok(1);
-        at_once(caller.read(&mut other, 0, &mut [0], async || exists, pread)).unwrap()
+        at_once(caller.read(&mut other, 0, &mut [0], async || exists, pread)).unwrap().without_page()
     };
     assert_eq!(read(&mut caller, false), Outcome::Disk(1));
     let stopped = Layout::place(3);
@@ -535,7 +537,7 @@ fn a_file_that_was_asked_for_is_opened_when_every_place_has_been_left() {
     at_once(grace::leave(&cache.memory, stopped));
     (0..2).for_each(|_| at_once(cache.keeper.maintain_files()));
     read(&mut caller, true);
-    assert_eq!(read(&mut caller, true), Outcome::Hit);
+    assert_eq!(read(&mut caller, true), Outcome::Hit(()));
 }
 
 #[test]
@@ -551,9 +553,9 @@ fn of_two_entries_for_a_file_one_is_opened_and_the_other_is_freed() {
     let mut file = KnownFile::new(id);
     let mut read = || {
         let pread = async |_: &mut [u8]| Ok(1);
-        at_once(caller.read(&mut file, 0, &mut [0], async || true, pread)).unwrap()
+        at_once(caller.read(&mut file, 0, &mut [0], async || true, pread)).unwrap().without_page()
     };
-    assert_eq!((read(), read()), (Outcome::Disk(1), Outcome::Hit));
+    assert_eq!((read(), read()), (Outcome::Disk(1), Outcome::Hit(())));
 }
 
 #[test]
@@ -592,12 +594,12 @@ fn entries_of_unlinked_files_are_given_to_others() {
             let mut page = [0];
             let exists = async || exists.get();
             let found = at_once(caller.read(&mut file, generation as u32, &mut page, exists, pread)).unwrap();
-            assert_eq!(page[0], generation as u8);
-            found
+            assert_eq!(found.page_or(&page), [generation as u8]);
+            found.without_page()
         };
         read(&mut caller);
         (0..2).for_each(|_| at_once(cache.keeper.maintain_files()));
-        assert_eq!((read(&mut caller), read(&mut caller)), (Outcome::Disk(1), Outcome::Hit));
+        assert_eq!((read(&mut caller), read(&mut caller)), (Outcome::Disk(1), Outcome::Hit(())));
         exists.set(false);
         let mut unlinked = KnownFile::new(FileId { device: 1, inode: 7, generation });
         at_once(caller.retire(&mut unlinked));

@@ -191,15 +191,17 @@ async fn read<R: Rules>(
     caller: &mut Caller<Access, R>,
     (number, file): &mut OpenFile,
     block: u32,
-) -> Outcome {
+) -> Outcome<()> {
     let number = *number;
     let (mut page, start) = ([0; PAGE], run.moment());
     let pread = async |to: &mut [u8]| Ok(run.disk.read((number, block), to).await);
     let exists = async || !run.unlinked.borrow().contains(&number);
     let found = caller.read(file, block, &mut page, exists, pread).await.expect("the disk does not fail");
+    let value = found.page_or(&page).try_into().expect("a whole page");
+    let found = found.without_page();
     let touch =
-        Touch { value: u64::from_le_bytes(page), writes: false, start, end: run.moment(), certain: true };
-    let what = if found == Outcome::Hit {
+        Touch { value: u64::from_le_bytes(value), writes: false, start, end: run.moment(), certain: true };
+    let what = if found == Outcome::Hit(()) {
         "file {}.{}: block {} holds {}, cached"
     } else {
         "file {}.{}: block {} holds {}"
@@ -207,7 +209,7 @@ async fn read<R: Rules>(
     run.world.note(what, &[number.0.into(), number.1, block.into(), touch.value]);
     run.history.borrow_mut().touches.entry((number, block)).or_default().push(touch);
     let was_retired = run.retired.borrow().get(&number).is_some_and(|at| *at < start);
-    if found == Outcome::Hit && was_retired {
+    if found == Outcome::Hit(()) && was_retired {
         run.notes.complain(format!("block {block} of file {number:?} was found, which was unlinked before"));
     }
     found
@@ -369,7 +371,7 @@ async fn check_blocks_are_found<R: Rules>(run: &Rc<Run>, keeper: &mut Keeper<Acc
         }
         for block in 0..BLOCKS {
             read(run, &mut caller, &mut file, block).await;
-            if read(run, &mut caller, &mut file, block).await != Outcome::Hit {
+            if read(run, &mut caller, &mut file, block).await != Outcome::Hit(()) {
                 run.notes
                     .complain(format!("block {block} of file {number:?} is not found after it was read"));
             }

@@ -154,6 +154,8 @@ impl Memory {
 }
 
 impl Ground for Access {
+    type Page = Vec<u8>;
+
     async fn load(&self, at: usize) -> u64 {
         self.0.step().await;
         self.0.words.borrow()[at]
@@ -189,13 +191,12 @@ impl Ground for Access {
     /// Nothing to do: this memory is sequentially consistent. Weaker orders are the subject of the models.
     async fn barrier(&self) {}
 
-    async fn read_slot(&self, slot: u32, to: &mut [u8]) -> bool {
+    async fn read_slot(&self, slot: u32) -> Option<Vec<u8>> {
         self.0.step().await;
         self.0.land_late_writes();
         let found = self.0.slots.borrow()[slot as usize];
         self.0.step().await;
-        to.copy_from_slice(&found);
-        self.0.has_memory(slot)
+        self.0.has_memory(slot).then(|| found.to_vec())
     }
 
     async fn write_slot(&self, slot: u32, page: &[u8]) -> bool {
