@@ -3,11 +3,9 @@
 //! [page cache](farpool_preload::cached) on for the data directory. Files stay where they are.
 //!
 //! M1. The server starts whatever happens here. If something is missing, its files are not cached, and its
-//! log says
-//!     why.
+//!     log says why.
 //! M2. No function here leaves by an error of the server, which would jump over frames of Rust (`longjmp`).
-//! So only
-//!     messages are reported, at most of the level WARNING.
+//!     So only messages are reported, at most of the level WARNING.
 
 mod magic;
 mod server;

@@ -2,8 +2,7 @@
 //!
 //! A1. One daemon at a time has a door: it holds the door's lock.
 //! A2. A new index is installed only after the door was closed, and after every call on the old index has
-//! ended.
-//!     Each index has another number.
+//!     ended. Each index has another number.
 //! A3. A daemon that ends closes the door, and waits for nobody: the leases of its far memory end, and what
 //!     processes still store in its index is found by nobody. A daemon that is killed leaves the door as it
 //!     is. Processes go on until the leases end, and the next daemon begins with A2.

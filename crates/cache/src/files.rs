@@ -3,9 +3,8 @@
 //! N1. A file is *open* only while no other entry of the table has its id. Otherwise two processes could use
 //!     two numbers for it, and a writer would not empty the entries that a reader finds.
 //! N2. The keeper opens an entry only after every call has ended that was running when the entry had its
-//! file's
-//!     id. Such a call may have looked for the file before the entry was there, and then uses the file as if
-//!     there were no cache. A file that was unlinked is not asked for any more.
+//!     file's id. Such a call may have looked for the file before the entry was there, and then uses the file
+//!     as if there were no cache. A file that was unlinked is not asked for any more.
 //! N3. An entry is given to another file only after every place has been left that was occupied when it was
 //!     retired. A file is retired when it is unlinked, or when other files need its entry and it has not been
 //!     read for the longest time.

@@ -52,7 +52,7 @@ pub(crate) enum FdKind {
     Unknown,
 }
 
-/// InodeStamp at a descriptor.
+/// Which file a descriptor means.
 pub(crate) fn stat_fd(fd: BorrowedFd<'_>) -> FdKind {
     let wanted = StatxFlags::TYPE | StatxFlags::INO | StatxFlags::NLINK | StatxFlags::BTIME;
     // Not synchronised: the numbers that are asked for do not change.

@@ -20,9 +20,8 @@
 //!     load. So the writer sees the entry, or the admitter sees the writer. Until its key is stored, an entry
 //!     is *claimed*: no other process empties it.
 //! C3. While an operation changes a whole file (such as truncating it), no page of the file is found.
-//! Afterwards
-//!     the file has a new *content id*. Pages are found under the file's current content id only. None is
-//!     used twice.
+//!     Afterwards the file has a new *content id*. Pages are found under the file's current content id only.
+//!     None is used twice.
 //! C4. A process enters its *place* before it uses the index, and leaves it afterwards. The keeper reuses a
 //!     slot or a file's number, and changes the door (C5), only after every place that was occupied has been
 //!     left. It clears the place of a dead process, and waits for a stopped one.

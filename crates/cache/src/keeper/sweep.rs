@@ -173,7 +173,7 @@ impl<G: Ground, R: Rules> Keeper<G, R> {
         self.sweep.last_lap
     }
 
-    /// InodeStamp at all hints and slots once, to learn which slots have pages.
+    /// Looks at all hints and slots once, to learn which slots have pages.
     pub(super) async fn look_at_all(&mut self, has_memory: impl Fn(u32) -> bool) {
         // The hints first: a caller that takes a slot afterwards changes one.
         self.load_hints().await;
@@ -255,7 +255,7 @@ impl<G: Ground, R: Rules> Keeper<G, R> {
         }
     }
 
-    /// InodeStamp at the next slots and entries.
+    /// Looks at the next slots and entries.
     async fn look_at_slice(&mut self) {
         let (slots, entries) = (self.layout.shape().slots, self.layout.all_entries());
         for slot in self.sweep.next_slot..slots.min(self.sweep.next_slot.saturating_add(R::SLOTS_PER_SWEEP)) {

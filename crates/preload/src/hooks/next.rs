@@ -70,7 +70,7 @@ macro_rules! next {
             unsafe { function($($argument),*) }
         })*
 
-        /// InodeStamp all of them up.
+        /// Looks all of them up.
         pub fn find_all() {
             $(symbols::$name.get();)*
             programs::find_all();
