@@ -22,7 +22,8 @@ use crate::shared::Shared;
 
 /// Descriptors from this number on are looked up at each call.
 const MAX_REMEMBERED: usize = 1 << 16;
-/// As many descriptors as most programs have.
+/// As many descriptors as most programs have. The library's own have higher numbers, where the limit of
+/// descriptors allows it.
 const REPLACEMENT_COUNTS: usize = 1024;
 
 const PAGE: u64 = PAGE_BYTES as u64;
@@ -32,10 +33,11 @@ const PAGE: u64 = PAGE_BYTES as u64;
 struct Page([u8; PAGE_BYTES]);
 
 /// Counts what may give descriptors of this process another meaning: a count grows before a descriptor is
-/// closed or replaced, as far as the process knows. Some descriptors share a count.
+/// closed or replaced, as far as the process knows. Descriptors with high numbers share a count.
 #[derive(Debug)]
 pub struct Replacements {
     by_number: [AtomicU64; REPLACEMENT_COUNTS],
+    of_others: AtomicU64,
     of_all: AtomicU64,
 }
 
@@ -44,6 +46,7 @@ impl Replacements {
     pub const fn new() -> Replacements {
         Replacements {
             by_number: [const { AtomicU64::new(0) }; REPLACEMENT_COUNTS],
+            of_others: AtomicU64::new(0),
             of_all: AtomicU64::new(0),
         }
     }
@@ -59,7 +62,7 @@ impl Replacements {
     }
 
     fn of(&self, fd: RawFd) -> &AtomicU64 {
-        &self.by_number[fd as usize % REPLACEMENT_COUNTS]
+        self.by_number.get(fd as usize).unwrap_or(&self.of_others)
     }
 
     /// Another number if this descriptor was closed or replaced meanwhile: both counts only grow.
@@ -361,7 +364,22 @@ fn blocks_of(range: &Range<u64>) -> Option<(u32, u32)> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
+
     use super::*;
+
+    #[test]
+    fn a_replaced_descriptor_is_told_from_others() {
+        let (input, counts) = (std::io::stdin(), Replacements::new());
+        let so_far = || counts.so_far(input.as_fd());
+        // The library's own descriptors begin at half of the limit, which is a power of two as a rule.
+        [1, 512, 1024, 1 << 18, 1 << 19, -1].into_iter().for_each(|other| counts.note(other));
+        assert_eq!(so_far(), 0);
+        counts.note(0);
+        assert_eq!(so_far(), 1);
+        counts.note_all();
+        assert_eq!(so_far(), 2);
+    }
 
     #[test]
     fn ranges_are_rounded_to_blocks() {

@@ -29,6 +29,17 @@ pub(crate) enum Stored {
     MoveFirst,
 }
 
+/// Runs all writes to their end, even if one fails: a write dropped halfway would be in doubt.
+pub(crate) async fn all_to_their_end<E>(
+    mut writes: impl Iterator<Item: Future<Output = Result<(), E>>>,
+) -> Result<(), E> {
+    let Some(first) = writes.next() else { return Ok(()) };
+    let Some(second) = writes.next() else {
+        return first.await; // most writes have one piece
+    };
+    join_all([first, second].into_iter().chain(writes)).await.into_iter().collect()
+}
+
 impl<R: Rules> FileCore<R> {
     /// Writes all of `data` at `offset`, wherever the file ends; the file's size stays.
     pub(crate) async fn write_blocks(
@@ -43,8 +54,7 @@ impl<R: Rules> FileCore<R> {
             return Ok(());
         }
         let writes = pieces_of(offset, data).map(|(piece, own)| self.write_piece(core, piece, own));
-        // All writes run to their end, even if one fails: a write dropped halfway would be in doubt.
-        join_all(writes).await.into_iter().collect::<Result<(), _>>()?;
+        all_to_their_end(writes).await?;
         self.written_anew(offset, data);
         Ok(())
     }

@@ -74,9 +74,10 @@ fn programs_read_from_the_cache_while_it_is_attached_and_from_the_disk_otherwise
     let status = files.status();
     assert_eq!((status["state"].as_str(), status["hits"].as_u64()), (Some("detached"), Some(0)), "{status}");
     let mut attached = attach(&pool, &files);
-    runs_well();
     eventually("the door is open", || files.status()["state"] == "open");
+    runs_well();
     let status = files.status();
+    assert_eq!(status["state"].as_str(), Some("open"), "{status}");
     assert!(
         status["hits"].as_u64().unwrap() > 1_000 && status["hit_rate"].as_f64().unwrap() > 0.0,
         "{status}"

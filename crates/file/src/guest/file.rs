@@ -9,7 +9,6 @@ use std::sync::Arc;
 use farpool_fabric::ArenaBuf;
 use farpool_pool::{Extent, SessionCore};
 use farpool_wire::BLOCK_BYTES;
-use futures_util::future::join_all;
 
 use super::layout::Layout;
 use super::program::Given;
@@ -19,7 +18,7 @@ use crate::file_core::MAX_FILE_BYTES;
 use crate::read::{in_pieces, read_verified};
 use crate::rules::{Rules, Shipped};
 use crate::split::{Piece, pieces};
-use crate::write::Locks;
+use crate::write::{Locks, all_to_their_end};
 
 /// How often a piece is read again because a writer changed it meanwhile, before the owner is asked.
 const MAX_OVERTAKEN: u32 = 100;
@@ -90,9 +89,8 @@ impl<R: Rules> GuestFileCore<R> {
         let own = |piece: &Piece| data.behind((piece.file_offset(piece.start) - offset) as usize);
         let writes =
             pieces(offset, data.len() as u64).map(|piece| self.write_piece(core, piece, own(&piece)));
-        // All writes run to their end: a write dropped halfway would be in doubt. If the owner has to be
-        // asked, it writes all of the data again.
-        join_all(writes).await.into_iter().collect::<Result<(), _>>()?;
+        // If the owner has to be asked, it writes all of the data again.
+        all_to_their_end(writes).await?;
         if !self.layout.grow_as_guest(R::size_after_write(self.layout.size(), end)) {
             return Err(AskOwner);
         }
