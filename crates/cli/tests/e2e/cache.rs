@@ -118,7 +118,7 @@ fn a_cache_is_resized_emptied_and_detached_by_commands() {
     };
     fill();
     eventually("the memory is there", || cached()["memory_bytes"] == 8 << 20);
-    assert!(has_file("shared") && cached()["used_bytes"].as_u64().unwrap() >= 32 * 8192, "{}", cached());
+    assert!(has_file("unchanged") && cached()["used_bytes"].as_u64().unwrap() >= 32 * 8192, "{}", cached());
     for (size, bytes) in [("4MiB", 4 << 20), ("16MiB", 16 << 20)] {
         let resized = run(["cache", "resize", files.name(), size]);
         assert!(resized.status.success() && resized.stdout.starts_with("resized"), "{resized:?}");
@@ -129,10 +129,10 @@ fn a_cache_is_resized_emptied_and_detached_by_commands() {
     }
     assert_complaint(&run(["cache", "resize", files.name(), "32MiB"]), 2, "has room for 16 MiB");
     fill();
-    assert!(has_file("shared"), "{}", cached());
-    let dropped = run(["cache", "drop", files.name(), "shared"]);
+    assert!(has_file("unchanged"), "{}", cached());
+    let dropped = run(["cache", "drop", files.name(), "unchanged"]);
     assert!(dropped.status.success(), "{dropped:?}");
-    assert!(!has_file("shared"), "{}", cached());
+    assert!(!has_file("unchanged"), "{}", cached());
     assert!(run(["cache", "drop", files.name()]).status.success());
     eventually("the door is open again", || files.status()["state"] == "open");
     assert_eq!(cached()["used_bytes"], 0);

@@ -1,4 +1,5 @@
-/* cached DIR SECONDS HOW: processes that read and write DIR/shared, and each a file of its own, through the page cache.
+/* cached DIR SECONDS HOW: processes that read and write DIR/shared, and each a file of its own, through the page cache,
+ * and read DIR/unchanged.
  *
  * Each block of the shared file is written by one process, all words alike: the block's number and a count. A reader must
  * find only words of that block, and none older than the last write that had ended before. HOW is `hooked`, or `foreign`:
@@ -11,7 +12,7 @@ enum { PROCESSES = 4, BLOCKS = 32, WORDS = 1024, BLOCK = WORDS * 8, OWN_BLOCKS =
 
 static volatile uint64_t *written;
 static uint64_t state;
-static int self, foreign, file, own, rounds;
+static int self, foreign, file, unchanged, own, rounds;
 static char own_name[PATH_MAX];
 
 static uint64_t count_of(uint64_t word) { return word & 0xffffffffffu; }
@@ -82,6 +83,13 @@ static void write_shared(uint64_t *random) {
     __atomic_store_n(&written[block], count, __ATOMIC_RELEASE);
 }
 
+/* A file that nobody writes after the start. */
+static void read_unchanged(uint64_t block) {
+    uint64_t words[WORDS];
+    CHECK(pread(unchanged, words, BLOCK, (off_t)(block * BLOCK)) == BLOCK);
+    check_words(words, WORDS, block, 0);
+}
+
 /* A file that only this process uses: what it reads is what it wrote last. */
 static void use_own(uint64_t *random) {
     static uint64_t count, blocks, counts[OWN_BLOCKS];
@@ -135,6 +143,7 @@ static void work(int seconds) {
             read_shared(&state);
             if (next_random(&state) % 4 == 0) write_shared(&state);
             use_own(&state);
+            read_unchanged((uint64_t)i % BLOCKS);
         }
         if (++rounds % 8 == 0) { /* a child goes on with what its parent has */
             pid_t child = fork();
@@ -160,11 +169,13 @@ int main(int arguments, char **argument) {
     written = mmap(NULL, BLOCKS * sizeof *written, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     CHECK(written != MAP_FAILED);
     file = open("shared", O_RDWR | O_CREAT, 0600);
-    CHECK(file >= 0);
+    unchanged = open("unchanged", O_RDWR | O_CREAT, 0600);
+    CHECK(file >= 0 && unchanged >= 0);
     for (uint64_t block = 0; block < BLOCKS; block++) {
         uint64_t words[WORDS];
         fill(words, block, 0);
         CHECK(pwrite(file, words, BLOCK, (off_t)(block * BLOCK)) == BLOCK);
+        CHECK(pwrite(unchanged, words, BLOCK, (off_t)(block * BLOCK)) == BLOCK);
     }
     pid_t children[PROCESSES];
     for (self = 0; self < PROCESSES; self++) {
