@@ -403,7 +403,7 @@ def main():
     parser.add_argument("crates", nargs="*", metavar="CRATE", help=f"of {', '.join(PROTOCOL_FILES)}; all unless told")
     parser.add_argument("--seed", type=int, default=1, help="which sample of a crate's other places is taken (1)")
     parser.add_argument("--sample", type=int, default=200, help="how many other places are taken of a crate (200)")
-    parser.add_argument("--sim-seeds", type=int, default=1000, help="seeds of each simulation (1000)")
+    parser.add_argument("--sim-seeds", type=int, default=200, help="seeds of each simulation (200)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="runs at a time (one for each processor)")
     parser.add_argument("--only", default="", help="try only mutants whose names have this (a regular expression)")
     asked = parser.parse_args()

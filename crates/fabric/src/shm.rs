@@ -229,7 +229,7 @@ impl ShmLink {
             return Some(Outcome::Refused(Refusal::NotAttached)); // the node would not poll the ring
         }
         let outcome = self.calls.post(posted.slot, posted.local, request);
-        if self.calls.must_kick() {
+        if self.calls.take_kick() {
             self.frames.kick();
         }
         outcome

@@ -189,7 +189,7 @@ impl BlockWords {
         }
     }
 
-    /// Whether none of an extent's blocks was ever written or is being written.
+    /// Whether all of an extent's blocks are empty: none has contents, is lost or is being written.
     pub(crate) fn are_empty(&self, extent: &Extent) -> bool {
         (0..BLOCKS_PER_EXTENT).all(|block| self.load(self.place(extent, block)) == BlockWord::EMPTY)
     }
@@ -336,6 +336,18 @@ mod tests {
     }
 
     #[test]
+    fn the_lock_of_a_direct_client_names_it_until_the_owner_takes_it_over() {
+        let (words, memory) = BlockWords::create().unwrap();
+        let (place, endpoint) = (BlockPlace(0), endpoint());
+        words.store(place, BlockWord::EMPTY.written(5));
+        let client = BlockWords::open(&memory.fd().try_clone_to_owned().unwrap(), 7).unwrap();
+        block_on(&endpoint, client.lock(&endpoint, place)).unwrap();
+        assert_eq!((words.load(place).guest(), words.take_over(place, 8)), (Some(7), None));
+        assert!(words.take_over(place, 7).is_some());
+        assert_eq!((words.load(place).is_locked(), words.load(place).guest()), (true, None));
+    }
+
+    #[test]
     fn waiting_for_a_lock_ends_whether_it_is_kept_or_others_are_faster() {
         let endpoint = endpoint();
         let mut wait = Wait::new(&endpoint, LOCK_PATIENCE);
@@ -421,6 +433,7 @@ mod tests {
             }
             let found: Vec<u64> = (0..24).filter(|number| words.may_be_written(*number)).collect();
             assert_eq!(found, [number], "{left}");
+            memory.mapping().store(SLOTS, DOUBTED).unwrap(); // here the table of extents has ended
             assert!(!words.may_be_written(MAX_EXTENTS), "there is no such extent");
         }
     }

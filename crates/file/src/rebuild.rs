@@ -357,7 +357,7 @@ impl<R: Rules> FileCore<R> {
             Ok(right) => right,
             Err(Unfit::Later(error)) => return Err(error),
             Err(Unfit::Gone) => {
-                // A parity that cannot be computed is no loss of its own.
+                // A parity block that cannot be computed does not count as lost: only data do.
                 self.store.volume.beyond_repair(u64::from(!is_parity(stripe)));
                 return Ok(false);
             }

@@ -235,6 +235,18 @@ fn an_extent_used_again_shows_nothing_of_its_last_file() {
 }
 
 #[test]
+fn a_file_s_redundancy_can_be_chosen_while_it_has_neither_a_size_nor_extents() {
+    let rig = Rig::new(2, 2);
+    let (store, session) = rig.store(TransportChoice::Shm);
+    let file = store.create();
+    assert!(file.set_redundancy(Redundancy::Mirror) && file.redundancy() == Redundancy::Mirror);
+    file.set_size(&session, 1).unwrap();
+    assert!(!file.set_redundancy(Redundancy::Stripe) && file.redundancy() == Redundancy::Mirror);
+    file.set_size(&session, 0).unwrap();
+    assert!(file.set_redundancy(Redundancy::Stripe) && file.redundancy() == Redundancy::Stripe);
+}
+
+#[test]
 fn a_full_pool_refuses_writes_and_deleting_makes_room() {
     let rig = Rig::new(2, 2);
     let (store, session) = rig.store(TransportChoice::Shm);

@@ -1,15 +1,15 @@
-//! Overflow: a local directory as one more giver of regions, for what the pool has no room for.
+//! Overflow: a local directory as one more source of regions, for what the pool has no room for.
 //!
-//! O1. A region's storage is allocated before one of its extents is handed out: a full file system shows when
-//!     an extent is taken, and never when it is written.
+//! O1. A region's storage is allocated before one of its extents is handed out. So on a full file system,
+//!     taking an extent fails, but writing to an extent never does.
 //! O2. Regions of the directory are never lost. A failed transfer concerns only the blocks that it names.
 //! O3. A write that was abandoned may still be carried out, and a write that failed may mean a bad disk. In
 //!     both cases the extent is in doubt, as after any write whose outcome is unknown: no other holder gets
 //!     it.
 //! O4. Far memory comes first. An extent is taken from the directory only if none is free where it is wanted
-//!     and the last request to the broker brought none. (That answer counts for half a second, or for ten
-//!     seconds if no broker has answered. It no longer counts once the directory is full.) The extent moves
-//!     to far memory once there is room.
+//!     and the last request to the broker brought no region. (That answer counts for half a second, or for
+//!     ten seconds if no broker has answered. It no longer counts once the directory is full.) The extent
+//!     moves to far memory once there is room.
 //! O5. If the process keeps what it holds for a later one, the directory's regions are files with names.
 //!     They are recorded and adopted like leased regions.
 //! O6. Direct clients (called *guests* in the code) read and write the files of regions themselves, unless

@@ -43,7 +43,7 @@ impl Table {
         (self.layout.data_bytes() >= LEAST_DATA_BYTES).then_some(Table { slab: Some(slab), ..self })
     }
 
-    /// The longest payload that a record can have. Without a slab all have this length.
+    /// The longest payload that a record can have, in bytes. Without a slab, all payloads have this length.
     pub fn longest(&self) -> usize {
         let data_bytes = self.layout.data_bytes();
         self.slab().map_or(data_bytes, |slab| slab.layout().longest().max(Held::most_here(data_bytes)))

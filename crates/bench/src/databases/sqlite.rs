@@ -22,7 +22,7 @@ const CACHE_KIB: u32 = 512;
 const OPEN_ROWS: u32 = 20_000;
 /// Transactions that a writer commits before it is killed while it commits more.
 const SEEN_COMMITS: u32 = 20;
-/// Transactions that it would commit if it were not killed.
+/// Transactions that this writer would commit in all if it were not killed.
 const STREAM_COMMITS: u32 = 20_000;
 
 /// A kind of journal.

@@ -66,8 +66,8 @@ impl Calls {
         self.ring.as_ref().is_some_and(ClientEnd::has_room)
     }
 
-    /// Whether the node has to be woken for what was posted. Asking resets it.
-    pub(super) fn must_kick(&mut self) -> bool {
+    /// Whether the node has to be woken for what was posted. Clears the flag that says so.
+    pub(super) fn take_kick(&mut self) -> bool {
         std::mem::take(&mut self.must_kick)
     }
 

@@ -19,6 +19,7 @@ use super::*;
 use crate::guest::{
     AskOwner, Given, GuestFileCore, GuestId, GuestMemory, GuestPlace, GuestStore, Host, Room,
 };
+use crate::map::Loss;
 use crate::{FileCore, StoreCore};
 
 /// A direct client with one thread.
@@ -85,6 +86,19 @@ fn a_direct_client_reads_what_the_owner_wrote_and_the_owner_reads_what_it_wrote(
     assert!(bare.read(&file, 0, DATA).unwrap() == right);
     bare.run(async |core| file.close_to_guests(core).await).unwrap();
     assert_eq!(client.read(&seen, 0, 1), Err(AskOwner));
+}
+
+#[test]
+fn a_direct_client_asks_the_owner_while_a_block_of_the_file_is_lost() {
+    let rig = Rig::new(1, 4);
+    let bare = Bare::new(&rig);
+    let file = bare.filled(Redundancy::Stripe, &pattern(DATA, 3));
+    let client = Client::new(&bare);
+    let seen = client.open(&file);
+    file.map.write().lose(EXTENT_BYTES, 1, Loss::Gone);
+    assert_eq!(client.read(&seen, 0, 1), Err(AskOwner));
+    bare.run(async |core| file.write(core, EXTENT_BYTES, &[9; BLOCK_BYTES]).await).unwrap();
+    assert_eq!(client.read(&seen, EXTENT_BYTES, 1), Ok(vec![9]));
 }
 
 #[test]

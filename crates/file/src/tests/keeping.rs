@@ -130,9 +130,13 @@ fn a_lock_that_was_left_is_settled_to_the_present_contents() {
             }
         }
     }
+    let place = |file: &FarFile| file.core().extent_at(0).unwrap().number();
+    let places: Vec<u64> = files.iter().map(place).collect();
     drop(session);
     let ids = kill(store.clone(), files);
     let (store, found) = keep.store(&rig, &ids);
+    // A late write to the old place changes nothing that the successor reads.
+    assert_ne!(found[..2].iter().map(place).collect::<Vec<_>>(), places[..2]);
     let session = store.session();
     for file in &found {
         assert!(read(file, &session, 0, data.len()).unwrap() == data, "{}", file.redundancy());

@@ -103,3 +103,51 @@ fn a_hole_in_an_extent_that_moves_again_and_again_is_lost_and_its_neighbours_are
         }
     }
 }
+
+#[test]
+fn a_row_that_has_lost_more_than_its_parity_replaces_counts_as_lost() {
+    let rig = Rig::new(3, 1);
+    let row = OneRow::new(&rig, 2 * HALF);
+    row.lose(0);
+    assert_eq!(row.file.lost_bytes(), 0);
+    row.lose(1);
+    assert_eq!(row.file.lost_bytes(), 2 * EXTENT_BYTES);
+}
+
+#[test]
+fn a_lost_extent_that_could_not_be_written_anew_reads_as_an_error_and_not_as_zeros() {
+    let mut rig = Rig::new(2, 4);
+    let bare = Bare::new(&rig);
+    let file = bare.filled(Redundancy::Stripe, &pattern(2 * HALF, 3));
+    rig.kill_node(0);
+    let has_ended = |stripe: u64| file.extent_at(stripe * EXTENT_BYTES).unwrap().region().has_ended();
+    let mut lost = None;
+    wait_until(|| {
+        let _ = bare.read(&file, 0, 2 * HALF);
+        lost = [0, 1].into_iter().find(|stripe| has_ended(*stripe));
+        lost.is_some()
+    });
+    let (stripe, offset) = (lost.unwrap(), lost.unwrap() * EXTENT_BYTES);
+    let written = bare.run(async |core| {
+        let _taken: Vec<_> = std::iter::from_fn(|| core.buffer(BLOCK_BYTES).ok()).collect();
+        file.write(core, offset, &[9; HALF]).await
+    });
+    assert_eq!(written, Err(FileError::NoStaging));
+    assert!(!has_ended(stripe), "another extent has taken its place");
+    assert_eq!(bare.read(&file, offset, 1), Err(FileError::Lost { offset }));
+    bare.run(async |core| file.write(core, offset, &[9; HALF]).await).unwrap();
+    assert!(bare.read(&file, offset, HALF).unwrap() == [9; HALF]);
+}
+
+#[test]
+fn bytes_that_a_failed_write_has_stored_behind_the_end_never_become_a_part_of_the_file() {
+    let rig = Rig::new(1, 1);
+    let bare = Bare::new(&rig);
+    let file = bare.filled(Redundancy::Stripe, &[1; 100]);
+    bare.lose_all_regions(&rig); // the first extent can be written, and there is no second one
+    let written = bare.run(async |core| file.write(core, 50, &[9; HALF + 100]).await);
+    assert_eq!((written, file.size()), (Err(FileError::NoSpace), 100));
+    bare.run(async |core| file.set_size(core, 1000).await).unwrap();
+    assert!(bare.read(&file, 0, 50).unwrap() == [1; 50]);
+    assert!(bare.read(&file, 100, 900).unwrap() == [0; 900]);
+}

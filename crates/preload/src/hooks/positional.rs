@@ -69,8 +69,7 @@ impl<T: Copy> Pieces<T> {
             // - In bounds: `at < count`, and the caller promises `count` entries; `list` is aligned and not
             //   null, checked above.
             // - Exclusive: not guaranteed. A volatile read is relied on to be plain loads, and all bits make
-            // a
-            //   valid `iovec`. If another thread changes the entry meanwhile, the copy is old or new, or
+            //   a valid `iovec`. If another thread changes the entry meanwhile, the copy is old or new, or
             //   mixed, and is checked below.
             // - Alive: the caller promises the list for as long as the call lasts.
             let piece = unsafe { list.add(at).read_volatile() };

@@ -4,7 +4,7 @@ use super::key::KeyHash;
 use super::layout::MOST_ENTRIES;
 
 const WORD_BYTES: usize = size_of::<u64>();
-/// Bits of a bucket's or record's number plus one; zero stands for none.
+/// Bits of the field that names a bucket or a record. It holds the number plus one; zero stands for none.
 pub(super) const NUMBER_BITS: u32 = 43;
 /// Bits of a key's hash in its entry. The bit between them and the number is zero: it is reserved for
 /// removing entries.

@@ -8,10 +8,11 @@ use rustix_futex_sync::Mutex;
 
 use super::layout::{IndexLayout, NUMBERS_AT, PAIRS_AT};
 
-/// Most record numbers that are taken at once: the fetch-and-add is then a small part of the cost of an
+/// The most record numbers that are taken at once: the fetch-and-add is then a small part of the cost of an
 /// insert, and little is lost when a process dies.
 const NUMBERS_AT_ONCE: u64 = 32;
-/// Most pairs of buckets that are taken at once. There is one split for several inserts.
+/// The most pairs of buckets that are taken at once: fewer than record numbers, because each insert needs a
+/// number, and only one in several splits a bucket.
 const PAIRS_AT_ONCE: u64 = 8;
 
 /// The spares that the threads of a process have taken from an index for each other.
