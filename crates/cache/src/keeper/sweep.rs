@@ -35,6 +35,30 @@ const ENTRIES_PER_SLOT: u32 = 2;
 /// finds the others.
 const MAX_SUSPECTS: usize = 1 << 16;
 
+/// Pins count for nothing once more than this share of all pages belongs to pinned files: others need room.
+const PINNED_MAX_OF_8: u32 = 7;
+
+/// How many of the pages that the hand has passed belong to pinned files.
+#[derive(Debug, Default)]
+struct Pins {
+    passed: u32,
+    pinned: u32,
+    are_too_many: bool,
+}
+
+impl Pins {
+    /// The hand passes one of `pages` pages. Returns whether a pin spares it.
+    fn pass(&mut self, is_pinned: bool, pages: u32) -> bool {
+        self.passed += 1;
+        self.pinned += u32::from(is_pinned);
+        if self.passed >= pages {
+            let are_too_many = u64::from(self.pinned) * 8 > u64::from(self.passed) * u64::from(PINNED_MAX_OF_8);
+            *self = Pins { are_too_many, ..Pins::default() };
+        }
+        is_pinned && !self.are_too_many
+    }
+}
+
 /// What a lap has found. Slots that are being filled or freed are in none of the counts.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Census {
@@ -69,6 +93,7 @@ pub(super) struct Sweep {
     next_free: u32,
     /// Visited and pinned pages that the hand has spared since it last evicted as many pages as were wanted.
     spared: u64,
+    pins: Pins,
     /// Slots to look at in the next sweep: callers have taken them, or their entries are not valid yet.
     pending: BTreeSet<u32>,
     /// Suspects with their words.
@@ -93,6 +118,7 @@ impl Sweep {
             hints: vec![0; layout.hints() as usize],
             next_free: 0,
             spared: 0,
+            pins: Pins::default(),
             pending: BTreeSet::new(),
             suspects: BTreeMap::new(),
             grace: now,
@@ -366,8 +392,11 @@ impl<G: Ground, R: Rules> Keeper<G, R> {
                     let key = Key(self.ground.load(self.layout.key(word.owner())).await);
                     pinned.contains(&key.id())
                 };
+                let is_pinned = self.sweep.pins.pass(is_pinned, self.sweep.order.len());
                 if (is_pinned || entry.is_visited()) && self.sweep.spared < u64::from(two_rounds) {
-                    self.ground.replace(at, entry.0, entry.unvisited().0).await;
+                    // A mark also protects a pinned page from callers that need an entry of its bucket.
+                    let spared = if is_pinned { entry.visited() } else { entry.unvisited() };
+                    self.ground.replace(at, entry.0, spared.0).await;
                     self.sweep.order.pass();
                     self.sweep.spared += 1;
                     continue;
