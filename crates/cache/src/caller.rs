@@ -228,7 +228,8 @@ impl<G: Ground, R: Rules> Caller<G, R> {
                 continue;
             }
             let expected = self.ground.load(self.layout.checksum(slot)).await;
-            // If it cannot be read: other processes may be able to, and the keeper knows if its memory has gone.
+            // If it cannot be read: other processes may be able to, and the keeper knows if its memory has
+            // gone.
             let Some(page) = self.ground.read_slot(slot).await else { continue };
             if R::checksum(&page) != expected {
                 self.ground.replace(at, found.0, found.emptied().0).await; // C7
@@ -481,8 +482,8 @@ impl<G: Ground, R: Rules> Caller<G, R> {
         }
     }
 
-    /// Pins a file, or lets go of it: pages of pinned files are evicted only where there are no others. `false`:
-    /// the cache does not know the file.
+    /// Pins a file, or lets go of it: pages of pinned files are evicted only where there are no others.
+    /// `false`: the cache does not know the file.
     pub async fn pin(&mut self, file: &mut KnownFile, is_pinned: bool) -> bool {
         self.occupying(async |caller| {
             let Some((file, _)) = caller.find_for_changes(file).await else { return false };

@@ -87,8 +87,8 @@ fn ask(fd: BorrowedFd<'_>, path: *const libc::c_char) -> Result<libc::statx, Err
     // Not synchronised: the numbers that are asked for do not change.
     let how = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
     let mut found = MaybeUninit::zeroed();
-    // SAFETY: `path` is null or a C string. `found` has room for the answer, lives until the call returns, and
-    // nothing else borrows it.
+    // SAFETY: `path` is null or a C string. `found` has room for the answer, lives until the call returns,
+    // and nothing else borrows it.
     let answer =
         unsafe { libc::syscall(libc::SYS_statx, fd.as_raw_fd(), path, how, wanted, found.as_mut_ptr()) };
     if answer != 0 {

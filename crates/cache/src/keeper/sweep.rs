@@ -35,10 +35,8 @@ const ENTRIES_PER_SLOT: u32 = 2;
 /// finds the others.
 const MAX_SUSPECTS: usize = 1 << 16;
 
-/// Pins count for nothing once more than this share of all pages belongs to pinned files: others need room.
-const PINNED_MAX_OF_8: u32 = 7;
-
-/// How many of the pages that the hand has passed belong to pinned files.
+/// How many of the pages that the hand has passed belong to pinned files. If they are more than seven
+/// eighths, pins count for nothing, since other pages need room.
 #[derive(Debug, Default)]
 struct Pins {
     passed: u32,
@@ -52,7 +50,7 @@ impl Pins {
         self.passed += 1;
         self.pinned += u32::from(is_pinned);
         if self.passed >= pages {
-            let are_too_many = u64::from(self.pinned) * 8 > u64::from(self.passed) * u64::from(PINNED_MAX_OF_8);
+            let are_too_many = self.pinned > self.passed - self.passed / 8;
             *self = Pins { are_too_many, ..Pins::default() };
         }
         is_pinned && !self.are_too_many
@@ -371,13 +369,14 @@ impl<G: Ground, R: Rules> Keeper<G, R> {
         entry.holds(slot).then_some((at, entry))
     }
 
-    /// Empties the entries of some pages that were not visited lately, and are not of pinned files. Their slots
-    /// become suspects.
+    /// Empties the entries of some pages that were not visited lately, and are not of pinned files. Their
+    /// slots become suspects.
     async fn evict(&mut self, pages: u32) {
         let mut left = pages;
         let pinned = if left == 0 { BTreeSet::new() } else { self.pinned_ids().await };
         // The hand clears marks as it goes, so the second round evicts, unless all pages were visited again
-        // meanwhile, or belong to pinned files. Then marks and pins count for nothing until enough is evicted.
+        // meanwhile, or belong to pinned files. Then marks and pins count for nothing until enough is
+        // evicted.
         let two_rounds = self.sweep.order.len().saturating_mul(2);
         for _ in 0..two_rounds.min(R::CONSIDERED_PER_SWEEP) {
             if left == 0 {

@@ -34,8 +34,8 @@ pub struct AttachArgs {
     #[arg(long, value_name = "SIZE")]
     memory: ByteSize,
 
-    /// How large `farpool cache resize` may make the cache, if that is more. The index takes up to 64 bytes of
-    /// this machine's memory for each 8 KiB
+    /// How large `farpool cache resize` may make the cache, if that is more. The index takes up to 64 bytes
+    /// of this machine's memory for each 8 KiB
     #[arg(long, value_name = "SIZE")]
     max_memory: Option<ByteSize>,
 

@@ -23,9 +23,9 @@ const LOOK: Duration = Duration::from_millis(50);
 
 /// Keep the pages of some files in the cache
 ///
-/// Loads all pages of the files, and keeps them: pages of other files are evicted first. The pages are lost, and
-/// have to be pinned again, when the cache is detached; when a file is truncated or replaced, which is what
-/// PostgreSQL does in TRUNCATE, VACUUM FULL and REFRESH MATERIALIZED VIEW; and when a node is lost.
+/// Loads all pages of the files, and keeps them: pages of other files are evicted first. The pages are lost,
+/// and have to be pinned again, when the cache is detached; when a file is truncated or replaced, which is
+/// what PostgreSQL does in TRUNCATE, VACUUM FULL and REFRESH MATERIALIZED VIEW; and when a node is lost.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:

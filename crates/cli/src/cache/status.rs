@@ -25,8 +25,8 @@ pub struct StatusArgs {
     #[arg(value_name = "DIR")]
     dir: PathBuf,
 
-    /// How many files to list: those with most pages in the cache. The segments of a table of PostgreSQL count
-    /// as one file
+    /// How many files to list: those with most pages in the cache. The segments of a table of PostgreSQL
+    /// count as one file
     #[arg(long, value_name = "N", default_value_t = 10)]
     files: usize,
 
