@@ -345,6 +345,12 @@ mod tests {
     }
 
     #[test]
+    fn a_pool_tells_the_size_of_the_regions_that_the_broker_lends() {
+        let pool = Pool::start(config(None), Arc::new(stock(None).unwrap())).unwrap();
+        assert_eq!(pool.region_bytes(), REGION_BYTES);
+    }
+
+    #[test]
     fn a_kept_pool_whose_regions_have_an_impossible_size_is_refused_before_a_broker_is_asked() {
         for impossible in [0, EXTENT_BYTES + 1] {
             let journal = MemoryJournal::default();

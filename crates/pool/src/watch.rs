@@ -231,14 +231,17 @@ async fn ping(endpoint: &Endpoint, queue: &Queue) -> Result<Seen, OpError> {
 #[cfg(test)]
 mod tests {
     use std::pin::pin;
+    use std::sync::atomic::{AtomicU64, AtomicUsize};
 
-    use farpool_fabric::Peer;
+    use farpool_fabric::{Peer, TransportChoice};
     use farpool_wire::control::{AcquireResponse, Lease, NodeAddress};
     use farpool_wire::{Epoch, NodeId, OwnerId};
     use futures_util::future::select;
     use rustix::io::Errno;
+    use rustix_futex_sync::Mutex;
 
     use super::*;
+    use crate::pool::PoolConfig;
     use crate::session::SessionCore;
     use crate::session::scripted::{Answer, Kind, Leases, World, node};
     use crate::space::EXTENT_BYTES;
@@ -252,15 +255,30 @@ mod tests {
         let world = World::new();
         world.answers(move |_| Answer::Fail(errno));
         let core = world.core(Leases::new(&world));
-        let stock = Stock::new(StockConfig {
+        let stock = empty_stock(Arc::new(world.clone()));
+        (world, core, stock)
+    }
+
+    /// A stock that holds nothing.
+    fn empty_stock(clock: Arc<dyn Clock + Send + Sync>) -> Stock {
+        Stock::new(StockConfig {
             owner: OwnerId(7),
             region_bytes: EXTENT_BYTES,
             limit_regions: None,
-            clock: Arc::new(world.clone()),
+            clock,
             reach: Box::new(|at| Peer { node: NodeId(at.node), tcp: None, verbs: None, shm_socket: None }),
             journal: None,
-        });
-        (world, core, stock)
+        })
+    }
+
+    /// A clock by which every pause is over the next time that somebody looks.
+    #[derive(Default)]
+    struct Racing(AtomicU64);
+
+    impl Clock for Racing {
+        fn now_ns(&self) -> u64 {
+            self.0.fetch_add(LONG.as_nanos() as u64, Ordering::Relaxed) // guards nothing
+        }
     }
 
     /// Adds a region to the stock, and watches its node for long.
@@ -296,5 +314,19 @@ mod tests {
         let watching = pin!(watch_node(&stock, core.endpoint(), node.clone()));
         world.run(&core, select(watching, pin!(core.endpoint().sleep(LONG))));
         assert_eq!((world.asked(NodeId(1), Kind::Connect), node.is_lost()), (0, false));
+    }
+
+    #[test]
+    fn the_thread_of_a_dropped_watch_has_ended() {
+        let transport = TransportChoice::Tcp.into();
+        let shared = Arc::new(Shared {
+            config: PoolConfig { broker: String::new(), tls: None, transport, limit_bytes: None },
+            stock: Arc::new(empty_stock(Arc::new(Racing::default()))),
+            sessions: Mutex::default(),
+            next_lender: AtomicUsize::new(0),
+        });
+        let watch = Watch::start(shared.clone()).unwrap();
+        drop(watch);
+        assert_eq!(Arc::strong_count(&shared), 1, "the thread still has what it watches");
     }
 }

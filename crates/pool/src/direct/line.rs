@@ -142,10 +142,11 @@ impl Line {
 
     /// Whether the daemon is known to have ended.
     pub fn has_ended(&self) -> bool {
-        if self.has_ended.load(Ordering::Relaxed) {
-            return true;
-        }
-        let now_ns = MonotonicClock.now_ns();
+        self.has_ended.load(Ordering::Relaxed) || self.check(MonotonicClock.now_ns())
+    }
+
+    /// Checks the connection, unless it was checked a moment ago. Returns whether the daemon has ended.
+    fn check(&self, now_ns: u64) -> bool {
         if now_ns.saturating_sub(self.looked_at_ns.load(Ordering::Relaxed)) < LOOK_EVERY_NS {
             return false;
         }
@@ -173,9 +174,25 @@ fn receive_answer(socket: BorrowedFd<'_>, patience: Duration) -> io::Result<(Vec
 
 #[cfg(test)]
 mod tests {
-    use rustix::net::{SocketFlags, socketpair};
+    use rustix::net::socketpair;
+    use rustix::process::{Uid, geteuid};
+    use rustix::thread::set_thread_res_uid;
 
     use super::*;
+
+    /// A direct client's socket, and the daemon's.
+    fn sockets() -> (OwnedFd, OwnedFd) {
+        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap()
+    }
+
+    fn line_on(socket: OwnedFd) -> Line {
+        Line {
+            socket: Mutex::new(Descriptor::out_of_the_way(socket)),
+            patience: ANSWER_PATIENCE,
+            has_ended: AtomicBool::new(false),
+            looked_at_ns: AtomicU64::new(0),
+        }
+    }
 
     static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
@@ -187,8 +204,7 @@ mod tests {
     fn a_signal_of_the_program_does_not_end_the_wait_for_an_answer() {
         // SAFETY: the handler stores to an atomic, which it may do wherever it interrupts.
         unsafe { libc::signal(libc::SIGUSR2, note as *const () as libc::sighandler_t) };
-        let (ours, daemons) =
-            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        let (ours, daemons) = sockets();
         set_socket_timeout(&ours, Timeout::Recv, Some(ANSWER_PATIENCE)).unwrap();
         // SAFETY: `pthread_self` has no preconditions.
         let waiter = unsafe { libc::pthread_self() };
@@ -214,13 +230,46 @@ mod tests {
 
     #[test]
     fn an_answer_that_cannot_be_received_is_an_error_at_once() {
-        let (ours, daemons) =
-            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        let (ours, daemons) = sockets();
         packets::send(daemons.as_fd(), &[1; packets::MAX_MESSAGE_BYTES + 1], &[]).unwrap();
         drop(daemons);
         assert_eq!(
             receive_answer(ours.as_fd(), ANSWER_PATIENCE).unwrap_err().kind(),
             io::ErrorKind::InvalidData
         );
+    }
+
+    #[test]
+    fn the_user_of_the_daemon_is_the_one_that_opened_its_socket() {
+        let daemon = std::thread::spawn(|| {
+            // If this thread is root's, it becomes another user, so that no number is expected by chance. For
+            // any other user this fails.
+            let nobody = Uid::from_raw(65_534);
+            let _ = set_thread_res_uid(nobody, nobody, nobody);
+            (geteuid().as_raw(), sockets())
+        });
+        let (uid, (ours, _daemons)) = daemon.join().unwrap();
+        assert_eq!(line_on(ours).peer_uid().unwrap(), uid);
+    }
+
+    #[test]
+    fn the_connection_is_checked_once_per_interval_and_the_end_of_the_daemon_is_noticed_then() {
+        const CHECKED_AT_NS: u64 = 1_000_000_000;
+        let (ours, daemons) = sockets();
+        let line = line_on(ours);
+        assert!(!line.check(CHECKED_AT_NS));
+        drop(daemons);
+        assert!(!line.check(CHECKED_AT_NS + LOOK_EVERY_NS - 1), "each operation would make a system call");
+        assert!(line.check(CHECKED_AT_NS + LOOK_EVERY_NS));
+    }
+
+    #[test]
+    fn a_connection_that_was_ended_stays_ended_whatever_a_check_would_find() {
+        let (ours, _daemons) = sockets();
+        let line = line_on(ours);
+        assert!(!line.has_ended());
+        assert!(!line.check(u64::MAX)); // from now on the last check was a moment ago
+        line.end();
+        assert!(line.has_ended());
     }
 }

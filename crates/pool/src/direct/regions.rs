@@ -229,29 +229,65 @@ impl GuestRegion {
 
 #[cfg(test)]
 mod tests {
+    use farpool_fabric::{MonotonicClock, SharedMemory};
+
     use super::*;
+    use crate::session::scripted;
+
+    /// What the owner tells of a region in far memory, on a node that is reached like this.
+    fn told(peer: &Peer, index: u32) -> GuestRegion {
+        GuestRegion {
+            id: RegionId { node: peer.node, index },
+            epoch: Epoch(1),
+            key: AccessKey::from_bytes([0; AccessKey::BYTES]),
+            peer: peer.clone(),
+            storage: None,
+        }
+    }
 
     #[test]
     fn at_most_max_files_of_the_overflow_directory_are_open_at_a_time() {
         let peer = Peer { node: OVERFLOW_NODE, tcp: None, verbs: None, shm_socket: None };
-        let told = |index| {
+        let in_file = |index| {
             let file = std::fs::File::open("/dev/null").unwrap();
-            GuestRegion {
-                id: RegionId { node: OVERFLOW_NODE, index },
-                epoch: Epoch(1),
-                key: AccessKey::from_bytes([0; AccessKey::BYTES]),
-                peer: peer.clone(),
-                storage: Some(Arc::new(SharedFile::new(file.into()))),
-            }
+            GuestRegion { storage: Some(Arc::new(SharedFile::new(file.into()))), ..told(&peer, index) }
         };
-        let far = GuestRegion { storage: None, ..told(0) };
         let mut met = Met::default();
-        met.add(0, far);
+        met.add(0, told(&peer, 0));
         for number in 1..=3 * MAX_FILES as u64 {
-            met.add(number, told(number as u32));
+            met.add(number, in_file(number as u32));
             assert!(met.regions.len() <= 1 + MAX_FILES && met.regions.contains_key(&number), "{number}");
         }
         assert!(met.regions.contains_key(&0), "far memory needs no file");
         assert_eq!(met.regions.len(), 1 + MAX_FILES);
+    }
+
+    #[test]
+    fn regions_of_a_node_share_what_is_known_of_it_until_it_is_given_up_or_reached_elsewhere() {
+        let here = scripted::node(1).peer.clone();
+        let elsewhere = Peer { shm_socket: Some("/run/node".into()), ..here.clone() };
+        let mut met = Met::default();
+        let first = met.add(0, told(&here, 0)).node.clone();
+        assert!(Arc::ptr_eq(&first, &met.add(1, told(&here, 1)).node));
+        let second = met.add(2, told(&elsewhere, 2)).node.clone();
+        assert_eq!((&first.peer, &second.peer), (&here, &elsewhere));
+        second.give_up();
+        let third = met.add(3, told(&elsewhere, 3)).node.clone();
+        assert!(!third.is_lost(), "the owner has named the node since it was given up");
+        assert!(Arc::ptr_eq(&third, &met.add(4, told(&elsewhere, 4)).node));
+    }
+
+    #[test]
+    fn a_direct_client_gives_a_node_up_unless_only_a_connection_has_ended() {
+        let memory = SharedMemory::create("terms", Terms::bytes(1)).unwrap();
+        let terms = Terms::new(memory.mapping().clone(), 0, 1);
+        let regions = GuestRegions::new(terms, 1, Arc::new(MonotonicClock), Box::new(|_| None)).unwrap();
+        for (sign, is_given_up) in [(Sign::Closed, false), (Sign::Silent, true), (Sign::NotListening, true)] {
+            let node = scripted::node(1);
+            assert_eq!((regions.node_failed(&node, sign), node.is_lost()), (is_given_up, is_given_up));
+        }
+        let lost = scripted::node(1);
+        lost.give_up();
+        assert!(regions.node_failed(&lost, Sign::Closed), "it was given up before");
     }
 }

@@ -313,3 +313,6 @@ fn process_of(socket: &OwnedFd, pid: rustix::process::Pid) -> io::Result<OwnedFd
     }
     Ok(rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())?)
 }
+
+#[cfg(test)]
+mod tests;

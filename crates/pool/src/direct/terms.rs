@@ -120,4 +120,14 @@ mod tests {
         terms.put(REGIONS, term);
         assert_eq!((terms.find(REGIONS - 1), terms.find(REGIONS)), (Some(term), None));
     }
+
+    #[test]
+    fn a_region_with_a_new_lease_changes_nothing_for_its_neighbours() {
+        let memory = SharedMemory::create("terms", Terms::bytes(3)).unwrap();
+        let terms = Terms::new(memory.mapping().clone(), 0, 3);
+        let term = |node| RegionTerm { node, epoch: 7, usable_until_ms: 100 };
+        (0..3).for_each(|number| terms.put(number, term(1)));
+        terms.put(1, term(2));
+        assert_eq!([0, 1, 2].map(|number| terms.find(number)), [1, 2, 1].map(|node| Some(term(node))));
+    }
 }

@@ -37,9 +37,9 @@ impl Stock {
         self.space.lock().free_in_overflow() > 0
     }
 
-    /// Called after each attempt to lease regions. If it brought none, no more are requested for a while. The
-    /// overflow directory then allocates a region, if few of its extents are free and a task wants one, or the
-    /// directory is in use already.
+    /// Called after each attempt to lease regions. If it brought none, no more are requested for a while.
+    /// The overflow directory then allocates a region, if few of its extents are free and a task wants one,
+    /// or the directory is in use already.
     pub(super) async fn overflow_after(&self, outcome: GrowthOutcome) {
         let Some(overflowing) = &self.overflowing else { return };
         let counts_for = match outcome {
@@ -55,8 +55,8 @@ impl Stock {
             let space = self.space.lock();
             (space.free_in_overflow(), space.used_in_overflow())
         };
-        // While the directory is in use, the next region is allocated before a task has to wait for it, unless
-        // the request left nodes out: far memory may be free on those.
+        // While the directory is in use, the next region is allocated before a task has to wait for it,
+        // unless the request left nodes out: far memory may be free on those.
         let is_wanted = overflowing.wanted.swap(false, Ordering::Relaxed) || used > 0 && !was_limited;
         if free >= LOW_WATER_EXTENTS.min(self.region_bytes / EXTENT_BYTES) {
             overflowing.is_full.store(false, Ordering::Relaxed);
