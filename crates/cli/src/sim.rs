@@ -13,7 +13,7 @@ use crate::errors::UsageError;
 use crate::output::{tell, tell_json};
 
 /// Seeds unless told otherwise: some seconds.
-const DEFAULT_SEEDS: u64 = 2_000;
+const DEFAULT_SEEDS: u64 = 5_000;
 /// Shorter runs need no progress bar.
 const BAR_AFTER: Duration = Duration::from_millis(500);
 
