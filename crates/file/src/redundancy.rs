@@ -167,8 +167,8 @@ mod tests {
                 let parity = rows.parity_of(row);
                 assert!(is_parity(parity) && rows.row_of(parity) == row);
                 let members = rows.data_of(row).chain([parity]);
-                let places: BTreeSet<u64> = members.map(|stripe| rows.place(stripe) % (data + 1)).collect();
-                assert_eq!(places.len() as u64, data + 1);
+                let places: BTreeSet<u64> = members.map(|stripe| rows.place(stripe)).collect();
+                assert!(places.into_iter().eq(row * (data + 1)..(row + 1) * (data + 1)));
                 assert!(rows.data_of(row).all(|stripe| rows.row_of(stripe) == row && !is_parity(stripe)));
                 parities.insert(rows.place(parity) % (data + 1));
             }

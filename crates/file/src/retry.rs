@@ -65,6 +65,15 @@ mod tests {
     }
 
     #[test]
+    fn a_failure_is_known_while_the_attempt_goes_on() {
+        let mut retry = Retry::default();
+        retry.waits_for(FileError::NoSpace);
+        assert_eq!(retry.failure(), FULL);
+        retry.ended(Millis(1_000), None, true);
+        assert_eq!(retry.failure(), None);
+    }
+
+    #[test]
     fn pauses_double_up_to_a_bound_while_attempts_fail() {
         let mut retry = Retry::default();
         let pauses: Vec<u64> = (0..7).map(|_| pause_after(&mut retry, false)).collect();

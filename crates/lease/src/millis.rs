@@ -26,3 +26,13 @@ impl fmt::Display for Millis {
         write!(f, "{} ms", self.0)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_is_read_with_its_unit() {
+        assert_eq!(Millis(1_500).to_string(), "1500 ms");
+    }
+}

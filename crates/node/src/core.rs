@@ -278,15 +278,17 @@ fn random_key() -> AccessKey {
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use std::convert::Infallible;
     use std::sync::mpsc::{Sender, TryRecvError, channel};
     use std::time::Duration;
 
     use farpool_fabric::{AccessKind, CutOff, HostIdentity, Locking, Mapping};
 
     use super::*;
+    use crate::logged::logged;
 
     const OWNER: OwnerId = OwnerId(5);
-    const REGION_BYTES: u64 = 64 << 10;
+    pub(crate) const REGION_BYTES: u64 = 64 << 10;
 
     fn regions() -> RegionSet {
         RegionSet::create(2, REGION_BYTES, Locking::None, |_| {}).unwrap()
@@ -296,12 +298,12 @@ pub(crate) mod tests {
         Core::start(NodeId(1), 1, Millis(ttl_ms), regions(), 0).unwrap()
     }
 
-    /// A core whose leases are not ended on time.
-    fn core_without_keeper(ttl_ms: u64) -> (Arc<Core>, Receiver<()>) {
+    /// A core with two regions whose leases are not ended on time.
+    pub(crate) fn core_without_keeper(ttl_ms: u64) -> (Arc<Core>, Receiver<()>) {
         Core::new(NodeId(1), 1, Millis(ttl_ms), regions())
     }
 
-    fn reference(lease: &Lease) -> LeaseRef {
+    pub(crate) fn reference(lease: &Lease) -> LeaseRef {
         LeaseRef { region: lease.region, epoch: lease.epoch, key: lease.key.clone() }
     }
 
@@ -503,6 +505,57 @@ pub(crate) mod tests {
         assert!(told.has_changed().unwrap());
         let revoked = core.states().iter().filter(|state| state.revoked).count();
         assert_eq!((revoked, core.last_revocation(OWNER), core.regions_target()), (1, 1, 2));
+    }
+
+    /// Applies a measurement that allows one region more: 5 MiB are available, and nothing is reserved.
+    fn take_memory_again(core: &Core) {
+        let measured = Measured { available_bytes: 5 << 20, stalled: Duration::ZERO };
+        core.apply_pressure(&mut Pressure::new(0), measured);
+    }
+
+    #[test]
+    fn an_operator_reads_that_the_machine_has_memory_again() {
+        let (core, _woken) = core_without_keeper(60_000);
+        core.leases.lock().allow(Millis(0), 1, Millis(0));
+        let read = logged(|| take_memory_again(&core));
+        assert_eq!(read.len(), 1, "{read:?}");
+        assert!(read[0].contains("regions=2 before=1 available_mib=5 "), "{read:?}");
+        assert_eq!(core.leases.lock().limit(), 2);
+    }
+
+    #[test]
+    fn pressure_that_leaves_the_operator_s_limit_in_force_is_announced_to_nobody() {
+        let (core, _woken) = core_without_keeper(60_000);
+        core.leases.lock().allow(Millis(0), 1, Millis(0));
+        core.resize(1, Millis(0));
+        let told = core.revocations();
+        let read = logged(|| take_memory_again(&core));
+        let leases = core.leases.lock();
+        assert_eq!((leases.allowed(), leases.limit()), (2, 1));
+        assert!(read.is_empty() && !told.has_changed().unwrap(), "{read:?}");
+    }
+
+    #[test]
+    fn owners_that_wait_for_revocations_are_told_that_the_node_ends() {
+        let (core, _woken) = core_without_keeper(60_000);
+        let mut told = core.revocations();
+        assert!(!*told.borrow_and_update());
+        core.end_waits();
+        assert!(told.has_changed().unwrap() && *told.borrow());
+        assert!(*core.revocations().borrow(), "so is an owner that asks later");
+    }
+
+    #[test]
+    fn revocations_are_numbered_and_those_that_expire_before_the_lease_is_given_back_are_counted() {
+        let (core, _woken) = core_without_keeper(60_000);
+        let leases = core.grant(OWNER, LeaseClass::Revocable, 2);
+        for number in 0..3 {
+            assert_eq!((core.last_revocation(OWNER), core.expired_revocations()), (number, 0));
+            core.revoke(OWNER, 1, Millis(0));
+        }
+        let Ok(ended) = core.end(|table| Ok::<_, Infallible>(table.expire(Millis(u64::MAX))));
+        assert_eq!(ended.len(), leases.len());
+        assert_eq!((core.last_revocation(OWNER), core.expired_revocations()), (0, 2));
     }
 
     #[tokio::test]

@@ -12,7 +12,7 @@ use farpool_lease::Lending;
 
 use crate::core::Core;
 use crate::memory::{available_memory, measure};
-use crate::pressure::Pressure;
+use crate::pressure::{Measured, Pressure};
 
 /// Longest sleep of the keeper, and how often it measures the pressure on memory and checks whether memory is
 /// still in use.
@@ -81,12 +81,12 @@ fn keep(core: &Core, woken: &Receiver<()>, stopped: &Receiver<()>, reserve_bytes
             );
         }
         if let Some(watch) = &mut watch {
-            watch.look(core, Instant::now());
+            watch.look(core, Instant::now(), measure);
         }
         // One region at a time, so that leases end on time meanwhile.
         more = return_one(core) || withdraw_one(core);
         restore_at = get_memory(restore_at, Instant::now, "a region that was withdrawn", || {
-            more |= restore_one(core, reserve_bytes)?;
+            more |= restore_one(core, reserve_bytes, available_memory)?;
             Ok(())
         });
         let spare = "the next fence of a shared region";
@@ -111,7 +111,7 @@ impl Watch {
     }
 
     /// Measures the pressure if that is due, and has the core act on it.
-    fn look(&mut self, core: &Core, now: Instant) {
+    fn look(&mut self, core: &Core, now: Instant, measure: impl FnOnce() -> std::io::Result<Measured>) {
         if now < self.next {
             return;
         }
@@ -157,7 +157,11 @@ fn withdraw_one(core: &Core) -> bool {
 
 /// Gets memory for a withdrawn region if the node has fewer than its limit and the machine keeps its reserve.
 /// `false`: no region is to be restored.
-fn restore_one(core: &Core, reserve_bytes: u64) -> std::io::Result<bool> {
+fn restore_one(
+    core: &Core,
+    reserve_bytes: u64,
+    available_memory: impl FnOnce() -> std::io::Result<u64>,
+) -> std::io::Result<bool> {
     let Some(region) = core.leases.lock().next_to_restore() else { return Ok(false) };
     // Without this check, the kernel could end processes to make room.
     let available_bytes = available_memory()?;
@@ -227,10 +231,12 @@ mod tests {
     use farpool_wire::{Epoch, GrantMode, NodeId, OwnerId};
 
     use super::*;
-    use crate::core::tests::wait_until;
+    use crate::core::tests::{REGION_BYTES, core_without_keeper, reference, wait_until};
     use crate::lender::Lender;
+    use crate::logged::logged;
 
     const OWNER: OwnerId = OwnerId(5);
+    const RESERVE: u64 = 3 * REGION_BYTES;
 
     fn core(regions: RegionSet) -> (Arc<Core>, Keeper) {
         Core::start(NodeId(1), 1, Millis(60_000), regions, 0).unwrap()
@@ -288,6 +294,80 @@ mod tests {
         core.resize(3, Millis(0));
         wait_until(|| core.counts().0.free == 3);
         assert_eq!((memories(), core.grant(OWNER, LeaseClass::Revocable, 4).len()), (3, 3));
+    }
+
+    #[test]
+    fn a_node_with_many_regions_shrinks_and_grows_without_pauses_between_them() {
+        const REGIONS: u32 = 128; // a tick after each would be more than the test waits
+        let (core, _keeper) = core(RegionSet::create(REGIONS, 4096, Locking::None, |_| {}).unwrap());
+        core.resize(0, Millis(0));
+        wait_until(|| core.counts().0.withdrawn == REGIONS);
+        core.resize(REGIONS, Millis(0));
+        wait_until(|| core.counts().0.free == REGIONS);
+    }
+
+    #[test]
+    fn a_withdrawn_region_gets_memory_only_if_the_reserve_stays_available() {
+        let (core, _woken) = core_without_keeper(60_000);
+        core.resize(1, Millis(0));
+        assert!(withdraw_one(&core));
+        core.resize(2, Millis(0));
+        let error = restore_one(&core, RESERVE, || Ok(RESERVE + REGION_BYTES - 1)).unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::OutOfMemory);
+        assert_eq!((core.counts().0.free, core.counts().0.withdrawn), (1, 1));
+        let restore = || restore_one(&core, RESERVE, || Ok(RESERVE + REGION_BYTES)).unwrap();
+        assert!(restore());
+        assert_eq!(core.counts().0.free, 2);
+        assert!(!restore(), "all regions have memory");
+    }
+
+    #[test]
+    fn a_fenced_region_goes_to_the_machine_if_the_node_has_more_than_its_limit_and_is_else_free_again() {
+        let (core, _woken) = core_without_keeper(60_000);
+        let leases = core.grant(OWNER, LeaseClass::Pinned, 2);
+        core.resize(1, Millis(0));
+        for (lease, (withdrawn, free)) in leases.iter().zip([(1, 0), (1, 1)]) {
+            core.release(OWNER, &reference(lease)).unwrap();
+            assert!(return_one(&core));
+            assert_eq!((core.counts().0.withdrawn, core.counts().0.free), (withdrawn, free));
+        }
+        assert!(!return_one(&core), "none is on its way back");
+    }
+
+    #[test]
+    fn memory_is_measured_every_200_ms_and_every_20_ms_while_the_reserve_is_missing() {
+        let (core, _woken) = core_without_keeper(60_000);
+        let mut watch = Watch::new(RESERVE).unwrap();
+        let (start, measurements) = (watch.next, Cell::new(0));
+        let mut look_after = |ms, available_bytes| {
+            let measure = || {
+                measurements.set(measurements.get() + 1);
+                Ok(Measured { available_bytes, stalled: Duration::ZERO })
+            };
+            watch.look(&core, start + Duration::from_millis(ms), measure);
+            (measurements.get(), watch.next.duration_since(start).as_millis())
+        };
+        assert_eq!(look_after(0, RESERVE), (1, 200));
+        assert_eq!(look_after(199, 0), (1, 200));
+        assert_eq!(look_after(200, RESERVE - 1), (2, 220));
+        assert_eq!(core.counts().0.free, 2, "that is another step of the keeper");
+        assert_eq!(core.leases.lock().excess(), 1);
+        assert_eq!(look_after(219, RESERVE), (2, 220));
+        assert_eq!(look_after(230, RESERVE), (3, 430));
+    }
+
+    #[test]
+    fn an_operator_reads_once_that_memory_cannot_be_measured_until_it_could_be_again() {
+        let (core, _woken) = core_without_keeper(60_000);
+        let mut watch = Watch::new(RESERVE).unwrap();
+        let mut messages = |measured: std::io::Result<Measured>| {
+            let due = watch.next;
+            logged(|| watch.look(&core, due, || measured)).len()
+        };
+        let fails = || Err(std::io::ErrorKind::NotFound.into());
+        assert_eq!([messages(fails()), messages(fails())], [1, 0]);
+        let enough = Measured { available_bytes: RESERVE, stalled: Duration::ZERO };
+        assert_eq!([messages(Ok(enough)), messages(fails())], [0, 1]);
     }
 
     #[test]

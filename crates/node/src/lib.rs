@@ -18,6 +18,8 @@ mod identity;
 mod keeper;
 mod lender;
 mod lending;
+#[cfg(test)]
+mod logged;
 mod memory;
 mod pressure;
 mod register;

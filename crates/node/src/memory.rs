@@ -216,7 +216,7 @@ mod tests {
     #[test]
     fn auto_leaves_a_tenth_or_512_mib_or_twice_the_reserve_to_the_machine_whichever_is_most() {
         let lent = |idle_mib, reserve_mib| less_what_is_left(idle_mib * MIB, reserve_mib * MIB) / MIB;
-        assert_eq!(lent(10_000, 500), 9_000);
+        assert_eq!(lent(10_000, 400), 9_000);
         assert_eq!(lent(10_000, 600), 8_800);
         assert_eq!((lent(1_000, 0), lent(512, 0), lent(100, 256)), (488, 0, 0));
     }
@@ -235,7 +235,7 @@ mod tests {
         assert_eq!(reserved(50_000), 1_000);
         assert_eq!((reserved(4_000), reserved(1 << 20)), (256, 2 << 10));
         assert_eq!(reserved(800), 100);
-        assert!(default_reserve().unwrap() > 0);
+        assert!(default_reserve().unwrap() >= MIB, "this machine has 8 MiB or more");
     }
 
     #[test]
@@ -311,6 +311,13 @@ mod tests {
         let stat = "cache 500\ninactive_file 1\ntotal_inactive_file 150\ntotal_active_file 50";
         group(mounted.path(), "memory/a", &VERSION_1, ["1000", "900", stat]);
         assert_eq!(Cgroup::find("4:memory:/a\n", mounted.path()).unwrap().room(), Some(300));
+    }
+
+    #[test]
+    fn the_group_of_this_process_is_the_one_that_the_kernel_names() {
+        let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+        let path = |cgroup: Option<Cgroup>| cgroup.map(|cgroup| cgroup.path);
+        assert_eq!(path(own_cgroup()), path(Cgroup::find(&groups, Path::new("/sys/fs/cgroup"))));
     }
 
     #[test]

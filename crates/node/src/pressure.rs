@@ -171,6 +171,17 @@ mod tests {
     }
 
     #[test]
+    fn the_machine_is_short_of_memory_if_a_byte_of_the_reserve_is_missing() {
+        let pressure = Pressure::new(RESERVE);
+        for (available_bytes, is_short) in
+            [(0, true), (RESERVE - 1, true), (RESERVE, false), (u64::MAX, false)]
+        {
+            let measured = Measured { available_bytes, stalled: Duration::ZERO };
+            assert_eq!(pressure.is_short(&measured), is_short, "{available_bytes}");
+        }
+    }
+
+    #[test]
     fn what_is_missing_of_the_reserve_goes_back_in_whole_regions_and_is_asked_for_once() {
         let mut pressure = Pressure::new(RESERVE);
         assert_eq!(pressure.allowed(Millis(0), measured(256), regions(32, 32)), 32);
@@ -203,6 +214,16 @@ mod tests {
         assert_eq!(at(100_000, 9_500, 10_000), 28, "they do not wait any more");
         assert_eq!(at(124_999, 9_500, 10_000), 28);
         assert_eq!(at(125_000, 9_500, 10_000), 30);
+    }
+
+    #[test]
+    fn processes_that_wait_while_twice_the_reserve_is_available_do_not_change_what_is_allowed() {
+        let mut pressure = Pressure::new(RESERVE);
+        let shrunk = Regions { target: 3, ..regions(3, 32) };
+        for ms in [0, 5_000, 10_000] {
+            let waiting = Measured { stalled: Duration::from_millis(ms), ..measured(512) };
+            assert_eq!(pressure.allowed(Millis(ms), waiting, shrunk), 32);
+        }
     }
 
     #[test]

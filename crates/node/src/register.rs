@@ -238,7 +238,7 @@ pub(crate) mod fake {
         }
 
         async fn status(&self, _: Request<StatusRequest>) -> Result<Response<StatusResponse>, Status> {
-            Err(Status::unimplemented("nodes do not ask for the status"))
+            Ok(Response::new(StatusResponse::default()))
         }
     }
 
@@ -278,7 +278,6 @@ pub(crate) mod fake {
 #[cfg(test)]
 mod tests {
     use std::net::SocketAddr;
-    use std::sync::atomic::{AtomicU32, Ordering};
 
     use farpool_control::Listener;
     use farpool_lease::LeaseClass;
@@ -291,6 +290,7 @@ mod tests {
     use super::fake::{FakeBroker, Heard, PATIENCE, RunningBroker};
     use super::*;
     use crate::lender::fake::{FRAMES_REJECTED, FakeLender};
+    use crate::logged::logged;
 
     fn keep_registered(lender: &Arc<FakeLender>, broker: SocketAddr) -> JoinHandle<Infallible> {
         let mut registration = Registration::new(lender.clone(), &broker.to_string(), None).unwrap();
@@ -356,6 +356,14 @@ mod tests {
         listener.address().to_string()
     }
 
+    #[tokio::test]
+    async fn a_broker_is_found_only_where_one_answers() {
+        let broker = RunningBroker::start("127.0.0.1:0", false).await;
+        assert_eq!(find_broker(&broker.address.to_string(), None).await.unwrap(), Ok(()));
+        let reason = find_broker(&nowhere().await, None).await.unwrap().unwrap_err();
+        assert!(reason.contains("refused"), "{reason}");
+    }
+
     /// The clock of these tests stands still, and leaps to the next timer when all tasks wait for one.
     #[tokio::test(start_paused = true)]
     async fn a_node_that_reaches_no_broker_in_time_gets_the_reason() {
@@ -400,41 +408,11 @@ mod tests {
         assert_eq!(interval, SHORTEST_INTERVAL);
     }
 
-    /// Counts the messages that are logged.
-    struct CountLogged(AtomicU32);
-
-    impl tracing::Subscriber for CountLogged {
-        fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
-            true
-        }
-
-        fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
-            tracing::span::Id::from_u64(1)
-        }
-
-        fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
-
-        fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
-
-        fn event(&self, _: &tracing::Event<'_>) {
-            self.0.fetch_add(1, Ordering::Relaxed); // one thread only; pairs with nothing
-        }
-
-        fn enter(&self, _: &tracing::span::Id) {}
-
-        fn exit(&self, _: &tracing::span::Id) {}
-    }
-
     #[tokio::test]
     async fn an_operator_reads_once_that_the_broker_is_away_and_once_that_it_is_back() {
         let mut registration = Registration::new(Arc::new(FakeLender::new(1)), "127.0.0.1:1", None).unwrap();
-        let logged = Arc::new(CountLogged(AtomicU32::new(0)));
-        let _here = tracing::subscriber::set_default(logged.clone());
-        let mut says = |standing: Result<(), &str>| {
-            let before = logged.0.load(Ordering::Relaxed);
-            registration.say(standing.map_err(str::to_owned));
-            logged.0.load(Ordering::Relaxed) - before
-        };
+        let mut says =
+            |standing: Result<(), &str>| logged(|| registration.say(standing.map_err(str::to_owned))).len();
         assert_eq!([says(Ok(())), says(Ok(()))], [1, 0]);
         assert_eq!([says(Err("refused")), says(Err("refused")), says(Err("late"))], [1, 0, 1]);
         assert_eq!([says(Ok(())), says(Ok(()))], [1, 0]);

@@ -473,6 +473,7 @@ mod tests {
     use tokio::sync::oneshot;
 
     use super::*;
+    use crate::logged::logged;
     use crate::register::fake::{Heard, PATIENCE, RunningBroker};
 
     fn config(memory_bytes: u64, region_bytes: u64) -> NodeConfig {
@@ -530,6 +531,31 @@ mod tests {
                 let config = NodeConfig { locking, ..config.clone() };
                 assert_eq!(check(&config, needed, Some(0)).unwrap(), regions);
             }
+        }
+    }
+
+    #[test]
+    fn a_limit_on_locked_memory_is_read_in_kib_below_a_mib_and_in_mib_from_there() {
+        let refused = |lockable_bytes| NodeError::NotLockable { needed_bytes: 5 << 20, lockable_bytes };
+        for (lockable_bytes, text) in
+            [(64 << 10, "64 KiB"), ((1 << 20) - 1, "1023 KiB"), (1 << 20, "1 MiB"), (3 << 20, "3 MiB")]
+        {
+            let text = format!("only {text} may be locked, not 5 MiB");
+            let error = refused(lockable_bytes).to_string();
+            assert!(error.contains(&text), "{error}");
+        }
+    }
+
+    #[test]
+    fn an_operator_is_warned_of_lending_so_much_that_less_than_the_reserve_is_left() {
+        const MIB: u64 = 1 << 20;
+        let config = NodeConfig { reserve_bytes: 3 * MIB, ..config(4 * MIB, MIB) };
+        let warnings = |available_bytes| logged(|| warn_of_reserve(&config, 4, available_bytes));
+        assert!(warnings(9 * MIB).is_empty() && warnings(7 * MIB).is_empty());
+        for (available_bytes, left_mib) in [(7 * MIB - 1, 2), (0, 0)] {
+            let warnings = warnings(available_bytes);
+            assert_eq!(warnings.len(), 1);
+            assert!(warnings[0].contains(&format!("left_mib={left_mib} reserve_mib=3")), "{warnings:?}");
         }
     }
 

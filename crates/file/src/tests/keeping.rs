@@ -424,6 +424,25 @@ fn a_lost_block_that_was_being_written_stays_lost() {
 }
 
 #[test]
+fn a_successor_knows_which_blocks_were_lost_and_not_written_anew() {
+    let rig = Rig::new(2, 8);
+    let mut keep = Keep::new();
+    let (store, _) = keep.store(&rig, &[]);
+    let session = store.session();
+    let file = store.create_as(Redundancy::Stripe);
+    file.write(&session, 0, &pattern(EXTENT_BYTES as usize, 7)).unwrap();
+    file.mark_lost(BLOCK, 2 * BLOCK, FileError::Unavailable { offset: 0 });
+    file.write(&session, BLOCK, &[9; BLOCK_BYTES]).unwrap();
+    drop(session);
+    let ids = kill(store.clone(), vec![file]);
+    let (store, found) = keep.store(&rig, &ids);
+    let session = store.session();
+    assert_eq!(found[0].core().lost_bytes(), BLOCK);
+    assert_eq!(read(&found[0], &session, BLOCK, 1), Ok(vec![9]));
+    assert_eq!(read(&found[0], &session, 2 * BLOCK, 1), Err(FileError::Lost { offset: 2 * BLOCK }));
+}
+
+#[test]
 fn a_truncation_that_has_ended_is_not_completed_again_by_a_successor() {
     let rig = Rig::new(2, 8);
     let mut keep = Keep::new();
