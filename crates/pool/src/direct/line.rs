@@ -249,7 +249,7 @@ mod tests {
             (geteuid().as_raw(), sockets())
         });
         let (uid, (ours, _daemons)) = daemon.join().unwrap();
-        assert_eq!(line_on(ours).peer_uid().unwrap(), uid);
+        assert_eq!(line_on(ours).peer().unwrap().uid.as_raw(), uid);
     }
 
     #[test]
