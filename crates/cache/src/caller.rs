@@ -108,8 +108,9 @@ impl<G: Ground, R: Rules> Caller<G, R> {
         Place::new(&self.ground, self.place)
     }
 
-    /// Reads one block. On a miss, `pread` reads it from the disk into `to`, and returns how many bytes it
-    /// found. `exists`: whether the file has a name, and was not unlinked.
+    /// Reads one block. On a hit, the outcome has the page, and `to` is unchanged. On a miss, `pread` reads
+    /// the block from the disk into `to`, and returns how many bytes it found. `exists`: whether the file has
+    /// a name, and was not unlinked.
     ///
     /// # Errors
     /// Those of `pread`.
@@ -228,8 +229,8 @@ impl<G: Ground, R: Rules> Caller<G, R> {
                 continue;
             }
             let expected = self.ground.load(self.layout.checksum(slot)).await;
-            // If it cannot be read: other processes may be able to, and the keeper knows if its memory has
-            // gone.
+            // If this process cannot read the slot, others may be able to, and the keeper empties the entry
+            // if the memory is gone.
             let Some(page) = self.ground.read_slot(slot).await else { continue };
             if R::checksum(&page) != expected {
                 self.ground.replace(at, found.0, found.emptied().0).await; // C7
@@ -482,9 +483,9 @@ impl<G: Ground, R: Rules> Caller<G, R> {
         }
     }
 
-    /// Pins a file, or lets go of it: pages of pinned files are evicted only where there are no others.
-    /// `false`: the cache does not know the file.
-    pub async fn pin(&mut self, file: &mut KnownFile, is_pinned: bool) -> bool {
+    /// Pins a file, or unpins it. The keeper evicts pages of pinned files last. `false`: the cache does not
+    /// know the file.
+    pub async fn set_pinned(&mut self, file: &mut KnownFile, is_pinned: bool) -> bool {
         self.occupying(async |caller| {
             let Some((file, _)) = caller.find_for_changes(file).await else { return false };
             caller.ground.store(caller.layout.file_pinned(file.file), is_pinned.into()).await;

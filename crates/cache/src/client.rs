@@ -17,7 +17,7 @@ use rustix_futex_sync::Mutex;
 
 use crate::at_once;
 use crate::caller::Caller;
-use crate::contents::Contents;
+use crate::contents::{Contents, absent_slots};
 use crate::door::DoorFile;
 use crate::far::{FarSlots, FarTable, PAGE_BYTES};
 use crate::ground::Ground;
@@ -104,10 +104,22 @@ impl CacheClient {
 
     /// What is in the cache. `None`: the door is closed, or its daemon does not answer.
     pub fn contents(self: &Arc<Self>) -> Option<Contents> {
+        let (ground, layout) = self.index()?;
+        Some(Contents::of(&ground, &layout))
+    }
+
+    /// How many slots have memory, and how many there are. `None`: as for [`contents`](Self::contents).
+    pub fn slots(self: &Arc<Self>) -> Option<(u32, u32)> {
+        let (ground, layout) = self.index()?;
+        let slots = layout.shape().slots;
+        Some((slots - absent_slots(&ground, &layout), slots))
+    }
+
+    fn index(self: &Arc<Self>) -> Option<(Shared<FarSlots>, Layout)> {
         let ground = self.ground()?;
         let is_closed = Door::of(at_once(ground.load(layout::DOOR))) == Door::Closed;
         let layout = if is_closed { None } else { at_once(ground.layout()) };
-        Some(Contents::of(&ground, &layout?))
+        Some((ground, layout?))
     }
 
     fn find(&self, number: u64, shape: Shape) -> Option<Index<FarSlots>> {
@@ -167,6 +179,6 @@ fn line_to(door: &DoorFile, number: u64) -> io::Result<Arc<Line>> {
 pub fn daemon_process(door: &DoorFile) -> io::Result<OwnedFd> {
     let line = line_to(door, at_once(door.load(layout::INDEX)))?;
     let process = pidfd_open(line.peer()?.pid, PidfdFlags::empty())?;
-    // Had the daemon ended before, another process could have its number.
+    // If the daemon ended before `pidfd_open`, another process may have its number.
     if line.has_ended() { Err(io::ErrorKind::NotConnected.into()) } else { Ok(process) }
 }

@@ -1,5 +1,5 @@
-//! What is in the cache, for those who look at it from outside. Processes go on meanwhile, so the counts are
-//! those of no single moment.
+//! What is in the cache, for `farpool cache status`. Processes use the cache while it is counted, so the
+//! counts belong to no single moment.
 
 use std::collections::HashMap;
 
@@ -12,13 +12,11 @@ use crate::words::{Entry, EntryState, FileWord, Key, SlotState, SlotWord};
 /// What is in the cache.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Contents {
-    /// Pages for which there is an index.
+    /// Slots of the index: the most pages that the cache can hold.
     pub slots: u32,
     /// Slots to which the pool has given no memory, or from which it has taken it back.
     pub absent: u32,
-    /// Slots without a page.
-    pub free: u32,
-    /// Bytes of the index, all in shared memory. Parts that were never used take no memory.
+    /// Bytes of the index, all in shared memory. The keeper's sweeps touch nearly all of it.
     pub index_bytes: u64,
     /// Files of which pages can be found, those with most pages first.
     pub files: Vec<FilePages>,
@@ -59,10 +57,16 @@ impl Contents {
             })
             .collect();
         files.sort_by(|one, other| other.pages.cmp(&one.pages).then(one.id.cmp(&other.id)));
-        let slots = layout.shape().slots;
-        let count =
-            |state| (0..slots).filter(|slot| SlotWord(load(layout.slot(*slot))).state() == state).count();
-        let (absent, free) = (count(SlotState::Absent) as u32, count(SlotState::Free) as u32);
-        Contents { slots, absent, free, index_bytes: layout.index_bytes(), files }
+        let (slots, absent) = (layout.shape().slots, absent_slots(ground, layout));
+        Contents { slots, absent, index_bytes: layout.index_bytes(), files }
     }
+}
+
+/// How many slots have no memory.
+pub(crate) fn absent_slots<G: Ground>(ground: &G, layout: &Layout) -> u32 {
+    let is_absent = |slot: &u32| {
+        let word = SlotWord(at_once(ground.load(layout.slot(*slot))));
+        word.state() == SlotState::Absent
+    };
+    (0..layout.shape().slots).filter(is_absent).count() as u32
 }

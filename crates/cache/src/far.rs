@@ -119,16 +119,17 @@ struct Groups {
 }
 
 impl Groups {
-    /// The groups with the highest extents, other than some: so whole regions become empty.
-    fn last_in_the_stock(&self, count: usize, others: &[u32]) -> Vec<u32> {
-        let held = (0..).zip(&self.extents).filter(|(group, _)| !others.contains(group));
+    /// The `count` groups with the highest extents, without `excluded`. Dropping the last extents empties
+    /// whole regions.
+    fn last_in_the_stock(&self, count: usize, excluded: &[u32]) -> Vec<u32> {
+        let held = (0..).zip(&self.extents).filter(|(group, _)| !excluded.contains(group));
         let mut held: Vec<(u64, u32)> =
             held.filter_map(|(group, held)| Some((held.as_ref()?.number(), group))).collect();
         held.sort_unstable();
         held.iter().rev().take(count).map(|(_, group)| *group).collect()
     }
 
-    /// How many more are to have an extent than have one. Negative: fewer.
+    /// How many groups lack an extent. Negative: so many have one too many.
     fn missing(&self) -> isize {
         self.wanted as isize - (self.extents.len() - self.vacant.len()) as isize
     }
@@ -148,10 +149,11 @@ impl FarMemory {
         FarMemory { stock, table, groups: Mutex::new(Groups { extents, vacant, wanted }) }
     }
 
-    /// From now on so many slots are to have memory, at most: all of them at first. The next
+    /// Sets how many slots are to have memory, all at most. Until the first call, all are. The next
     /// [`update`](Self::update) drops what is too much.
     pub fn want(&self, slots: u32) {
-        self.groups.lock().wanted = slots.div_ceil(SLOTS_PER_EXTENT) as usize;
+        let mut groups = self.groups.lock();
+        groups.wanted = (slots.div_ceil(SLOTS_PER_EXTENT) as usize).min(groups.extents.len());
     }
 
     /// Whether as many groups have memory as are to have some.

@@ -87,7 +87,7 @@ pub use layout::{Layout, MAX_PLACES, MAX_SLOTS, Shape};
 pub use living::{Living, give_up_places, this_process};
 pub use outside::{change_outside, close_for_good, keep_closed};
 pub use rules::{Rules, Shipped};
-pub use session::{CacheSession, Replacements, forget_file, may_be_cached};
+pub use session::{CacheSession, Replacements, may_be_cached};
 pub use shared::{FindIndex, Index, Shared, Slots};
 pub use vacating::Vacating;
 pub use words::Door;

@@ -304,12 +304,18 @@ impl CacheSession {
         is_concerned
     }
 
-    /// Pins a file, or lets go of it. `false`: the cache does not know the file, or does not cache it.
-    pub fn pin(&mut self, fd: BorrowedFd<'_>, is_pinned: bool) -> bool {
+    /// Pins a file, or unpins it. `false`: the cache does not know the file or does not cache it, or the door
+    /// is closed, which ends all pins.
+    pub fn set_pinned(&mut self, fd: BorrowedFd<'_>, is_pinned: bool) -> bool {
         match self.file_use(fd) {
-            FileUse::File { mut seen, .. } => at_once(self.caller.pin(&mut seen.known, is_pinned)),
+            FileUse::File { mut seen, .. } => at_once(self.caller.set_pinned(&mut seen.known, is_pinned)),
             FileUse::None | FileUse::Unknown => false,
         }
+    }
+
+    /// Drops the pages of an open file from the cache.
+    pub fn drop_pages(&mut self, file: BorrowedFd<'_>) {
+        let _unchanged = self.change(file, || Ok(()));
     }
 
     /// Switches the cache off until this process has ended.
@@ -322,13 +328,6 @@ impl Drop for CacheSession {
     fn drop(&mut self) {
         at_once(self.caller.free_place());
     }
-}
-
-/// Lets the cache lose the pages of an open file. `false`: all places are taken.
-pub fn forget_file(client: &Arc<CacheClient>, file: BorrowedFd<'_>) -> bool {
-    static REPLACEMENTS: Replacements = Replacements::new();
-    let session = CacheSession::new(client, &REPLACEMENTS);
-    session.is_some_and(|mut session| session.change(file, || Ok(())).is_ok())
 }
 
 /// Whether pages of an open file may be in the cache behind a door.

@@ -5,11 +5,14 @@ mod changes;
 mod pinning;
 mod status;
 
+use std::fs::File;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use clap::Subcommand;
-use farpool_cache::{DoorFile, PAGE_BYTES};
+use farpool_cache::{CacheClient, CacheSession, DoorFile, PAGE_BYTES, Replacements};
 
 use crate::size::ByteSize;
 
@@ -64,6 +67,26 @@ fn attached_door(dir: &Path) -> Result<DoorFile> {
     Ok(door)
 }
 
+/// Opens a file to pin it or to drop its pages. Opening a FIFO would wait for a writer.
+fn open_regular(path: &Path) -> Result<File> {
+    let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path);
+    let file = file.with_context(|| format!("cannot open {}", path.display()))?;
+    let found = file.metadata().with_context(|| format!("cannot look at {}", path.display()))?;
+    if !found.is_file() {
+        bail!("{} is not a regular file: only those are cached", path.display());
+    }
+    Ok(file)
+}
+
+/// A session of a command.
+fn session(door: Arc<DoorFile>) -> Result<CacheSession> {
+    /// Never counted up: no other thread closes descriptors of this process.
+    static REPLACEMENTS: Replacements = Replacements::new();
+    CacheSession::new(&CacheClient::new(door), &REPLACEMENTS).context(
+        "no place in the cache: stop some of the programs that use it, or run this command outside of a container",
+    )
+}
+
 /// A file, by its path from the door's directory, and the further segments of a table of PostgreSQL.
 fn with_segments(door: &DoorFile, path: &Path) -> impl Iterator<Item = PathBuf> {
     let (first, is_postgres) = (door.data().join(path), door.is_postgres());
@@ -91,9 +114,17 @@ fn size_of_pages(pages: impl Into<u64>) -> ByteSize {
 
 #[cfg(test)]
 mod tests {
-    use std::fs::File;
-
     use super::*;
+
+    #[test]
+    fn a_fifo_or_a_directory_is_refused_at_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let fifo = dir.path().join("fifo");
+        rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+        for path in [&fifo, dir.path()] {
+            assert!(open_regular(path).unwrap_err().to_string().contains("is not a regular file"));
+        }
+    }
 
     #[test]
     fn a_table_has_all_its_segments() {

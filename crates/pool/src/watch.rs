@@ -271,7 +271,7 @@ mod tests {
         })
     }
 
-    /// A clock by which every pause is over the next time that somebody looks.
+    /// A clock that jumps ahead at each reading, so that no pause outlasts the next one.
     #[derive(Default)]
     struct Racing(AtomicU64);
 

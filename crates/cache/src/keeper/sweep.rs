@@ -35,8 +35,11 @@ const ENTRIES_PER_SLOT: u32 = 2;
 /// finds the others.
 const MAX_SUSPECTS: usize = 1 << 16;
 
-/// How many of the pages that the hand has passed belong to pinned files. If they are more than seven
-/// eighths, pins count for nothing, since other pages need room.
+/// Pins count for nothing if they leave less than this part of the pages to other files, whose pages would
+/// then be evicted as soon as they come.
+const UNPINNED_DIVISOR: u32 = 8;
+
+/// How many of the pages that the hand has passed belong to pinned files.
 #[derive(Debug, Default)]
 struct Pins {
     passed: u32,
@@ -50,7 +53,7 @@ impl Pins {
         self.passed += 1;
         self.pinned += u32::from(is_pinned);
         if self.passed >= pages {
-            let are_too_many = self.pinned > self.passed - self.passed / 8;
+            let are_too_many = self.pinned > self.passed - self.passed / UNPINNED_DIVISOR;
             *self = Pins { are_too_many, ..Pins::default() };
         }
         is_pinned && !self.are_too_many
@@ -393,7 +396,8 @@ impl<G: Ground, R: Rules> Keeper<G, R> {
                 };
                 let is_pinned = self.sweep.pins.pass(is_pinned, self.sweep.order.len());
                 if (is_pinned || entry.is_visited()) && self.sweep.spared < u64::from(two_rounds) {
-                    // A mark also protects a pinned page from callers that need an entry of its bucket.
+                    // The mark also protects a pinned page from the next caller that needs an entry of its
+                    // bucket.
                     let spared = if is_pinned { entry.visited() } else { entry.unvisited() };
                     self.ground.replace(at, entry.0, spared.0).await;
                     self.sweep.order.pass();

@@ -338,7 +338,7 @@ fn pages_of_pinned_files_are_evicted_only_where_there_are_no_others() {
     let mut caller = cache.join(1);
     let (pinned, other) = (cache.file, FileId { device: 1, inode: 9, generation: 3 });
     cache.read_new(&mut caller, 0..600);
-    assert!(at_once(caller.pin(&mut { pinned }, true)));
+    assert!(at_once(caller.set_pinned(&mut { pinned }, true)));
     cache.file = KnownFile::new(other);
     cache.open_file();
     cache.read_new(&mut caller, 0..6_000);
@@ -350,10 +350,12 @@ fn pages_of_pinned_files_are_evicted_only_where_there_are_no_others() {
     cache.read_new(&mut caller, 1_000..5_000);
     assert!(cache.percent_found(&mut caller, 4_900..5_000) > 50);
     assert_eq!(at_once(cache.keeper.pinned_ids()).len(), 1);
-    assert!(at_once(caller.pin(&mut { pinned }, false)));
+    assert!(at_once(caller.set_pinned(&mut { pinned }, false)));
     (0..2).for_each(|_| at_once(cache.keeper.maintain_files()));
     assert!(at_once(cache.keeper.pinned_ids()).is_empty());
-    assert!(!at_once(caller.pin(&mut KnownFile::new(FileId { device: 1, inode: 10, generation: 3 }), true)));
+    assert!(!at_once(
+        caller.set_pinned(&mut KnownFile::new(FileId { device: 1, inode: 10, generation: 3 }), true)
+    ));
 }
 
 #[test]

@@ -34,8 +34,9 @@ pub struct AttachArgs {
     #[arg(long, value_name = "SIZE")]
     memory: ByteSize,
 
-    /// How large `farpool cache resize` may make the cache, if that is more. The index takes up to 64 bytes
-    /// of this machine's memory for each 8 KiB
+    /// The most memory that `farpool cache resize` can give the cache; --memory unless told otherwise. The
+    /// index takes memory of this machine: about 48 bytes for each 8 KiB of this, and 64 bytes for each of
+    /// --files
     #[arg(long, value_name = "SIZE")]
     max_memory: Option<ByteSize>,
 
@@ -61,7 +62,7 @@ pub fn attach(args: AttachArgs) -> Result<()> {
     let slots = slots_in("--memory", args.memory)?;
     let max_slots = args.max_memory.map_or(Ok(slots), |size| slots_in("--max-memory", size))?;
     if max_slots < slots {
-        bail!("--max-memory is less than --memory");
+        bail!("--max-memory is less than --memory: raise it, or leave it out");
     }
     let door = DoorFile::open(&args.dir)?;
     let broker = args.broker.require_within(args.wait)?;

@@ -1,30 +1,30 @@
 //! `farpool cache resize`, `drop` and `detach`.
 
-use std::fs::File;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use farpool_cache::{CacheClient, Contents, at_once, change_outside, daemon_process, forget_file};
+use farpool_cache::{CacheClient, at_once, change_outside, daemon_process};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Signal, pidfd_send_signal};
 
-use super::{attached_door, size_of_pages, slots_in, with_segments};
+use super::{attached_door, open_regular, session, size_of_pages, slots_in, with_segments};
 use crate::errors::UsageError;
 use crate::output::{complain, say};
 use crate::size::ByteSize;
 
 /// How long a command waits for the daemon.
-const PATIENCE: Duration = Duration::from_secs(30);
+const DAEMON_PATIENCE: Duration = Duration::from_secs(30);
 /// Pause between two looks at the daemon.
-const LOOK: Duration = Duration::from_millis(100);
+const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// Change the size of an attached cache
 ///
-/// The cache gives memory back to the pool, and loses the pages that are there, or leases more. It can become
-/// as large as --memory of `farpool cache attach`, or --max-memory if that was given.
+/// A smaller cache gives memory back to the pool, and loses the pages there. A larger one leases memory, up
+/// to --max-memory of `farpool cache attach`. If that takes longer than 30 seconds, this command says how
+/// much the cache has so far, and the cache goes on.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
@@ -76,33 +76,36 @@ pub fn resize(args: &ResizeArgs) -> Result<()> {
     let door = Arc::new(attached_door(&args.dir)?);
     let client = CacheClient::new(door.clone());
     let data = door.data().display();
-    let contents = || client.contents().with_context(|| format!("the cache of {data} does not answer"));
-    let has = |contents: &Contents| contents.slots - contents.absent;
-    let before = contents()?;
-    if slots > before.slots {
+    let slots_now = || {
+        client.slots().with_context(|| {
+            format!("the cache of {data} is closed or does not answer: see `farpool cache status {data}`")
+        })
+    };
+    let (_, most) = slots_now()?;
+    if slots > most {
         bail!(UsageError(format!(
             "the index of this cache has room for {}: attach it again with a larger --max-memory",
-            size_of_pages(before.slots)
+            size_of_pages(most)
         )));
     }
     door.want_slots(slots);
     let (wanted, give_up_at) =
-        (slots.next_multiple_of(farpool_cache::SLOTS_PER_EXTENT), Instant::now() + PATIENCE);
+        (slots.next_multiple_of(farpool_cache::SLOTS_PER_EXTENT), Instant::now() + DAEMON_PATIENCE);
     loop {
-        let now = has(&contents()?);
+        let (now, _) = slots_now()?;
         if now == wanted {
             say(format!("resized  {data}  {}", size_of_pages(now)));
             return Ok(());
         }
         if Instant::now() >= give_up_at {
             complain(format!(
-                "the cache has {} so far: it goes on towards {} while the pool has room",
+                "the cache has {} so far, and will have {} when the pool has room: see `farpool cache status`",
                 size_of_pages(now),
                 size_of_pages(wanted)
             ));
             return Ok(());
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(LOOK_EVERY);
     }
 }
 
@@ -114,13 +117,10 @@ pub fn drop_pages(args: &DropArgs) -> Result<()> {
         say(format!("dropped  all pages of {}", door.data().display()));
         return Ok(());
     }
-    let client = CacheClient::new(door.clone());
+    let mut session = session(door.clone())?;
     for path in &args.files {
         for path in with_segments(&door, path) {
-            let file = File::open(&path).with_context(|| format!("cannot open {}", path.display()))?;
-            if !forget_file(&client, file.as_fd()) {
-                bail!("{}: all places of the cache are taken; try again", path.display());
-            }
+            session.drop_pages(open_regular(&path)?.as_fd());
             say(format!("dropped  {}", path.display()));
         }
     }
@@ -134,12 +134,13 @@ pub fn detach(args: &DetachArgs) -> Result<()> {
     let process = daemon_process(&door).with_context(|| {
         format!("`farpool cache attach` of {data} does not answer: end it by its process id")
     })?;
-    pidfd_send_signal(&process, Signal::TERM).context("cannot end `farpool cache attach`")?;
-    let patience = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
+    pidfd_send_signal(&process, Signal::TERM)
+        .context("cannot end `farpool cache attach`: run this command as its user or as root")?;
+    let patience = Timespec { tv_sec: DAEMON_PATIENCE.as_secs() as i64, tv_nsec: 0 };
     if poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&patience))? == 0 {
         bail!(
-            "`farpool cache attach` of {data} has not ended within {} s: is it stopped?",
-            PATIENCE.as_secs()
+            "`farpool cache attach` of {data} has not ended within {} s: continue it by SIGCONT, or end it by SIGKILL",
+            DAEMON_PATIENCE.as_secs()
         );
     }
     say(format!("detached  {data}"));

@@ -8,24 +8,25 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use farpool_cache::{CacheClient, CacheSession, PAGE_BYTES, Replacements};
+use farpool_cache::{CacheSession, PAGE_BYTES};
 
-use super::{attached_door, size_of_pages, with_segments};
+use super::{attached_door, open_regular, session, size_of_pages, with_segments};
 use crate::output::say;
 
-/// Descriptors are used by one thread here.
-static REPLACEMENTS: Replacements = Replacements::new();
-
 /// How long the daemon may take to know a file, or to make room for the next pages of it.
-const PATIENCE: Duration = Duration::from_secs(10);
+const LOAD_PATIENCE: Duration = Duration::from_secs(10);
 /// Pause between two attempts: some rounds of the keeper.
-const LOOK: Duration = Duration::from_millis(50);
+const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// Keep the pages of some files in the cache
 ///
-/// Loads all pages of the files, and keeps them: pages of other files are evicted first. The pages are lost,
-/// and have to be pinned again, when the cache is detached; when a file is truncated or replaced, which is
-/// what PostgreSQL does in TRUNCATE, VACUUM FULL and REFRESH MATERIALIZED VIEW; and when a node is lost.
+/// Loads all pages of the files, and keeps them: pages of other files are evicted first. If more than seven
+/// eighths of all pages are pinned, pinned pages are evicted like others.
+///
+/// A pin ends when the cache is detached or loses all pages, as by `farpool cache drop DIR` or a restart of a
+/// PostgreSQL server, and when the file is replaced, as by TRUNCATE, VACUUM FULL, CLUSTER, REINDEX and
+/// REFRESH MATERIALIZED VIEW. A new segment of a table is not pinned. Pin again after any of these. If a file
+/// is truncated, as by VACUUM, or a node is lost, the pin stays, and pages come back as they are read.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
@@ -59,16 +60,16 @@ pub struct UnpinArgs {
 fn session_for(dir: &Path, files: &[PathBuf]) -> Result<(CacheSession, Vec<PathBuf>)> {
     let door = Arc::new(attached_door(dir)?);
     let files = files.iter().flat_map(|file| with_segments(&door, file)).collect();
-    let session = CacheSession::new(&CacheClient::new(door), &REPLACEMENTS);
-    Ok((session.context("all places of the cache are taken; try again")?, files))
+    Ok((session(door)?, files))
 }
 
 /// Pins files, and loads them.
 pub fn pin(args: &PinArgs) -> Result<()> {
     let (mut session, paths) = session_for(&args.dir, &args.files)?;
     for path in paths {
-        let file = File::open(&path).with_context(|| format!("cannot open {}", path.display()))?;
-        let pages = file.metadata()?.len() / PAGE_BYTES as u64;
+        let file = open_regular(&path)?;
+        let size = file.metadata().with_context(|| format!("cannot look at {}", path.display()))?.len();
+        let pages = size / PAGE_BYTES as u64;
         await_pin(&mut session, &file, &path)?;
         let loaded =
             load(&mut session, &file, pages).with_context(|| format!("cannot read {}", path.display()))?;
@@ -80,22 +81,27 @@ pub fn pin(args: &PinArgs) -> Result<()> {
 
 /// Pins a file. The cache knows it a moment after it was first read.
 fn await_pin(session: &mut CacheSession, file: &File, path: &Path) -> Result<()> {
-    let give_up_at = Instant::now() + PATIENCE;
+    let give_up_at = Instant::now() + LOAD_PATIENCE;
     loop {
         read_block(session, file, 0).with_context(|| format!("cannot read {}", path.display()))?;
-        if session.pin(file.as_fd(), true) {
+        if session.set_pinned(file.as_fd(), true) {
             return Ok(());
         }
         if Instant::now() >= give_up_at {
-            bail!("{} is not cached: see `farpool cache status`, and which files are cached", path.display());
+            bail!(
+                "{} cannot be cached now: check that `farpool cache status` says `open`; of a PostgreSQL server, only \
+                 files below base/ are cached, without those that end in _fsm",
+                path.display()
+            );
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(LOOK_EVERY);
     }
 }
 
-/// Reads all pages until each was found, or none more is. Returns how many were found.
+/// Reads the file again and again until all pages are found, or no further page was found for
+/// [`LOAD_PATIENCE`]. Returns how many were.
 fn load(session: &mut CacheSession, file: &File, pages: u64) -> std::io::Result<u64> {
-    let (mut found_before, mut give_up_at) = (0, Instant::now() + PATIENCE);
+    let (mut found_before, mut give_up_at) = (0, Instant::now() + LOAD_PATIENCE);
     loop {
         let mut found = 0;
         for block in 0..pages {
@@ -105,9 +111,9 @@ fn load(session: &mut CacheSession, file: &File, pages: u64) -> std::io::Result<
             return Ok(found);
         }
         if found > found_before {
-            (found_before, give_up_at) = (found, Instant::now() + PATIENCE);
+            (found_before, give_up_at) = (found, Instant::now() + LOAD_PATIENCE);
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(LOOK_EVERY);
     }
 }
 
@@ -124,12 +130,12 @@ fn read_block(session: &mut CacheSession, file: &File, block: u64) -> std::io::R
     failed.map_or(Ok(is_hit && read.is_some()), Err)
 }
 
-/// Lets go of files.
+/// Unpins files.
 pub fn unpin(args: &UnpinArgs) -> Result<()> {
     let (mut session, paths) = session_for(&args.dir, &args.files)?;
     for path in paths {
-        let file = File::open(&path).with_context(|| format!("cannot open {}", path.display()))?;
-        session.pin(file.as_fd(), false); // a file that is not known is not pinned
+        // False: the file is not known, or the door is closed, which ends all pins.
+        session.set_pinned(open_regular(&path)?.as_fd(), false);
         say(format!("unpinned  {}", path.display()));
     }
     Ok(())

@@ -57,13 +57,14 @@ struct Cache {
     used_bytes: u64,
     max_bytes: u64,
     index_bytes: u64,
-    files: Vec<File>,
+    files: Vec<CachedFile>,
 }
 
 #[derive(Serialize)]
-struct File {
-    /// Below the directory. `None`: the file has no name there any more.
-    path: Option<PathBuf>,
+struct CachedFile {
+    /// Below the directory; bytes that are not UTF-8 are replaced. `None`: all files that have no name there
+    /// any more, together.
+    path: Option<String>,
     bytes: u64,
     pinned: bool,
 }
@@ -86,10 +87,10 @@ fn explain(state: &str, outsiders: u64) -> &'static str {
 /// Prints the status.
 pub fn status(args: &StatusArgs) -> Result<()> {
     let door = DoorFile::open(&args.dir)?;
-    let DoorStatus { door: way, turns, hits, misses, places, outsiders } = door.status();
+    let DoorStatus { door: found, turns, hits, misses, places, outsiders } = door.status();
     let has_daemon =
         door.has_daemon().with_context(|| format!("cannot ask for the lock of {}", door.path().display()))?;
-    let state = match (way, has_daemon) {
+    let state = match (found, has_daemon) {
         (Door::Open, true) => "open",
         (Door::Invalidating, true) => "opening",
         (Door::Closed, true) => "closed",
@@ -98,7 +99,7 @@ pub fn status(args: &StatusArgs) -> Result<()> {
     };
     let (reads, path) = (hits + misses, door.path().to_owned());
     let hit_rate = (reads > 0).then(|| hits as f64 / reads as f64);
-    let cache = if has_daemon { look_into(door, args.files) } else { None };
+    let cache = if has_daemon { cache_behind(door, args.files) } else { None };
     let status = Status { door: path, state, hits, misses, hit_rate, threads: places, turns, cache };
     if args.json { tell_json(&status) } else { tell(lines(&status, outsiders).join("\n")) }
 }
@@ -115,18 +116,20 @@ fn lines(status: &Status, outsiders: u64) -> Vec<String> {
     let Some(cache) = &status.cache else { return lines };
     let [wanted, memory, used, index] =
         [cache.wanted_bytes, cache.memory_bytes, cache.used_bytes, cache.index_bytes].map(ByteSize);
-    let is_short = if memory < wanted { format!(", {wanted} wanted") } else { String::new() };
-    lines.push(format!("memory    {memory}{is_short}; pages take {used}"));
-    lines.push(format!("index     {index} of shared memory at most"));
-    for file in &cache.files {
-        let name = file.path.as_ref().map_or("(removed)".into(), |path| path.display().to_string());
-        let pinned = if file.pinned { "  pinned" } else { "" };
-        lines.push(format!("{:>12}  {name}{pinned}", ByteSize(file.bytes).to_string()));
-    }
+    let shortfall = if memory < wanted { format!(", {wanted} wanted") } else { String::new() };
+    lines.push(format!("memory    {memory}{shortfall}; pages take {used}"));
+    lines.push(format!("index     {index} of shared memory"));
+    lines.extend(cache.files.iter().map(shown));
     lines
 }
 
-fn look_into(door: DoorFile, most_files: usize) -> Option<Cache> {
+fn shown(file: &CachedFile) -> String {
+    let name = file.path.as_ref().map_or("(removed)".into(), |path| path.escape_debug().to_string());
+    let pinned = if file.pinned { "  pinned" } else { "" };
+    format!("{:>12}  {name}{pinned}", ByteSize(file.bytes).to_string())
+}
+
+fn cache_behind(door: DoorFile, most_files: usize) -> Option<Cache> {
     let wanted = door.wanted_slots();
     let (data, is_postgres) = (door.data().to_owned(), door.is_postgres());
     let contents = CacheClient::new(Arc::new(door)).contents()?;
@@ -141,18 +144,19 @@ fn look_into(door: DoorFile, most_files: usize) -> Option<Cache> {
 }
 
 /// The files with most pages. The segments of a table are one of them, pinned if one of them is.
-fn files(data: &Path, is_postgres: bool, contents: &Contents, most: usize) -> Vec<File> {
+fn files(data: &Path, is_postgres: bool, contents: &Contents, most: usize) -> Vec<CachedFile> {
     let mut named: HashMap<(u64, u64), PathBuf> = paths_below(data).into_iter().collect();
-    let mut files: BTreeMap<Option<PathBuf>, File> = BTreeMap::new();
+    let mut files: BTreeMap<Option<PathBuf>, CachedFile> = BTreeMap::new();
     for found in &contents.files {
         let path = named.remove(&(found.id.device, found.id.inode));
         let path = path.map(|path| if is_postgres { without_segment(path) } else { path });
-        let file = files.entry(path.clone()).or_insert(File { path, bytes: 0, pinned: false });
+        let name = path.as_ref().map(|path| path.to_string_lossy().into_owned());
+        let file = files.entry(path).or_insert(CachedFile { path: name, bytes: 0, pinned: false });
         file.bytes += size_of_pages(found.pages).0;
         file.pinned |= found.is_pinned;
     }
-    let mut files: Vec<File> = files.into_values().collect();
-    files.sort_by_key(|file| Reverse(file.bytes)); // and by path, as they are now
+    let mut files: Vec<CachedFile> = files.into_values().collect();
+    files.sort_by_key(|file| Reverse(file.bytes)); // stable: files of one size stay in the order of their paths
     files.truncate(most);
     files
 }
@@ -186,7 +190,25 @@ fn paths_below(data: &Path) -> Vec<((u64, u64), PathBuf)> {
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+
+    use farpool_cache::{FileId, FilePages};
+
     use super::*;
+
+    #[test]
+    fn a_name_of_any_bytes_is_shown_on_one_line_and_is_json() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join(OsStr::from_bytes(b"a\n\xff"));
+        std::fs::write(&file, "").unwrap();
+        let found = file.metadata().unwrap();
+        let id = FileId { device: found.dev(), inode: found.ino(), generation: 0 };
+        let pages = vec![FilePages { id, pages: 1, is_pinned: false }];
+        let files = files(dir.path(), false, &Contents { files: pages, ..Contents::default() }, 1);
+        assert_eq!(serde_json::to_value(&files).unwrap()[0]["path"], "a\n\u{fffd}");
+        assert_eq!(shown(&files[0]), "     8.0 KiB  a\\n\u{fffd}");
+    }
 
     #[test]
     fn segments_of_a_table_are_one_file() {

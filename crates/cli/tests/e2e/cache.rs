@@ -100,7 +100,7 @@ fn a_killed_daemon_costs_hits_and_another_one_takes_its_place() {
 }
 
 #[test]
-fn a_cache_is_resized_emptied_and_detached_by_commands() {
+fn a_cache_is_resized_pinned_emptied_and_detached_by_commands() {
     let (pool, files, dir) = (Pool::start(PoolOptions::default()), Files::new(), TempDir::new().unwrap());
     let no_cache = run(["cache", "detach", files.name()]);
     assert_complaint(&no_cache, 1, "no cache is attached");
@@ -130,6 +130,13 @@ fn a_cache_is_resized_emptied_and_detached_by_commands() {
     assert_complaint(&run(["cache", "resize", files.name(), "32MiB"]), 2, "has room for 16 MiB");
     fill();
     assert!(has_file("unchanged"), "{}", cached());
+    let is_pinned = || {
+        let files = cached()["files"].as_array().unwrap().clone();
+        files.iter().any(|file| file["path"] == "unchanged" && file["pinned"] == true)
+    };
+    let pinned = run(["cache", "pin", files.name(), "unchanged"]);
+    assert!(pinned.stdout.contains("256 KiB of 256 KiB are in the cache") && is_pinned(), "{pinned:?}");
+    assert!(run(["cache", "unpin", files.name(), "unchanged"]).status.success() && !is_pinned());
     let dropped = run(["cache", "drop", files.name(), "unchanged"]);
     assert!(dropped.status.success(), "{dropped:?}");
     assert!(!has_file("unchanged"), "{}", cached());
