@@ -156,7 +156,8 @@ fn files(data: &Path, is_postgres: bool, contents: &Contents, most: usize) -> Ve
         file.pinned |= found.is_pinned;
     }
     let mut files: Vec<CachedFile> = files.into_values().collect();
-    files.sort_by_key(|file| Reverse(file.bytes)); // stable: files of one size stay in the order of their paths
+    // Files of one size stay in the order of their paths.
+    files.sort_by_key(|file| Reverse(file.bytes));
     files.truncate(most);
     files
 }
