@@ -208,7 +208,7 @@ mod tests {
         let pages = vec![FilePages { id, pages: 1, is_pinned: false }];
         let files = files(dir.path(), false, &Contents { files: pages, ..Contents::default() }, 1);
         assert_eq!(serde_json::to_value(&files).unwrap()[0]["path"], "a\n\u{fffd}");
-        assert_eq!(shown(&files[0]), "     8.0 KiB  a\\n\u{fffd}");
+        assert_eq!(shown(&files[0]), "       8 KiB  a\\n\u{fffd}");
     }
 
     #[test]
