@@ -313,7 +313,7 @@ mod tests {
     use farpool_wire::{AccessKey, Epoch, NodeId, RegionId, SessionId};
 
     use super::*;
-    use crate::tests::Hasty;
+    use crate::tests::{Hasty, taken_blocks};
 
     fn endpoint() -> Endpoint {
         let deadline = Duration::from_secs(1);
@@ -441,15 +441,14 @@ mod tests {
     #[test]
     fn touching_words_for_which_memory_is_reserved_takes_no_more_memory() {
         let (words, memory) = kept();
-        let taken = || rustix::fs::fstat(memory.fd()).unwrap().st_blocks;
         words.reserve(1_000..1_016).unwrap();
-        let before = taken();
+        let before = taken_blocks(memory.fd());
         for number in 1_000..1_016 {
             let extent = extent(number);
             words.clear(&extent);
             words.doubt(&extent);
             words.store(words.place(&extent, 3), BlockWord::EMPTY.written(5));
         }
-        assert_eq!(taken(), before);
+        assert_eq!(taken_blocks(memory.fd()), before);
     }
 }

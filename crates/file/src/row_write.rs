@@ -480,7 +480,7 @@ impl<R: Rules> FileCore<R> {
     /// Stores new data of a row and its parity. Normally both at once. If the parity is the only copy of
     /// another block (`is_degraded`), the data are stored first. Then each run of parity blocks is stored,
     /// unless the parity could not reconstruct all that is missing in one of its columns (W2).
-    async fn store_members(
+    pub(crate) async fn store_members(
         &self,
         core: &SessionCore,
         row: &Row,

@@ -273,7 +273,7 @@ impl<R: Rules> StoreCore<R> {
     }
 
     /// Makes sure that the words of an extent's region can be touched.
-    fn make_room_for_words(&self, extent: &Extent) -> Result<(), FileError> {
+    pub(crate) fn make_room_for_words(&self, extent: &Extent) -> Result<(), FileError> {
         let per_region = self.extents_per_region();
         let number = extent.number() / per_region;
         let mut has_words = self.has_words.lock();

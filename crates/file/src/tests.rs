@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use farpool_fabric::{Clock, OpError, TransportChoice};
@@ -64,6 +65,11 @@ impl Clock for Hasty {
         self.0.set(self.0.get() + 1_000_000_000);
         self.0.get()
     }
+}
+
+/// How much memory a file in memory takes, in the units of `stat`.
+pub(crate) fn taken_blocks(memory: impl AsFd) -> i64 {
+    rustix::fs::fstat(memory).unwrap().st_blocks
 }
 
 fn pattern(bytes: usize, seed: u64) -> Vec<u8> {

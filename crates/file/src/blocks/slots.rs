@@ -105,7 +105,9 @@ const _: () = assert!(MAX_FILE_BYTES < 1 << SIZE_BITS && KEPT_FILES.is_multiple_
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::kept;
     use super::*;
+    use crate::tests::taken_blocks;
 
     fn said(bytes: u64, count: u64) -> u64 {
         bytes | (count & COUNT_MASK) << COUNT_SHIFT
@@ -131,5 +133,29 @@ mod tests {
         );
         assert_eq!(agreed(None, None), None);
         assert!(agreed(Some(said(7, 1) | CUT), Some(said(7, 1) | CUT)).unwrap().is_being_cut);
+    }
+
+    #[test]
+    fn a_kill_before_the_second_copy_of_a_size_is_stored_leaves_the_new_size() {
+        let (words, memory) = kept();
+        let (slot, new) = (5, KeptSize { bytes: 2000, is_being_cut: true });
+        words.set_file_size(slot, KeptSize { bytes: 1000, is_being_cut: false });
+        let old = memory.mapping().load(echo_at(slot)).unwrap();
+        words.set_file_size(slot, new);
+        assert_eq!(words.file_size(slot), Some(new));
+        memory.mapping().store(echo_at(slot), old).unwrap();
+        assert_eq!(words.file_size(slot), Some(new));
+    }
+
+    #[test]
+    fn storing_sizes_and_times_in_slots_that_are_reserved_takes_no_more_memory() {
+        let (words, memory) = kept();
+        assert!(words.reserve_slot(SLOTS_AT_ONCE + 1_000));
+        let before = taken_blocks(memory.fd());
+        for slot in [SLOTS_AT_ONCE, SLOTS_AT_ONCE + 1_000, 2 * SLOTS_AT_ONCE - 1] {
+            words.set_file_size(slot, KeptSize { bytes: 1000, is_being_cut: false });
+            words.set_file_written_ns(slot, 7);
+        }
+        assert_eq!(taken_blocks(memory.fd()), before);
     }
 }

@@ -4,12 +4,13 @@
 use std::pin::pin;
 use std::sync::Arc;
 
-use farpool_pool::Where;
+use farpool_pool::{OVERFLOW_NODE, Where};
 use farpool_wire::BlockWord;
 use futures_util::poll;
 
 use super::bare::Bare;
 use super::only_copy::{COLUMN, HALF, OneRow, PARITY};
+use super::overflow::{disk, pool};
 use super::*;
 
 /// Ends the lease of the region in which a member lies.
@@ -63,6 +64,26 @@ fn a_member_lies_on_the_node_of_a_lost_one_only_if_no_other_node_has_room() {
         }
         assert_eq!(take().await, Ok(nodes[1]));
     });
+}
+
+#[test]
+fn a_member_lies_on_the_node_of_a_lost_one_rather_than_in_the_overflow_directory() {
+    let (rig, dir) = (Rig::new(3, 2), disk());
+    let (bare, contents) = (Bare::of(pool(&rig, &dir, None)), pattern(2 * HALF, 3));
+    let file = bare.filled(PARITY, &contents);
+    let row = OneRow { bare, file, contents };
+    let (rows, store) = (row.file.rows().unwrap(), &row.bare.store);
+    let nodes = [0, 1].map(|member| row.extent(member).region().id.node);
+    let fresh = row.bare.run(async |_| {
+        let mut taken = Vec::new();
+        while let Ok(extent) = store.take_extent(0, &Where::NotOn(vec![OVERFLOW_NODE])).await {
+            taken.push(extent);
+        }
+        taken.retain(|extent| extent.region().id.node == nodes[0]); // only this node is full now
+        end_lease(&row, 1);
+        row.file.take_member(rows, 0, None).await
+    });
+    assert_eq!(fresh.map(|extent| extent.region().id.node), Ok(nodes[1]));
 }
 
 #[test]

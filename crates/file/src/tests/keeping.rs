@@ -8,11 +8,12 @@ use std::sync::Arc;
 
 use farpool_fabric::create_sealed;
 use farpool_keep::{Kept, MemoryJournal};
-use farpool_pool::{EXTENT_BYTES, KeptState, Pool, PoolConfig};
+use farpool_pool::{EXTENT_BYTES, Extent, KeptState, Pool, PoolConfig, Where};
 use farpool_wire::{BLOCK_BYTES, BlockWord};
+use futures_util::future::join_all;
 use rustix::fs::SeekFrom;
 
-use super::{BLOCK, Rig, pattern, read};
+use super::{BLOCK, REGION_BYTES, Rig, pattern, read, taken_blocks};
 use crate::blocks::{ECHOES, SLOTS, WITNESSES};
 use crate::{FarFile, FileError, FileStore, KEPT_WORDS_BYTES, Redundancy, Session};
 
@@ -456,4 +457,24 @@ fn a_truncation_that_has_ended_is_not_completed_again_by_a_successor() {
     let ids = kill(store.clone(), vec![file]);
     let (_store, found) = keep.store(&rig, &ids);
     assert_eq!((found[0].size(), found[0].allocated_bytes()), (100, 3 * EXTENT_BYTES));
+}
+
+#[test]
+fn touching_the_words_of_an_extent_takes_no_more_memory_once_there_is_room_for_its_region() {
+    // The words of the first four regions share a page, so this looks at the fifth.
+    let regions = 5;
+    let rig = Rig::new(1, regions);
+    let mut keep = Keep::new();
+    let (store, _) = keep.store(&rig, &[]);
+    let (core, session) = (store.core(), store.session());
+    let extents = session.lock().block_on(join_all(
+        (0..regions * REGION_BYTES / EXTENT_BYTES)
+            .map(|place| core.stock.take_extent_within(place, &Where::Anywhere)),
+    ));
+    let last = extents.into_iter().map(Result::unwrap).max_by_key(Extent::number).unwrap();
+    core.make_room_for_words(&last).unwrap();
+    let before = taken_blocks(&keep.words);
+    core.words.clear(&last);
+    core.words.doubt(&last);
+    assert_eq!(taken_blocks(&keep.words), before);
 }

@@ -240,3 +240,25 @@ fn a_parity_waits_for_the_data_in_columns_where_it_is_a_lost_member_s_only_copy(
     assert!(is_degraded(&[(0, COLUMN), (1, COLUMN + 1)]));
     assert!(!is_degraded(&[(0, 0)]), "the lost member is empty there");
 }
+
+#[test]
+fn a_parity_that_is_a_lost_member_s_only_copy_is_stored_only_after_the_data() {
+    let rig = Rig::new(3, 1);
+    let row = OneRow::new(&rig, 2 * HALF);
+    let parity = row.parity();
+    // The members to which a write of the first member's block has stored, or tried to store.
+    let tried = |is_degraded| {
+        row.bare.run(async |core| {
+            let members = row.file.row(row.file.rows().unwrap(), 0).unwrap();
+            let [data, of_parity] =
+                [0, parity].map(|member| vec![(member, COLUMN, core.buffer(BLOCK_BYTES).unwrap())]);
+            let stores = row.file.store_members(core, &members, data, of_parity, is_degraded).await;
+            stores.iter().map(|store| store.stripe).collect::<Vec<_>>()
+        })
+    };
+    row.lose(1);
+    assert_eq!(tried(true), [0, parity]);
+    row.lose(0);
+    assert_eq!(tried(true), [0], "the data were not stored");
+    assert_eq!(tried(false), [0, parity], "both at once");
+}

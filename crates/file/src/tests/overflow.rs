@@ -15,7 +15,7 @@ pub(super) fn disk() -> tempfile::TempDir {
 }
 
 /// A pool with overflow into a directory.
-fn pool(rig: &Rig, dir: &tempfile::TempDir, limit_bytes: Option<u64>) -> Pool {
+pub(super) fn pool(rig: &Rig, dir: &tempfile::TempDir, limit_bytes: Option<u64>) -> Pool {
     let broker = rig.broker.to_string();
     let config = PoolConfig { broker, tls: None, transport: TransportChoice::Shm.into(), limit_bytes: None };
     let overflow = OverflowConfig { dir: dir.path().to_owned(), limit_bytes };

@@ -42,6 +42,19 @@ fn a_column_without_data_has_an_empty_parity() {
 }
 
 #[test]
+fn a_hole_in_part_of_an_empty_block_changes_neither_the_block_nor_its_parity() {
+    let rig = Rig::new(3, 1);
+    let row = OneRow::new(&rig, 2 * HALF);
+    let punch = |from, bytes| row.bare.run(async |core| row.file.punch(core, from, bytes).await).unwrap();
+    let words = || [0, 1, row.parity()].map(|member| row.word(member, COLUMN));
+    punch(COLUMN * BLOCK, BLOCK);
+    let before = words();
+    assert!(before[0].is_empty());
+    punch(COLUMN * BLOCK + 10, 20);
+    assert_eq!(words(), before);
+}
+
+#[test]
 fn a_parity_is_computed_from_the_other_data_if_its_old_contents_are_wrong() {
     for spoiled in ["the parity", "the data that are written"] {
         let rig = Rig::new(5, 1);

@@ -217,6 +217,23 @@ fn a_write_beside_a_lost_member_needs_all_its_stores_unless_that_block_is_empty(
 }
 
 #[test]
+fn a_write_that_stores_nothing_beside_a_lost_member_leaves_the_column_as_it_was() {
+    let rig = Rig::new(3, 8);
+    let bare = Bare::new(&rig);
+    let row = Row::new(bare.filled(PARITY, &pattern(DATA, 3)));
+    row.extent(1).region().node.give_up();
+    bare.run(async |core| {
+        let words = || [0, 1, 2].map(|which| row.word(which));
+        let before = words();
+        for parity in [None, Some(Some(false))] {
+            assert!(!row.settle(core, [Some(Some(false)), None, parity]).await);
+            assert_eq!(words(), before, "{parity:?}");
+        }
+    });
+    assert!(bare.read(&row.file, 0, DATA).unwrap() == pattern(DATA, 3));
+}
+
+#[test]
 fn a_row_that_has_lost_two_members_takes_writes_of_whole_blocks_again() {
     let rig = Rig::new(5, 8);
     let (store, session) = rig.store(TransportChoice::Shm);

@@ -2,6 +2,7 @@
 
 use farpool_wire::BlockWord;
 
+use super::bare::Bare;
 use super::*;
 use crate::blocks::BLOCKS_PER_EXTENT;
 use crate::{Rules, Shipped, VolumeStatus};
@@ -266,5 +267,17 @@ fn a_failed_write_beyond_the_end_leaves_no_bytes_there() {
     file.set_size(&session, 4 * EXTENT_BYTES).unwrap();
     for block in 1..4 * EXTENT_BYTES / BLOCK {
         assert_eq!(read(&file, &session, block * BLOCK, BLOCK_BYTES).unwrap(), [0; BLOCK_BYTES], "{block}");
+    }
+}
+
+#[test]
+fn a_row_without_room_has_no_space_on_as_many_nodes_as_it_needs_and_too_few_nodes_on_fewer() {
+    let rig = Rig::new(2, 1);
+    let bare = Bare::new(&rig);
+    let too_few = FileError::TooFewNodes { wanted: 3, found: 2 };
+    for (redundancy, error) in [(Redundancy::Mirror, FileError::NoSpace), (PARITY, too_few)] {
+        let file = bare.store.create_as(redundancy);
+        let reserved = bare.run(async |_| file.reserve(0, 2 * REGION_BYTES).await);
+        assert_eq!(reserved, Err(error));
     }
 }
