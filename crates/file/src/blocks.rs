@@ -306,31 +306,18 @@ impl<'a> Wait<'a> {
 
 #[cfg(test)]
 mod tests {
-    use std::rc::Rc;
-
-    use farpool_fabric::{EndpointConfig, Negotiated, Peer, TransportChoice, block_on};
+    use farpool_fabric::{Peer, block_on};
     use farpool_pool::{LeasedRegion, NodeState};
-    use farpool_wire::{AccessKey, Epoch, NodeId, RegionId, SessionId};
+    use farpool_wire::{AccessKey, Epoch, NodeId, RegionId};
 
     use super::*;
-    use crate::tests::{Hasty, taken_blocks};
-
-    fn endpoint() -> Endpoint {
-        let deadline = Duration::from_secs(1);
-        Endpoint::new(EndpointConfig {
-            transport: Rc::new(Negotiated::new(TransportChoice::Tcp, deadline)),
-            clock: Rc::new(Hasty::default()),
-            session_ids: Box::new(|| SessionId(1)),
-            arena_bytes: BLOCK_BYTES,
-            deadline,
-        })
-    }
+    use crate::tests::{Hasty, endpoint, taken_blocks};
 
     #[test]
     fn a_block_that_stays_locked_is_given_up() {
         let (words, _memory) = BlockWords::create().unwrap();
         let place = BlockPlace(0);
-        let endpoint = endpoint();
+        let endpoint = endpoint(Hasty::default());
         assert_eq!(block_on(&endpoint, words.lock(&endpoint, place)), Ok(BlockWord::EMPTY));
         assert_eq!(block_on(&endpoint, words.lock(&endpoint, place)), Err(StillLocked));
     }
@@ -338,7 +325,7 @@ mod tests {
     #[test]
     fn the_lock_of_a_direct_client_names_it_until_the_owner_takes_it_over() {
         let (words, memory) = BlockWords::create().unwrap();
-        let (place, endpoint) = (BlockPlace(0), endpoint());
+        let (place, endpoint) = (BlockPlace(0), endpoint(Hasty::default()));
         words.store(place, BlockWord::EMPTY.written(5));
         let client = BlockWords::open(&memory.fd().try_clone_to_owned().unwrap(), 7).unwrap();
         block_on(&endpoint, client.lock(&endpoint, place)).unwrap();
@@ -349,7 +336,7 @@ mod tests {
 
     #[test]
     fn waiting_for_a_lock_ends_whether_it_is_kept_or_others_are_faster() {
-        let endpoint = endpoint();
+        let endpoint = endpoint(Hasty::default());
         let mut wait = Wait::new(&endpoint, LOCK_PATIENCE);
         let looks = block_on(&endpoint, async {
             let mut looks = 0;

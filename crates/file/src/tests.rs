@@ -3,13 +3,14 @@
 use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::os::fd::AsFd;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use farpool_fabric::{Clock, OpError, TransportChoice};
+use farpool_fabric::{Clock, Endpoint, EndpointConfig, Negotiated, OpError, TransportChoice};
 use farpool_lease::Millis;
 use farpool_pool::{EXTENT_BYTES, Pool, PoolConfig};
 use farpool_testpool::{REGION_BYTES, Rig, wait_until};
-use farpool_wire::{BLOCK_BYTES, Epoch, GrantMode, MAX_TRANSFER_BYTES, Refusal, RegionId};
+use farpool_wire::{BLOCK_BYTES, Epoch, GrantMode, MAX_TRANSFER_BYTES, Refusal, RegionId, SessionId};
 use futures_util::future::join;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
@@ -19,6 +20,7 @@ use crate::{FarFile, FileError, FileStore, Redundancy, Session};
 
 mod avoiding;
 mod bare;
+mod dead_client;
 mod direct;
 mod extents;
 mod keeper;
@@ -70,6 +72,27 @@ impl Clock for Hasty {
 /// How much memory a file in memory takes, in the units of `stat`.
 pub(crate) fn taken_blocks(memory: impl AsFd) -> i64 {
     rustix::fs::fstat(memory).unwrap().st_blocks
+}
+
+/// A clock that stands still: no sleep ever ends.
+pub(crate) struct Stopped;
+
+impl Clock for Stopped {
+    fn now_ns(&self) -> u64 {
+        0
+    }
+}
+
+/// An endpoint that is connected to no node.
+pub(crate) fn endpoint(clock: impl Clock + 'static) -> Endpoint {
+    let deadline = Duration::from_secs(1);
+    Endpoint::new(EndpointConfig {
+        transport: Rc::new(Negotiated::new(TransportChoice::Tcp, deadline)),
+        clock: Rc::new(clock),
+        session_ids: Box::new(|| SessionId(1)),
+        arena_bytes: MAX_TRANSFER_BYTES,
+        deadline,
+    })
 }
 
 fn pattern(bytes: usize, seed: u64) -> Vec<u8> {

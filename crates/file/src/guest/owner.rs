@@ -271,11 +271,15 @@ impl<R: Rules> FileCore<R> {
 
 #[cfg(test)]
 mod tests {
-    use farpool_fabric::Peer;
+    use std::pin::pin;
+
+    use farpool_fabric::{Peer, block_on};
     use farpool_pool::NodeState;
     use farpool_wire::{AccessKey, Epoch, NodeId, RegionId};
+    use futures_util::poll;
 
     use super::*;
+    use crate::tests::{Stopped, endpoint};
 
     fn extent(number: u64) -> Arc<Extent> {
         let peer = Peer { node: NodeId(1), tcp: None, verbs: None, shm_socket: None };
@@ -304,6 +308,21 @@ mod tests {
         guests.free_places_of(GuestId(1));
         guests.collect();
         assert_eq!(Arc::strong_count(&other), 1, "the dead are not waited for");
+    }
+
+    #[test]
+    fn an_operation_that_ends_soon_is_waited_for_without_a_sleep() {
+        let (words, _memory) = BlockWords::create().unwrap();
+        let guests = Guests::new(Arc::new(words)).unwrap();
+        let place = guests.table.take_place(1).unwrap();
+        let endpoint = endpoint(Stopped);
+        guests.table.enter(place);
+        block_on(&endpoint, async {
+            let mut waiting = pin!(guests.quiesce(&endpoint));
+            assert!(poll!(&mut waiting).is_pending());
+            guests.table.leave(place);
+            assert!(poll!(&mut waiting).is_ready());
+        });
     }
 
     #[test]

@@ -244,6 +244,19 @@ mod tests {
     }
 
     #[test]
+    fn the_table_of_a_dead_process_stays_as_it_was() {
+        let (owners, memory) = Table::create().unwrap();
+        let table = Table::open(&memory.fd().try_clone_to_owned().unwrap()).unwrap();
+        let place = table.take_place(1).unwrap();
+        table.enter(place);
+        table.abandon();
+        table.leave(place);
+        table.free_place(place);
+        assert!(!owners.has_finished(owners.begin_waiting()), "its operation counts as unfinished");
+        assert_ne!(owners.take_place(2), Some(place));
+    }
+
+    #[test]
     fn moved_bytes_stay_counted_after_their_guest_has_died_and_its_place_is_reused() {
         let (table, _memory) = Table::create().unwrap();
         let (one, other) = (table.take_place(1).unwrap(), table.take_place(2).unwrap());

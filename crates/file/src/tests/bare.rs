@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use farpool_pool::SessionCore;
+use farpool_pool::{Extent, SessionCore};
 
 use super::*;
 use crate::{FileCore, StoreCore};
@@ -48,6 +48,15 @@ impl Bare {
             let (buffer, within) = file.read(core, offset, length).await?;
             Ok(buffer.map_or(vec![0; within.len()], |buffer| buffer[within].to_vec()))
         })
+    }
+
+    /// Puts a block's bytes into far memory without changing its word.
+    pub(super) fn put(&self, extent: &Extent, block: u64, bytes: &[u8; BLOCK_BYTES]) {
+        self.run(async |core| {
+            let mut buffer = core.buffer(BLOCK_BYTES).unwrap();
+            buffer.copy_from_slice(bytes);
+            core.write(extent, block * BLOCK, buffer).await.1.unwrap();
+        });
     }
 
     /// Has all regions taken back, with a long grace, and waits until the store knows.

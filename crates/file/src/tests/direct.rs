@@ -9,8 +9,8 @@ use std::sync::{Arc, mpsc};
 
 use farpool_fabric::{Endpoint, EndpointConfig, MonotonicClock, Negotiated, block_on};
 use farpool_pool::direct::{GuestRegion, Owner, Server, packets};
-use farpool_pool::{NODE_DEADLINE, SessionCore};
-use farpool_wire::{NodeId, TICKET_BYTES};
+use farpool_pool::{Extent, NODE_DEADLINE, SessionCore};
+use farpool_wire::{BlockWord, NodeId, TICKET_BYTES};
 use futures_util::poll;
 use rustix::io::Errno;
 
@@ -23,10 +23,11 @@ use crate::map::Loss;
 use crate::{FileCore, StoreCore};
 
 /// A direct client with one thread.
-struct Client {
-    place: GuestPlace,
-    core: SessionCore,
-    store: Arc<GuestStore>,
+pub(super) struct Client {
+    pub(super) id: GuestId,
+    pub(super) place: GuestPlace,
+    pub(super) core: SessionCore,
+    pub(super) store: Arc<GuestStore>,
 }
 
 /// The store's memory as a direct client gets it.
@@ -37,24 +38,24 @@ fn memory_of(store: &StoreCore) -> GuestMemory<OwnedFd> {
 }
 
 impl Client {
-    fn new(bare: &Bare) -> Client {
+    pub(super) fn new(bare: &Bare) -> Client {
         Client::told(bare, |region| region)
     }
 
     /// A direct client that learns of regions what `told` makes of the owner's answers.
     fn told(bare: &Bare, told: fn(GuestRegion) -> GuestRegion) -> Client {
-        let (owner, guest) = (bare.store.clone(), bare.store.add_guest().unwrap());
+        let (owner, id) = (bare.store.clone(), bare.store.add_guest().unwrap());
         let ask = Box::new(move |number| owner.region_of(number).map(told));
         let (memory, per_region) = (memory_of(&bare.store), bare.store.extents_per_region());
-        let store = GuestStore::new(guest, &memory, per_region, Arc::new(MonotonicClock), ask).unwrap();
+        let store = GuestStore::new(id, &memory, per_region, Arc::new(MonotonicClock), ask).unwrap();
         let store = Arc::new(store);
         let transport = Rc::new(Negotiated::new(TransportChoice::Shm, NODE_DEADLINE));
         let endpoint = Endpoint::new(EndpointConfig::real(transport, 4 * MAX_TRANSFER_BYTES, NODE_DEADLINE));
         let place = store.place().unwrap();
-        Client { place, core: SessionCore::new(store.regions().clone(), endpoint), store }
+        Client { id, place, core: SessionCore::new(store.regions().clone(), endpoint), store }
     }
 
-    fn open(&self, file: &FileCore) -> GuestFileCore {
+    pub(super) fn open(&self, file: &FileCore) -> GuestFileCore {
         file.open_to_guests().unwrap();
         GuestFileCore::open(self.store.clone(), &file.guest_memory().unwrap()).unwrap()
     }
@@ -70,7 +71,7 @@ impl Client {
     }
 }
 
-const DATA: usize = 2 * EXTENT_BYTES as usize;
+pub(super) const DATA: usize = 2 * EXTENT_BYTES as usize;
 
 #[test]
 fn a_direct_client_reads_what_the_owner_wrote_and_the_owner_reads_what_it_wrote() {
@@ -115,6 +116,62 @@ fn a_direct_client_uses_only_the_lease_that_the_table_names() {
         let client = Client::told(&bare, told);
         assert_eq!(client.read(&client.open(&file), 0, 1), Err(AskOwner));
     }
+}
+
+#[test]
+fn a_direct_client_uses_an_extent_of_a_new_region_at_once() {
+    let rig = Rig::new(1, 2);
+    let bare = Bare::new(&rig);
+    let client = Client::new(&bare);
+    let file = bare.filled(Redundancy::Stripe, &pattern(DATA, 3));
+    assert!(client.read(&client.open(&file), 0, DATA).unwrap() == pattern(DATA, 3));
+}
+
+#[test]
+fn a_direct_client_does_not_write_to_a_file_with_rows() {
+    let rig = Rig::new(2, 4);
+    let bare = Bare::new(&rig);
+    let file = bare.filled(Redundancy::Mirror, &pattern(DATA, 3));
+    let client = Client::new(&bare);
+    let seen = client.open(&file);
+    assert!(client.read(&seen, 0, DATA).unwrap() == pattern(DATA, 3));
+    assert_eq!(client.write(&seen, 0, &[9; BLOCK_BYTES]), Err(AskOwner));
+    assert!(bare.read(&file, 0, DATA).unwrap() == pattern(DATA, 3));
+}
+
+#[test]
+fn a_direct_client_asks_the_owner_if_the_extent_has_changed_while_it_waited_for_a_lock() {
+    let rig = Rig::new(1, 4);
+    let bare = Bare::new(&rig);
+    let client = Client::new(&bare);
+    let words = &bare.store.words;
+    type Change<'a> = &'a dyn Fn(&FileCore, &Extent, BlockWord) -> BlockWord;
+    let nothing = |_: &FileCore, _: &Extent, word| word;
+    let dropped = |file: &FileCore, _: &Extent, word| {
+        file.map.write().remove(0);
+        word
+    };
+    let doubted = |_: &FileCore, extent: &Extent, word| {
+        words.doubt(extent);
+        word
+    };
+    let lost = |_: &FileCore, _: &Extent, word: BlockWord| word.lost();
+    let written = |change: Change<'_>| {
+        let file = bare.filled(Redundancy::Stripe, &pattern(DATA, 3));
+        let seen = client.open(&file);
+        let extent = file.extent_at(0).unwrap();
+        let first = words.place(&extent, 0);
+        bare.run(async |core| {
+            let word = words.lock(core.endpoint(), first).await.unwrap();
+            let data = Given::from(&[9; BLOCK_BYTES][..]);
+            let mut writing = pin!(seen.write(&client.core, &client.place, 0, data));
+            assert!(poll!(&mut writing).is_pending(), "it waits for the lock");
+            words.store(first, change(&file, &extent, word));
+            block_on(client.core.endpoint(), writing)
+        })
+    };
+    assert_eq!(written(&nothing), Ok(()));
+    assert_eq!([&dropped as Change<'_>, &doubted, &lost].map(written), [Err(AskOwner); 3]);
 }
 
 #[test]
@@ -284,8 +341,10 @@ fn a_process_that_joined_a_daemon_reads_and_writes_until_the_daemon_ends() {
     right[50..350].fill(9);
     let several = [Given::from(&[9; 100][..]), Given::from(&[9; 200][..])];
     assert_eq!(file.core().take_guests_written_ns(), None);
+    let before = coarse_now_ns();
     assert_eq!(seen.write_at(&thread, 50, &several), Some(300));
-    assert!(file.core().take_guests_written_ns().is_some_and(|ns| ns > 1));
+    let written = file.core().take_guests_written_ns().unwrap();
+    assert!((before..=coarse_now_ns()).contains(&written), "{written}");
     assert_eq!(file.core().take_guests_written_ns(), None, "not since the last call");
     assert!(read(&file, &session, 0, DATA).unwrap() == right);
 
@@ -363,6 +422,30 @@ fn a_process_that_joined_a_daemon_reads_and_writes_what_lies_in_the_overflow_dir
     drop(daemon.server.take());
     wait_until(|| host.notice_end());
     assert_eq!(files(), 0);
+}
+
+/// Nanoseconds since 1970 by the clock that gives files their times.
+fn coarse_now_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
+    Duration::new(now.tv_sec as u64, now.tv_nsec as u32).as_nanos() as u64
+}
+
+#[test]
+fn a_copy_of_a_host_in_a_forked_process_writes_nothing_and_asks_nothing() {
+    let rig = Rig::new(1, 4);
+    let (store, session) = rig.store(TransportChoice::Shm);
+    let file = store.create();
+    file.write(&session, 0, &pattern(DATA, 3)).unwrap();
+    file.core().open_to_guests().unwrap();
+    let daemon = Daemon::start("forked", &store, &file);
+    let host = Host::join(&daemon.name).unwrap();
+    let (seen, thread) = (host.open(&TICKET).unwrap(), host.session().unwrap());
+    let write = |byte| seen.write_at(&thread, 0, &[Given::from(&[byte; 100][..])]);
+    assert_eq!(write(9), Some(100));
+    host.abandon();
+    assert_eq!(write(7), None);
+    assert!(host.open(&TICKET).is_err(), "the connection is the parent's");
+    assert_eq!(read(&file, &session, 0, 100).unwrap(), [9; 100]);
 }
 
 fn is_open_socket(inode: u64) -> bool {

@@ -70,11 +70,7 @@ impl OneRow {
 
     /// Puts other bytes in the place of a member's block, whose word stays.
     pub(super) fn spoil_block(&self, member: u64, block: u64) {
-        self.bare.run(async |core| {
-            let mut buffer = core.buffer(BLOCK_BYTES).unwrap();
-            buffer.fill(0xEE);
-            core.write(&self.extent(member), block * BLOCK, buffer).await.1.unwrap();
-        });
+        self.bare.put(&self.extent(member), block, &[0xEE; BLOCK_BYTES]);
     }
 }
 

@@ -1,12 +1,11 @@
 //! Rebuilds, repairs and scrubs of single members and blocks, without the thread that does them in a mount.
 
 use std::pin::pin;
-use std::rc::Rc;
 use std::sync::Arc;
 
-use farpool_fabric::{Endpoint, EndpointConfig, Negotiated, block_on};
+use farpool_fabric::block_on;
 use farpool_pool::{Extent, LeaseKeeper, NodeState, SessionCore, Sign};
-use farpool_wire::{BlockWord, SessionId};
+use farpool_wire::BlockWord;
 use futures_util::poll;
 
 use super::bare::Bare;
@@ -58,11 +57,7 @@ impl Rowed {
 
     /// Puts other bytes into a block without changing its word.
     fn damage(&self, member: u64, block: u64) {
-        self.bare.run(async |core| {
-            let mut buffer = core.buffer(BLOCK_BYTES).unwrap();
-            buffer.fill(0xEE);
-            core.write(&self.extent(member), block * BLOCK, buffer).await.1.unwrap();
-        });
+        self.bare.put(&self.extent(member), block, &[0xEE; BLOCK_BYTES]);
     }
 
     fn repair(&self, member: u64, block: u64) -> Result<bool, FileError> {
@@ -112,15 +107,7 @@ impl LeaseKeeper for RunOut {
 /// Runs a task in a session that reads and writes nothing for now, and loses its patience with a locked block
 /// at once.
 fn run_late<T>(task: impl AsyncFnOnce(&SessionCore) -> T) -> T {
-    let deadline = Duration::from_secs(1);
-    let endpoint = Endpoint::new(EndpointConfig {
-        transport: Rc::new(Negotiated::new(TransportChoice::Tcp, deadline)),
-        clock: Rc::new(Hasty::default()),
-        session_ids: Box::new(|| SessionId(1)),
-        arena_bytes: MAX_TRANSFER_BYTES,
-        deadline,
-    });
-    let core = SessionCore::new(Arc::new(RunOut), endpoint);
+    let core = SessionCore::new(Arc::new(RunOut), endpoint(Hasty::default()));
     block_on(core.endpoint(), task(&core))
 }
 
