@@ -92,7 +92,7 @@ bench-files: ## files in far memory beside floors, peers and disks, as the paper
 
 .PHONY: test
 test: setup ## everything that needs no special hardware
-	cargo test --locked --no-fail-fast
+	scripts/run-tests
 
 .PHONY: test-databases
 test-databases: setup ## PostgreSQL, DuckDB, SQLite and a mapping program in far memory and on disk: same results
