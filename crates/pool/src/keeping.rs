@@ -167,6 +167,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::overflow::as_lease;
 
     fn lease(index: u32) -> Lease {
         let address = Some(NodeAddress { node: 1, ..Default::default() });
@@ -204,6 +205,17 @@ mod tests {
         let kept = journal.kept();
         assert_eq!(KeptPool::find(&kept), Some(pool));
         assert_eq!(regions_of(&kept).into_keys().collect::<Vec<_>>(), [MAX_NUMBERS - 1]);
+    }
+
+    #[test]
+    fn regions_of_the_overflow_directory_are_told_from_lost_ones_and_from_those_of_nodes() {
+        let journal = Arc::new(MemoryJournal::default());
+        let keeping = Keeping::new(journal.clone());
+        keeping.held(0, &lease(4));
+        keeping.held(1, &as_lease(5));
+        keeping.held(2, &as_lease(6));
+        keeping.gone(2);
+        assert_eq!(overflow_indices(&journal.kept()), BTreeSet::from([5]));
     }
 
     proptest! {

@@ -193,6 +193,7 @@ impl LeasedRegion {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::overflow::SharedFile;
     use farpool_wire::NodeId;
 
     fn region() -> LeasedRegion {
@@ -241,5 +242,17 @@ mod tests {
         assert!(region.is_leaving() && region.check(99).is_ok());
         region.retire();
         assert_eq!((region.has_ended(), region.usable_until_ms()), (true, 0));
+    }
+
+    #[test]
+    fn direct_clients_use_far_memory_and_of_the_overflow_directory_what_its_storage_permits() {
+        let far = region();
+        assert!(far.guests_may_use());
+        let file = tempfile::tempfile().unwrap(); // kept, so that no other test's file gets its inode
+        let storage = Arc::new(SharedFile::new(file.try_clone().unwrap().into()));
+        let overflow = LeasedRegion::overflow(far.id, far.epoch, far.key, far.node, storage.clone());
+        assert!(overflow.guests_may_use());
+        storage.abandon();
+        assert!(!overflow.guests_may_use());
     }
 }

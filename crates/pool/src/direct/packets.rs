@@ -67,3 +67,28 @@ pub(crate) fn is_cut(socket: BorrowedFd<'_>) -> bool {
 pub fn refusal(errno: rustix::io::Errno) -> GuestAnswer {
     GuestAnswer { errno: errno.raw_os_error() as u32, ..GuestAnswer::default() }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+    use std::time::{Duration, Instant};
+
+    use rustix::net::sockopt::{Timeout, set_socket_timeout};
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+    use super::*;
+
+    #[test]
+    fn sending_to_a_peer_that_does_not_read_fails_at_once() {
+        /// How long a call that waits would take.
+        const PATIENCE: Duration = Duration::from_secs(10);
+        let (ours, _peers) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        set_socket_timeout(&ours, Timeout::Send, Some(PATIENCE)).unwrap();
+        let begun = Instant::now();
+        let mut sent = std::iter::repeat_with(|| send(ours.as_fd(), &[1; MAX_MESSAGE_BYTES], &[]));
+        let error = sent.find_map(Result::err).unwrap();
+        assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+        assert!(begun.elapsed() < PATIENCE);
+    }
+}

@@ -232,7 +232,7 @@ mod tests {
     use farpool_fabric::{MonotonicClock, SharedMemory};
 
     use super::*;
-    use crate::session::scripted;
+    use crate::session::scripted::{self, World};
 
     /// What the owner tells of a region in far memory, on a node that is reached like this.
     fn told(peer: &Peer, index: u32) -> GuestRegion {
@@ -243,6 +243,24 @@ mod tests {
             peer: peer.clone(),
             storage: None,
         }
+    }
+
+    #[test]
+    fn a_direct_client_uses_a_region_until_its_time_ends_by_the_clock() {
+        let memory = SharedMemory::create("terms", Terms::bytes(1)).unwrap();
+        let terms = || Terms::new(memory.mapping().clone(), 0, 1);
+        let node = scripted::node(1);
+        let of_owner = told(&node.peer, 0);
+        let usable_until_ms = 1_234;
+        terms()
+            .publish(0, &LeasedRegion::new(of_owner.id, of_owner.epoch, of_owner.key, node, usable_until_ms));
+        let clock = World::new();
+        let request = Box::new(move |_| Some(of_owner.clone()));
+        let regions = GuestRegions::new(terms(), 1, Arc::new(clock.clone()), request).unwrap();
+        clock.advance_to(Millis(usable_until_ms - 1));
+        assert!(regions.extent(0).is_some());
+        clock.advance_to(Millis(usable_until_ms));
+        assert!(regions.extent(0).is_none());
     }
 
     #[test]

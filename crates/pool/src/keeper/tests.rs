@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
+use std::sync::atomic::AtomicUsize;
 
 use farpool_control::Listener;
 use farpool_fabric::TransportChoice;
@@ -259,6 +260,28 @@ fn leases_that_a_node_takes_back_are_renewed_at_once_and_go_back_when_they_are_e
     assert!(!is_asked(rig.release_by(pool.owner())), "an extent of the region is in use");
     drop(extent);
     wait_until(|| is_asked(rig.release_by(pool.owner())));
+}
+
+#[test]
+fn a_node_on_which_nothing_is_held_any_more_is_asked_nothing_and_its_clients_are_dropped() {
+    let rig = Rig::new();
+    let (pool, _extent) = rig.pool_in_use();
+    let (config, stock) = (rig.config(), pool.stock().clone());
+    let shared =
+        Arc::new(Shared { config, stock, sessions: Mutex::default(), next_lender: AtomicUsize::new(0) });
+    let mut nodes = Nodes { tls: None, clients: BTreeMap::new(), listening: BTreeMap::new() };
+    let _inside = rig.runtime.enter();
+    nodes.listen(&shared);
+    nodes.forget_strangers(&shared);
+    let node = NodeId(rig.node.node);
+    assert!(nodes.clients.contains_key(&node));
+    let listening = nodes.listening[&node].1.abort_handle();
+
+    shared.stock.retire_all();
+    shared.stock.forget_idle_nodes();
+    nodes.forget_strangers(&shared);
+    assert!(nodes.clients.is_empty() && nodes.listening.is_empty());
+    wait_until(|| listening.is_finished());
 }
 
 #[test]

@@ -2,8 +2,10 @@
 //! process.
 
 use farpool_wire::control::GuestOpen;
+use rustix::fs::{OFlags, fcntl_getfl};
+use rustix::io::{FdFlags, fcntl_getfd};
 use rustix::net::socketpair;
-use rustix::process::{Pid, PidfdFlags, getpid, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, geteuid, getpid, pidfd_open};
 use rustix_futex_sync::Mutex;
 
 use super::*;
@@ -13,6 +15,8 @@ const GUEST: u32 = 1;
 
 /// An owner without memory.
 struct FakeOwner {
+    /// The user whose processes may join.
+    trusted_uid: u32,
     /// What an attempt to connect to a node results in.
     connects: fn() -> io::Result<OwnedFd>,
     /// The nodes that it was warned of.
@@ -24,8 +28,8 @@ struct FakeOwner {
 impl Owner for FakeOwner {
     type Guest = u32;
 
-    fn trusts(&self, _: u32) -> bool {
-        true
+    fn trusts(&self, uid: u32) -> bool {
+        uid == self.trusted_uid
     }
 
     fn admit(&mut self) -> Option<u32> {
@@ -69,7 +73,12 @@ fn event() -> OwnedFd {
 }
 
 fn desk() -> Desk<FakeOwner> {
-    let owner = FakeOwner { connects: || Ok(event()), warned: Mutex::default(), stop: event() };
+    let owner = FakeOwner {
+        trusted_uid: geteuid().as_raw(),
+        connects: || Ok(event()),
+        warned: Mutex::default(),
+        stop: event(),
+    };
     Desk { owner, visitors: Vec::new(), out_of_reach: BTreeSet::new(), is_short: false }
 }
 
@@ -77,6 +86,22 @@ fn desk() -> Desk<FakeOwner> {
 fn sockets() -> (OwnedFd, OwnedFd) {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap()
+}
+
+/// A server's socket at this name, and that of a process that has connected to it. Neither waits for the
+/// other.
+fn listener_and_process(name: &str) -> (OwnedFd, OwnedFd) {
+    let socket = || {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap()
+    };
+    let (listener, process) = (socket(), socket());
+    let name = format!("farpool-test-{}-{name}", std::process::id());
+    let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
+    rustix::net::bind(&listener, &address).unwrap();
+    rustix::net::listen(&listener, BACKLOG).unwrap();
+    rustix::net::connect(&process, &address).unwrap();
+    (listener, process)
 }
 
 /// A direct client that lives, and its end of the connection.
@@ -164,23 +189,32 @@ fn a_process_that_connects_is_accepted_in_the_round_in_which_another_is_answered
     packets::send(client.as_fd(), &ask.encode_to_vec(), &[]).unwrap();
     desk.visitors.push(answered);
 
-    let socket = || {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap()
-    };
-    let (listener, connecting) = (socket(), socket());
-    let name = format!("farpool-test-{}-round", std::process::id());
-    let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
-    rustix::net::bind(&listener, &address).unwrap();
-    rustix::net::listen(&listener, BACKLOG).unwrap();
-    rustix::net::connect(&connecting, &address).unwrap();
-
+    let (listener, _process) = listener_and_process("round");
     // The request makes the owner stop the server, so there is one round.
     let stop = desk.owner.stop.try_clone().unwrap();
     desk.serve(&listener, &stop).unwrap();
     let (bytes, _) = packets::receive(client.as_fd()).unwrap();
     assert_eq!(GuestAnswer::decode(&bytes[..]).unwrap(), packets::refusal(Errno::STALE));
     assert_eq!(desk.visitors.len(), 2);
+}
+
+#[test]
+fn the_connection_of_an_accepted_process_never_waits_and_is_closed_in_programs_that_the_daemon_starts() {
+    let mut desk = desk();
+    let (listener, _process) = listener_and_process("accepted");
+    desk.receive(&listener).unwrap();
+    let socket = desk.visitors[0].socket.as_ref().unwrap();
+    assert!(fcntl_getfl(socket).unwrap().contains(OFlags::NONBLOCK));
+    assert!(fcntl_getfd(socket).unwrap().contains(FdFlags::CLOEXEC));
+}
+
+#[test]
+fn a_process_of_a_user_that_the_owner_does_not_trust_loses_its_connection() {
+    let mut desk = desk();
+    desk.owner.trusted_uid += 1;
+    let (listener, process) = listener_and_process("distrusted");
+    desk.receive(&listener).unwrap();
+    assert!(desk.visitors.is_empty() && packets::is_cut(process.as_fd()));
 }
 
 /// Whether the kernel knows the process of a connection.
