@@ -176,7 +176,7 @@ fn a_damaged_block_of_the_directory_is_not_returned_as_data() {
 }
 
 #[test]
-fn moving_back_ends_when_it_is_told_to_and_while_less_than_two_regions_are_free() {
+fn moving_back_ends_when_it_is_told_to_after_failures_and_while_less_than_two_regions_are_free() {
     let (mut rig, dir) = (Rig::new(1, 1), disk());
     let bare = Bare::of(pool(&rig, &dir, None));
     let file = bare.filled(Redundancy::None, &[]);
@@ -194,6 +194,11 @@ fn moving_back_ends_when_it_is_told_to_and_while_less_than_two_regions_are_free(
     bare.run(async |core| bare.store.maintain(core, || true).await).unwrap();
     assert_eq!(used(), 3 * REGION_BYTES);
     let maintain = || bare.run(async |core| bare.store.maintain(core, || false).await).unwrap();
+    let (retry, now) = (&bare.store.move_back_retry, bare.store.stock.now());
+    (0..10).for_each(|_| retry.lock().ended(now, Some(FileError::NoSpace), false));
+    maintain();
+    assert_eq!(used(), 3 * REGION_BYTES, "after failures it pauses");
+    retry.lock().now();
     wait_until(|| {
         maintain();
         used() < 3 * REGION_BYTES && !bare.store.stock.is_to_move_back()
