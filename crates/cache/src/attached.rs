@@ -33,8 +33,10 @@ use crate::shared::{Index, Shared, Slots};
 use crate::vacating::Vacating;
 use crate::words::Door;
 
-/// Time between two rounds of the keeper.
+/// Time between two rounds of the keeper while there is work.
 const ROUND: Duration = Duration::from_millis(10);
+/// The same while there is none. A file that is read for the first time then waits for a few of them.
+const IDLE_ROUND: Duration = Duration::from_millis(50);
 /// How long attaching waits for calls of processes to end.
 const VACATE_PATIENCE: Duration = Duration::from_secs(10);
 /// Pause between two looks at the places.
@@ -71,13 +73,22 @@ pub enum AttachError {
         /// The door.
         door: PathBuf,
     },
-    /// A call of a process does not end.
+    /// A call of a process does not end, or it keeps the door closed.
     #[error(
-        "process {pid} is stopped in the middle of a read or write of these files: let it go on, or end it"
+        "process {pid} ({program}) has mapped one of these files for writing, or is stopped in the middle of a \
+         read or write: end it, or let it go on"
     )]
     Occupied {
         /// The process.
         pid: u32,
+        /// Its program, as the kernel names it.
+        program: String,
+    },
+    /// A program announces its changes to one cache only.
+    #[error("a cache is attached to {}, which overlaps: detach it first", other.display())]
+    Overlaps {
+        /// The other directory.
+        other: PathBuf,
     },
     /// There are too many slots.
     #[error("{slots} pages of 8 KiB are too many for a cache: at most {MAX_SLOTS}")]
@@ -143,8 +154,9 @@ impl AttachedCache {
     /// Attaches a cache to a door. Its slots get memory from the pool, from which nothing else may take any.
     ///
     /// # Errors
-    /// If there are too many slots, another daemon has the door, the door was made in another namespace of
-    /// process ids, a call of a process does not end within ten seconds, or the operating system has no room.
+    /// If there are too many slots, another daemon has the door or that of a directory above or
+    /// below, the door was made in another namespace of process ids, a call of a process does not end within
+    /// ten seconds, or the operating system has no room.
     pub fn new(door: DoorFile, pool: Pool, config: CacheConfig) -> Result<AttachedCache, AttachError> {
         let shape = shape_of(&door, config)?;
         if !door.shares_process_ids() {
@@ -152,6 +164,10 @@ impl AttachedCache {
         }
         if !door.lock()? {
             return Err(AttachError::InUse);
+        }
+        // With the lock: of two that begin at once, one at least sees the other.
+        if let Some(other) = door.overlapping() {
+            return Err(AttachError::Overlaps { other });
         }
         let vacating = vacate(&door)?;
         let number = getrandom::u64().map_err(io::Error::other)?;
@@ -238,7 +254,9 @@ fn vacate(door: &DoorFile) -> Result<Vacating, AttachError> {
         match at_once(vacating.occupant(door, door.places(), |holder| living.is_alive(holder))) {
             None => return Ok(vacating),
             Some(holder) if Instant::now() >= give_up_at => {
-                return Err(AttachError::Occupied { pid: pid_of(holder) });
+                let pid = pid_of(holder);
+                let program = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+                return Err(AttachError::Occupied { pid, program: program.trim_end().to_owned() });
             }
             Some(_) => std::thread::sleep(VACATE_LOOK),
         }
@@ -253,18 +271,25 @@ impl Control {
     /// The keeper's rounds, until the cache ends.
     fn keep(&self, keeper: &mut Keeper<Shared<NoSlots>, Shipped>) {
         let living = Living::default();
+        // Rounds until a lap over all slots has found nothing to do.
+        let mut until_idle = 0;
         while !self.has_ended() {
             at_once(keeper.clear_dead(|holder| living.is_alive(holder)));
             // Before the memory that has gone: that may have got memory before.
-            std::mem::take(&mut *self.grown.lock()).into_iter().for_each(|slots| keeper.restore_slots(slots));
+            let grown = std::mem::take(&mut *self.grown.lock());
             self.memory.want(self.door.wanted_slots());
-            self.memory.update().into_iter().for_each(|slots| keeper.withdraw_slots(slots));
+            let gone = self.memory.update();
+            let has_changed = !(grown.is_empty() && gone.is_empty());
+            grown.into_iter().for_each(|slots| keeper.restore_slots(slots));
+            gone.into_iter().for_each(|slots| keeper.withdraw_slots(slots));
             // Processes that start from now on do not find a door that was removed.
             let wanted = if self.door.is_there() { Door::Open } else { Door::Closed };
-            at_once(keeper.turn_door(wanted));
+            let is_turned = at_once(keeper.turn_door(wanted));
             at_once(keeper.maintain_files());
             *self.census.lock() = at_once(keeper.sweep());
-            std::thread::park_timeout(ROUND);
+            let is_busy = has_changed || !is_turned || keeper.has_work();
+            until_idle = if is_busy { keeper.sweeps_per_lap() } else { until_idle.saturating_sub(1) };
+            std::thread::park_timeout(if until_idle > 0 { ROUND } else { IDLE_ROUND });
         }
     }
 

@@ -494,6 +494,11 @@ impl<G: Ground, R: Rules> Caller<G, R> {
         .await
     }
 
+    /// Whether the cache knows the file.
+    pub async fn knows(&mut self, file: &mut KnownFile) -> bool {
+        self.occupying(async |caller| caller.find_for_changes(file).await.is_some()).await
+    }
+
     /// Makes a file's pages unreachable for good. The file has been unlinked before.
     pub async fn retire(&mut self, file: &mut KnownFile) {
         self.occupying(async |caller| {

@@ -8,7 +8,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use farpool_fabric::{Clock, Endpoint, EndpointConfig, Mapping, MonotonicClock, Protection};
-use farpool_pool::NODE_DEADLINE;
 use farpool_pool::direct::{GuestRegions, GuestTransport, Line};
 use farpool_wire::GUEST_VERSION;
 use farpool_wire::control::{GuestJoin, guest_request::Ask};
@@ -19,7 +18,7 @@ use crate::at_once;
 use crate::caller::Caller;
 use crate::contents::{Contents, absent_slots};
 use crate::door::DoorFile;
-use crate::far::{FarSlots, FarTable, PAGE_BYTES};
+use crate::far::{FarSlots, FarTable, NodePauses, PAGE_BYTES};
 use crate::ground::Ground;
 use crate::layout::{self, Layout, Shape};
 use crate::living::this_process;
@@ -28,6 +27,8 @@ use crate::rules::Shipped;
 use crate::shared::{Index, Shared};
 use crate::words::Door;
 
+/// How long a node may take to answer. A call of the program waits for it, and can read the disk instead.
+const SLOT_DEADLINE: Duration = Duration::from_millis(500);
 /// Room for a page in each direction.
 const ARENA_BYTES: usize = 4 * PAGE_BYTES;
 /// How long a daemon may take to answer: calls of the program wait for it.
@@ -63,6 +64,7 @@ struct Mapped {
     words: Arc<Mapping>,
     table: FarTable,
     regions: Arc<GuestRegions>,
+    pauses: Arc<NodePauses>,
     line: Arc<Line>,
 }
 
@@ -115,6 +117,13 @@ impl CacheClient {
         Some((slots - absent_slots(&ground, &layout), slots))
     }
 
+    /// Unpins all files, also those that have no name any more. `false`: as for [`contents`](Self::contents).
+    pub fn unpin_all(self: &Arc<Self>) -> bool {
+        let Some((ground, layout)) = self.index() else { return false };
+        (0..layout.shape().files).for_each(|file| at_once(ground.store(layout.file_pinned(file), 0)));
+        true
+    }
+
     fn index(self: &Arc<Self>) -> Option<(Shared<FarSlots>, Layout)> {
         let ground = self.ground()?;
         let is_closed = Door::of(at_once(ground.load(layout::DOOR))) == Door::Closed;
@@ -125,8 +134,8 @@ impl CacheClient {
     fn find(&self, number: u64, shape: Shape) -> Option<Index<FarSlots>> {
         let index = self.mapped(number, shape)?;
         let transport = Rc::new(GuestTransport::new(index.line.clone()));
-        let endpoint = Endpoint::new(EndpointConfig::real(transport, ARENA_BYTES, NODE_DEADLINE));
-        let slots = FarSlots::new(index.table.clone(), index.regions.clone(), endpoint);
+        let endpoint = Endpoint::new(EndpointConfig::real(transport, ARENA_BYTES, SLOT_DEADLINE));
+        let slots = FarSlots::new(index.table.clone(), index.regions.clone(), index.pauses.clone(), endpoint);
         Index::new(index.words.clone(), shape, slots)
     }
 
@@ -158,7 +167,8 @@ impl CacheClient {
         let asking = line.clone();
         let ask = Box::new(move |number| asking.region(number));
         let regions = table.regions(answer.extents_per_region, Arc::new(MonotonicClock), ask);
-        Ok(Mapped { words, table, regions: regions.ok_or_else(invalid)?, line })
+        let (regions, pauses) = (regions.ok_or_else(invalid)?, Arc::default());
+        Ok(Mapped { words, table, regions, pauses, line })
     }
 }
 

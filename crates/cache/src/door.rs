@@ -2,7 +2,7 @@
 //! It is there before a cache is, so that a cache can be attached while the database runs (C4, C5).
 
 use std::ffi::OsStr;
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -21,12 +21,15 @@ use crate::at_once;
 use crate::ground::Ground;
 use crate::layout::{self, Layout, MAX_PLACES, WORD_BYTES};
 use crate::living::{self, Living};
+use crate::overlap;
 use crate::places::Place;
 use crate::vacating;
 use crate::words::Door;
 
 /// Where doors lie: a file system in memory that every Linux has, and in which every user may make files.
 const DIR: &str = "/dev/shm";
+/// How the names of doors begin.
+pub(crate) const DOOR_PREFIX: &str = "farpool-cache-";
 /// Changes with every change of the words' meaning.
 const LAYOUT_VERSION: u32 = 3;
 /// Files that databases write as streams, and read once if at all: the journal, the log and the index of the
@@ -115,6 +118,43 @@ pub enum DoorError {
     },
 }
 
+/// A directory with files.
+struct Directory {
+    whole: PathBuf,
+    found: Metadata,
+}
+
+impl Directory {
+    fn find(data: &Path) -> Result<Directory, DoorError> {
+        let found = data.canonicalize().and_then(|whole| {
+            let found = std::fs::metadata(&whole)?;
+            if found.is_dir() { Ok(Directory { whole, found }) } else { Err(Errno::NOTDIR.into()) }
+        });
+        found.map_err(|source| DoorError::Data { path: data.to_owned(), source })
+    }
+
+    /// Where its door lies.
+    fn door_in(&self, dir: &Path) -> PathBuf {
+        dir.join(door_name(&self.found))
+    }
+
+    /// Its door, if there is one.
+    fn open_door(&self, path: &Path) -> Result<Option<DoorFile>, DoorError> {
+        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let (path, whole) = (path.to_owned(), self.whole.clone());
+        match rustix::fs::open(&path, flags, Mode::empty()) {
+            Ok(file) => DoorFile::check(file.into(), self.found.uid(), path, whole).map(Some),
+            Err(Errno::NOENT) => Ok(None),
+            Err(errno) => Err(DoorError::Door { path, source: errno.into() }),
+        }
+    }
+}
+
+/// The name of the door of a directory.
+pub(crate) fn door_name(directory: &Metadata) -> String {
+    format!("{DOOR_PREFIX}{:x}-{}", directory.dev(), directory.ino())
+}
+
 impl DoorFile {
     /// The door of the files in this directory. It is made if there is none.
     ///
@@ -130,26 +170,27 @@ impl DoorFile {
     /// # Errors
     /// The same.
     pub fn open_in(dir: &Path, data: &Path) -> Result<DoorFile, DoorError> {
-        let unusable = |source| DoorError::Data { path: data.to_owned(), source };
-        let whole = data.canonicalize().map_err(unusable)?;
-        let of_data = std::fs::metadata(&whole)
-            .and_then(|found| if found.is_dir() { Ok(found) } else { Err(Errno::NOTDIR.into()) })
-            .map_err(unusable)?;
-        let path = dir.join(format!("farpool-cache-{:x}-{}", of_data.dev(), of_data.ino()));
-        let failed = |source| DoorError::Door { path: path.clone(), source };
+        let directory = Directory::find(data)?;
+        let path = directory.door_in(dir);
         loop {
-            let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
-            match rustix::fs::open(&path, flags, Mode::empty()) {
-                Ok(file) => return Self::check(file.into(), of_data.uid(), path, whole),
-                Err(Errno::NOENT) => {}
-                Err(errno) => return Err(failed(errno.into())),
+            if let Some(door) = directory.open_door(&path)? {
+                return Ok(door);
             }
-            match make(dir, &path, (of_data.uid(), of_data.gid())) {
+            match make(dir, &path, (directory.found.uid(), directory.found.gid())) {
                 Ok(()) => {}
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-                Err(error) => return Err(failed(error)),
+                Err(source) => return Err(DoorError::Door { path, source }),
             }
         }
+    }
+
+    /// The door of the files in this directory, if there is one.
+    ///
+    /// # Errors
+    /// As for [`open`](Self::open).
+    pub fn find(data: &Path) -> Result<Option<DoorFile>, DoorError> {
+        let directory = Directory::find(data)?;
+        directory.open_door(&directory.door_in(Path::new(DIR)))
     }
 
     fn check(file: File, owner: u32, path: PathBuf, data: PathBuf) -> Result<DoorFile, DoorError> {
@@ -284,6 +325,11 @@ impl DoorFile {
         Ok(!farpool_keep::lock_exclusive(file, Duration::ZERO)?)
     }
 
+    /// A directory above or below that has a daemon.
+    pub(crate) fn overlapping(&self) -> Option<PathBuf> {
+        overlap::overlapping(self.path.parent()?, &self.data)
+    }
+
     /// Whether a daemon of this user may serve these files.
     pub(crate) fn trusts(&self, uid: u32) -> bool {
         uid == 0 || uid == self.owner
@@ -307,11 +353,14 @@ impl DoorFile {
         let word = at_once(self.load(layout::DOOR));
         let mut usage =
             DoorStatus { door: Door::of(word), turns: Door::turns(word), ..DoorStatus::default() };
+        let (knows_ids, living) = (self.shares_process_ids(), Living::default());
         for place in (0..self.places).map(|place| Place::new(self, place)) {
             let (hits, misses) = at_once(place.reads());
             usage.hits += hits;
             usage.misses += misses;
-            usage.places += u32::from(at_once(place.holder()) != 0);
+            // Without a daemon, the places of dead processes are not freed.
+            let holder = at_once(place.holder());
+            usage.places += u32::from(holder != 0 && (!knows_ids || living.is_alive(holder)));
         }
         usage.outsiders = at_once(self.load(layout::OUTSIDERS));
         usage

@@ -13,17 +13,20 @@
 //!
 //! Not here: which process is the owner, how the others ask it, and what the slots hold.
 
+mod pauses;
+
 use std::ops::Range;
 use std::sync::Arc;
 
 use farpool_fabric::{ArenaBuf, Clock, Endpoint, Mapping, block_on};
 use farpool_pool::direct::{GuestRegions, RequestRegion, Terms};
-use farpool_pool::{EXTENT_BYTES, Extent, OVERFLOW_NODE, SessionCore, Stock, Where};
+use farpool_pool::{AccessError, EXTENT_BYTES, Extent, OVERFLOW_NODE, SessionCore, Stock, Where};
 use rustix_futex_sync::Mutex;
 
 use crate::layout::MAX_SLOTS;
 use crate::layout::WORD_BYTES;
 use crate::shared::Slots;
+pub use pauses::NodePauses;
 
 /// Bytes of a page: PostgreSQL's default block size.
 pub const PAGE_BYTES: usize = 8192;
@@ -222,25 +225,49 @@ pub struct FarSlots {
     core: SessionCore,
     table: FarTable,
     regions: Arc<GuestRegions>,
+    pauses: Arc<NodePauses>,
 }
 
 impl FarSlots {
     /// The slots in this table, reached through this endpoint.
-    pub fn new(table: FarTable, regions: Arc<GuestRegions>, endpoint: Endpoint) -> FarSlots {
-        FarSlots { core: SessionCore::new(regions.clone(), endpoint), table, regions }
+    pub fn new(
+        table: FarTable,
+        regions: Arc<GuestRegions>,
+        pauses: Arc<NodePauses>,
+        endpoint: Endpoint,
+    ) -> FarSlots {
+        FarSlots { core: SessionCore::new(regions.clone(), endpoint), table, regions, pauses }
     }
 
-    /// The extent in which a slot lies, and where in it.
+    /// The extent in which a slot lies, and where in it. `None`: it has no memory, or its node is left alone
+    /// because it has failed.
     fn find(&self, slot: u32) -> Option<(Extent, u64)> {
         let extent = self.regions.extent(self.table.extent(slot / SLOTS_PER_EXTENT)?)?;
-        Some((extent, u64::from(slot % SLOTS_PER_EXTENT) * PAGE_BYTES as u64))
+        let is_paused = self.pauses.is_paused(extent.region().id.node, self.now_ns());
+        (!is_paused).then_some((extent, u64::from(slot % SLOTS_PER_EXTENT) * PAGE_BYTES as u64))
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.core.endpoint().now_ns()
+    }
+
+    /// Learns from the end of an operation whether the node fails. Returns whether the operation succeeded.
+    fn note(&self, extent: &Extent, done: &Result<(), AccessError>) -> bool {
+        let node = extent.region().id.node;
+        match done {
+            Ok(()) => self.pauses.answered(node),
+            // The node has answered, or was not asked.
+            Err(AccessError::LeaseLost { .. } | AccessError::ArenaFull) => {}
+            Err(_) => self.pauses.failed(node, self.now_ns()),
+        }
+        done.is_ok()
     }
 
     async fn read_page(&self, slot: u32) -> Option<ArenaBuf> {
         let (extent, offset) = self.find(slot)?;
         let buffer = self.core.buffer(PAGE_BYTES).ok()?;
         let (page, read) = self.core.read(&extent, offset, buffer).await;
-        read.is_ok().then_some(page)
+        self.note(&extent, &read).then_some(page)
     }
 
     async fn write_page(&self, slot: u32, page: &[u8]) -> bool {
@@ -250,7 +277,8 @@ impl FarSlots {
         let Some((extent, offset)) = self.find(slot) else { return false };
         let Ok(mut buffer) = self.core.buffer(PAGE_BYTES) else { return false };
         buffer.copy_from_slice(page);
-        self.core.write(&extent, offset, buffer).await.1.is_ok()
+        let (_, written) = self.core.write(&extent, offset, buffer).await;
+        self.note(&extent, &written)
     }
 
     /// Closes connections to lost nodes, and detaches regions that have ended. Idle threads call this now and

@@ -57,6 +57,18 @@ impl<G: Ground, R: Rules> Keeper<G, R> {
         Door::of(self.ground.load(layout::DOOR).await)
     }
 
+    /// Whether the last [`sweep`](Self::sweep) and [`maintain_files`](Self::maintain_files) have left
+    /// something to do, or callers have taken slots since the calls before. If so, the next calls should
+    /// follow soon.
+    pub fn has_work(&self) -> bool {
+        self.files_have_work() || self.sweep_has_work()
+    }
+
+    /// How many calls of [`sweep`](Self::sweep) look at each slot once.
+    pub fn sweeps_per_lap(&self) -> u32 {
+        self.layout.shape().slots.div_ceil(R::SLOTS_PER_SWEEP)
+    }
+
     /// Turns the door one state towards `to` (C5). Returns whether it is at `to` now. While calls that saw an
     /// earlier state are running, the door does not move: try again.
     pub async fn turn_door(&mut self, to: Door) -> bool {

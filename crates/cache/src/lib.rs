@@ -64,6 +64,7 @@ mod living;
 #[cfg(test)]
 mod models;
 mod outside;
+mod overlap;
 mod owner;
 mod places;
 mod policy;
@@ -79,7 +80,7 @@ pub use caller::{Caller, Outcome};
 pub use client::{CacheClient, daemon_process};
 pub use contents::{Contents, FilePages};
 pub use door::{DoorError, DoorFile, DoorStatus};
-pub use far::{FarMemory, FarSlots, FarTable, PAGE_BYTES, SLOTS_PER_EXTENT};
+pub use far::{FarMemory, FarSlots, FarTable, NodePauses, PAGE_BYTES, SLOTS_PER_EXTENT};
 pub use files::{FileId, KnownFile};
 pub use ground::Ground;
 pub use keeper::{Census, Keeper};

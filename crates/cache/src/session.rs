@@ -304,6 +304,11 @@ impl CacheSession {
         is_concerned
     }
 
+    /// Whether pages of an open file are to be cached, by what it is and where it lies.
+    pub fn is_cacheable(&mut self, fd: BorrowedFd<'_>) -> bool {
+        matches!(self.file_use(fd), FileUse::File { seen, .. } if seen.is_cacheable)
+    }
+
     /// Pins a file, or unpins it. `false`: the cache does not know the file or does not cache it, or the door
     /// is closed, which ends all pins.
     pub fn set_pinned(&mut self, fd: BorrowedFd<'_>, is_pinned: bool) -> bool {
@@ -313,9 +318,15 @@ impl CacheSession {
         }
     }
 
-    /// Drops the pages of an open file from the cache.
-    pub fn drop_pages(&mut self, file: BorrowedFd<'_>) {
-        let _unchanged = self.change(file, || Ok(()));
+    /// Drops the pages of an open file from the cache. `false`: there are none, because the cache does not
+    /// know the file or does not cache it, or the door is closed.
+    pub fn drop_pages(&mut self, fd: BorrowedFd<'_>) -> bool {
+        let is_known = match self.file_use(fd) {
+            FileUse::File { mut seen, .. } => at_once(self.caller.knows(&mut seen.known)),
+            FileUse::None | FileUse::Unknown => false,
+        };
+        let _unchanged = self.change(fd, || Ok(()));
+        is_known
     }
 
     /// Switches the cache off until this process has ended.

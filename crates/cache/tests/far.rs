@@ -62,7 +62,7 @@ impl Far {
         let regions: Arc<GuestRegions> = self.table.regions(EXTENTS_PER_REGION, clock, ask).unwrap();
         let transport = Rc::new(Negotiated::new(TransportChoice::Auto, NODE_DEADLINE));
         let endpoint = Endpoint::new(EndpointConfig::real(transport, ARENA_BYTES, NODE_DEADLINE));
-        FarSlots::new(self.table.clone(), regions, endpoint)
+        FarSlots::new(self.table.clone(), regions, Arc::default(), endpoint)
     }
 
     /// Waits until so many groups have lost their memory. Returns their slots, in order.

@@ -3,9 +3,13 @@
 mod attach;
 mod changes;
 mod pinning;
+mod relations;
 mod status;
+mod top;
+mod verify;
 
 use std::fs::File;
+use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,6 +18,8 @@ use anyhow::{Context, Result, bail};
 use clap::Subcommand;
 use farpool_cache::{CacheClient, CacheSession, DoorFile, PAGE_BYTES, Replacements};
 
+use crate::errors::describe;
+use crate::output::complain;
 use crate::size::ByteSize;
 
 /// Cache the files of a database in far memory
@@ -42,6 +48,8 @@ enum Command {
     Pin(pinning::PinArgs),
     Unpin(pinning::UnpinArgs),
     Drop(changes::DropArgs),
+    Top(top::TopArgs),
+    Verify(verify::VerifyArgs),
     Detach(changes::DetachArgs),
 }
 
@@ -54,17 +62,24 @@ pub fn run(args: CacheArgs) -> Result<()> {
         Command::Pin(args) => pinning::pin(&args),
         Command::Unpin(args) => pinning::unpin(&args),
         Command::Drop(args) => changes::drop_pages(&args),
+        Command::Top(args) => top::top(&args),
+        Command::Verify(args) => verify::verify(&args),
         Command::Detach(args) => changes::detach(&args),
     }
 }
 
 /// The door of a directory with an attached cache.
 fn attached_door(dir: &Path) -> Result<DoorFile> {
-    let door = DoorFile::open(dir)?;
-    if !door.has_daemon().with_context(|| format!("cannot ask for the lock of {}", door.path().display()))? {
-        bail!("no cache is attached to {}: start `farpool cache attach`", door.data().display());
+    if let Some(door) = DoorFile::find(dir)?
+        && has_daemon(&door)?
+    {
+        return Ok(door);
     }
-    Ok(door)
+    bail!("no cache is attached to {}: start `farpool cache attach`", dir.display());
+}
+
+fn has_daemon(door: &DoorFile) -> Result<bool> {
+    door.has_daemon().with_context(|| format!("cannot ask for the lock of {}", door.path().display()))
 }
 
 /// Opens a file to pin it or to drop its pages. Opening a FIFO would wait for a writer.
@@ -76,6 +91,32 @@ fn open_regular(path: &Path) -> Result<File> {
         bail!("{} is not a regular file: only those are cached", path.display());
     }
     Ok(file)
+}
+
+/// Works on all files, also if it fails for some of them.
+fn for_each_file(paths: Vec<PathBuf>, mut work: impl FnMut(&Path) -> Result<()>) -> Result<()> {
+    let failures: Vec<_> = paths.iter().filter_map(|path| work(path).err()).collect();
+    match failures.len() {
+        0 => Ok(()),
+        1 => Err(failures.into_iter().next().expect("there is one")),
+        failed => {
+            failures.iter().for_each(|error| complain(format!("farpool: {}", describe(error))));
+            bail!("{failed} of {} files failed", paths.len());
+        }
+    }
+}
+
+/// Refuses a file of which no page is ever cached, with the reason.
+fn check_cacheable(session: &mut CacheSession, door: &DoorFile, file: &File, path: &Path) -> Result<()> {
+    if session.is_cacheable(file.as_fd()) {
+        return Ok(());
+    }
+    let cached = if door.is_postgres() {
+        "of a PostgreSQL server, only tables and indexes are cached: files below base/ without those that end in _fsm"
+    } else {
+        "only files below the directory are cached, without journals and logs"
+    };
+    bail!("{} is never cached: {cached}", path.display());
 }
 
 /// A session of a command.

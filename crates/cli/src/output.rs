@@ -22,6 +22,14 @@ pub fn tell(line: impl AsRef<str>) -> Result<()> {
     unless_unwanted(write_line(std::io::stdout().lock(), line.as_ref()))
 }
 
+/// Prints one of many results. Returns whether somebody still reads them.
+pub fn tell_next(line: impl AsRef<str>) -> Result<bool> {
+    match write_line(std::io::stdout().lock(), line.as_ref()) {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
+        written => unless_unwanted(written).map(|()| true),
+    }
+}
+
 /// Prints a result for programs.
 pub fn tell_json(facts: &impl Serialize) -> Result<()> {
     tell(serde_json::to_string_pretty(facts).context("cannot write JSON")?)

@@ -51,6 +51,11 @@ impl Files {
 }
 
 impl<G: Ground, R: Rules> Keeper<G, R> {
+    /// Whether entries wait to be opened or freed.
+    pub(super) fn files_have_work(&self) -> bool {
+        !self.files.waiting.is_empty()
+    }
+
     /// Opens files that were asked for, and frees entries of retired ones. Call it regularly: a later call
     /// does what an earlier one has begun to wait for.
     pub async fn maintain_files(&mut self) {

@@ -95,6 +95,8 @@ pub(super) struct Sweep {
     /// Visited and pinned pages that the hand has spared since it last evicted as many pages as were wanted.
     spared: u64,
     pins: Pins,
+    /// Whether callers have taken slots since the last sweep, or slots are short.
+    is_busy: bool,
     /// Slots to look at in the next sweep: callers have taken them, or their entries are not valid yet.
     pending: BTreeSet<u32>,
     /// Suspects with their words.
@@ -120,6 +122,7 @@ impl Sweep {
             next_free: 0,
             spared: 0,
             pins: Pins::default(),
+            is_busy: false,
             pending: BTreeSet::new(),
             suspects: BTreeMap::new(),
             grace: now,
@@ -194,7 +197,9 @@ impl<G: Ground, R: Rules> Keeper<G, R> {
         self.look_at_slice().await;
         let present = self.layout.shape().slots - self.sweep.absent.len();
         let wanted = (present / FREE_DIVISOR).clamp(FREE_MIN.min(present / 2), FREE_MAX).max(1);
-        self.evict(wanted.saturating_sub(self.sweep.estimate_free())).await;
+        let missing = wanted.saturating_sub(self.sweep.estimate_free());
+        self.sweep.is_busy |= missing > 0;
+        self.evict(missing).await;
         self.wait_for_suspects().await;
         self.publish_hints().await;
         self.sweep.last_lap
@@ -222,6 +227,12 @@ impl<G: Ground, R: Rules> Keeper<G, R> {
             }
         }
         self.sweep.last_lap = found;
+    }
+
+    /// Whether the last call has left something to do beside the next slice, or callers have been busy.
+    pub(super) fn sweep_has_work(&self) -> bool {
+        let Sweep { is_busy, pending, suspects, next_suspects, .. } = &self.sweep;
+        *is_busy || !(pending.is_empty() && suspects.is_empty() && next_suspects.is_empty())
     }
 
     /// Frees the suspects whose words have not changed, once every place that was occupied has been left.
@@ -268,6 +279,7 @@ impl<G: Ground, R: Rules> Keeper<G, R> {
             let found = self.ground.load(self.layout.hint(hint)).await;
             let before = self.sweep.hints[hint as usize];
             if before != found {
+                self.sweep.is_busy = true;
                 self.sweep.pending.extend(self.layout.hinted(before));
                 self.sweep.note_hint(&self.layout, hint, found);
             }
@@ -276,6 +288,7 @@ impl<G: Ground, R: Rules> Keeper<G, R> {
 
     /// Updates the slots that callers have taken, and the other pending ones.
     async fn update_taken(&mut self) {
+        self.sweep.is_busy = false;
         self.load_hints().await;
         for slot in std::mem::take(&mut self.sweep.pending) {
             self.update_slot(slot).await;

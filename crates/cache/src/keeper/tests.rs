@@ -158,6 +158,35 @@ impl<R: Rules> Cache<R> {
 }
 
 #[test]
+fn a_keeper_has_work_after_callers_took_slots_and_none_when_all_is_done() {
+    let mut cache = Cache::open();
+    let mut caller = cache.join(1);
+    let settle = |cache: &mut Cache| {
+        let mut rounds = (0..10).map(|_| {
+            at_once(cache.keeper.maintain_files());
+            cache.sweep();
+            cache.keeper.has_work()
+        });
+        rounds.any(|has_work| !has_work)
+    };
+    assert!(settle(&mut cache));
+    cache.read(&mut caller, 5); // admitted
+    cache.sweep();
+    assert!(cache.keeper.has_work(), "a slot was taken");
+    assert!(settle(&mut cache));
+    (0..SLOTS).for_each(|block| assert_ne!(cache.read(&mut caller, block), Outcome::Disk(0)));
+    cache.sweep();
+    assert!(cache.keeper.has_work(), "slots are short");
+    at_once(caller.change(&mut { cache.file }, async || Ok(()))).unwrap();
+    assert!(settle(&mut cache));
+    let other = FileId { device: 1, inode: 9, generation: 9 };
+    at_once(crate::files::ask_for(&cache.memory, &cache.layout, other, async || true));
+    at_once(cache.keeper.maintain_files());
+    assert!(cache.keeper.has_work(), "a file waits to be opened");
+    assert!(settle(&mut cache));
+}
+
+#[test]
 fn a_process_that_is_stopped_in_its_place_costs_few_pages() {
     let mut cache = Cache::open();
     let mut caller = cache.join(1);

@@ -14,6 +14,7 @@ use crate::rdma::{card_transport, check_choice};
 use crate::reach::{BrokerAt, Wait, runtime};
 use crate::shutdown::Shutdown;
 use crate::size::ByteSize;
+use crate::tether::{self, Tether};
 
 /// Attach a cache to the files of a directory, for as long as this command runs
 ///
@@ -54,10 +55,14 @@ pub struct AttachArgs {
     /// How nodes are reached: shm (same host), verbs (RDMA), tcp, or auto for the best of them
     #[arg(long, default_value = "auto", env = "FARPOOL_TRANSPORT", hide_env_values = true)]
     transport: TransportChoice,
+
+    #[command(flatten)]
+    tether: Tether,
 }
 
 /// Runs until it is asked to end.
 pub fn attach(args: AttachArgs) -> Result<()> {
+    tether::fasten(&args.tether)?;
     check_choice(args.transport)?;
     let slots = slots_in("--memory", args.memory)?;
     let max_slots = args.max_memory.map_or(Ok(slots), |size| slots_in("--max-memory", size))?;

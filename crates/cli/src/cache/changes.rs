@@ -10,9 +10,12 @@ use farpool_cache::{CacheClient, at_once, change_outside, daemon_process};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Signal, pidfd_send_signal};
 
-use super::{attached_door, open_regular, session, size_of_pages, slots_in, with_segments};
+use super::{
+    attached_door, check_cacheable, for_each_file, open_regular, session, size_of_pages, slots_in,
+    with_segments,
+};
 use crate::errors::UsageError;
-use crate::output::{complain, say};
+use crate::output::say;
 use crate::size::ByteSize;
 
 /// How long a command waits for the daemon.
@@ -23,8 +26,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Change the size of an attached cache
 ///
 /// A smaller cache gives memory back to the pool, and loses the pages there. A larger one leases memory, up
-/// to --max-memory of `farpool cache attach`. If that takes longer than 30 seconds, this command says how
-/// much the cache has so far, and the cache goes on.
+/// to --max-memory of `farpool cache attach`. If that takes longer than 30 seconds, this command fails and
+/// says how much the cache has so far, and the cache goes on.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
@@ -76,34 +79,35 @@ pub fn resize(args: &ResizeArgs) -> Result<()> {
     let door = Arc::new(attached_door(&args.dir)?);
     let client = CacheClient::new(door.clone());
     let data = door.data().display();
-    let slots_now = || {
-        client.slots().with_context(|| {
-            format!("the cache of {data} is closed or does not answer: see `farpool cache status {data}`")
-        })
-    };
-    let (_, most) = slots_now()?;
-    if slots > most {
-        bail!(UsageError(format!(
-            "the index of this cache has room for {}: attach it again with a larger --max-memory",
-            size_of_pages(most)
-        )));
-    }
-    door.want_slots(slots);
-    let (wanted, give_up_at) =
-        (slots.next_multiple_of(farpool_cache::SLOTS_PER_EXTENT), Instant::now() + DAEMON_PATIENCE);
+    let wanted = slots.next_multiple_of(farpool_cache::SLOTS_PER_EXTENT);
+    let (give_up_at, mut is_asked) = (Instant::now() + DAEMON_PATIENCE, false);
     loop {
-        let (now, _) = slots_now()?;
-        if now == wanted {
-            say(format!("resized  {data}  {}", size_of_pages(now)));
-            return Ok(());
+        // `None`: the door may be closed for a moment, or the daemon busy.
+        let found = client.slots();
+        if let Some((now, most)) = found {
+            if slots > most {
+                bail!(UsageError(format!(
+                    "the index of this cache has room for {}: attach it again with a larger --max-memory",
+                    size_of_pages(most)
+                )));
+            }
+            if !std::mem::replace(&mut is_asked, true) {
+                door.want_slots(slots);
+            }
+            if now == wanted {
+                say(format!("resized  {data}  {}", size_of_pages(now)));
+                return Ok(());
+            }
         }
         if Instant::now() >= give_up_at {
-            complain(format!(
-                "the cache has {} so far, and will have {} when the pool has room: see `farpool cache status`",
+            let (now, _) = found.with_context(|| {
+                format!("the cache of {data} is closed or does not answer: see `farpool cache status {data}`")
+            })?;
+            bail!(
+                "the cache has {} so far, and will have {} when the pool has room: see `farpool cache status {data}`",
                 size_of_pages(now),
                 size_of_pages(wanted)
-            ));
-            return Ok(());
+            );
         }
         std::thread::sleep(LOOK_EVERY);
     }
@@ -118,13 +122,14 @@ pub fn drop_pages(args: &DropArgs) -> Result<()> {
         return Ok(());
     }
     let mut session = session(door.clone())?;
-    for path in &args.files {
-        for path in with_segments(&door, path) {
-            session.drop_pages(open_regular(&path)?.as_fd());
-            say(format!("dropped  {}", path.display()));
-        }
-    }
-    Ok(())
+    let paths = args.files.iter().flat_map(|path| with_segments(&door, path)).collect();
+    for_each_file(paths, |path| {
+        let file = open_regular(path)?;
+        check_cacheable(&mut session, &door, &file, path)?;
+        let done = if session.drop_pages(file.as_fd()) { "dropped" } else { "not in the cache" };
+        say(format!("{done}  {}", path.display()));
+        Ok(())
+    })
 }
 
 /// Ends the daemon, and waits for its end.

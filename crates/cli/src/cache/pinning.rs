@@ -8,13 +8,18 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use farpool_cache::{CacheSession, PAGE_BYTES};
+use farpool_cache::{CacheClient, CacheSession, Door, PAGE_BYTES};
+use indicatif::ProgressBar;
 
-use super::{attached_door, open_regular, session, size_of_pages, with_segments};
+use super::{
+    attached_door, check_cacheable, for_each_file, open_regular, session, size_of_pages, with_segments,
+};
 use crate::output::say;
 
 /// How long the daemon may take to know a file, or to make room for the next pages of it.
 const LOAD_PATIENCE: Duration = Duration::from_secs(10);
+/// Loading goes on for as long as the file's pages that are found get more by one in this many.
+const PASSES: u64 = 100;
 /// Pause between two attempts: some rounds of the keeper.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
@@ -43,40 +48,47 @@ pub struct PinArgs {
 }
 
 /// Let pages of pinned files be evicted like others
+///
+/// Without FILE, unpins all files. That includes those that were removed since they were pinned.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
-  farpool cache unpin /srv/data bank.db")]
+  farpool cache unpin /srv/data bank.db
+  farpool cache unpin /srv/data")]
 pub struct UnpinArgs {
     /// The directory with the files
     #[arg(value_name = "DIR")]
     dir: PathBuf,
 
     /// Files, by their paths from DIR
-    #[arg(value_name = "FILE", required = true)]
+    #[arg(value_name = "FILE")]
     files: Vec<PathBuf>,
-}
-
-fn session_for(dir: &Path, files: &[PathBuf]) -> Result<(CacheSession, Vec<PathBuf>)> {
-    let door = Arc::new(attached_door(dir)?);
-    let files = files.iter().flat_map(|file| with_segments(&door, file)).collect();
-    Ok((session(door)?, files))
 }
 
 /// Pins files, and loads them.
 pub fn pin(args: &PinArgs) -> Result<()> {
-    let (mut session, paths) = session_for(&args.dir, &args.files)?;
-    for path in paths {
-        let file = open_regular(&path)?;
+    let door = Arc::new(attached_door(&args.dir)?);
+    let paths = args.files.iter().flat_map(|file| with_segments(&door, file)).collect();
+    let mut session = session(door.clone())?;
+    for_each_file(paths, |path| {
+        let file = open_regular(path)?;
+        check_cacheable(&mut session, &door, &file, path)?;
         let size = file.metadata().with_context(|| format!("cannot look at {}", path.display()))?.len();
         let pages = size / PAGE_BYTES as u64;
-        await_pin(&mut session, &file, &path)?;
+        await_pin(&mut session, &file, path)?;
         let loaded =
             load(&mut session, &file, pages).with_context(|| format!("cannot read {}", path.display()))?;
-        let (loaded, whole) = (size_of_pages(loaded), size_of_pages(pages));
-        say(format!("pinned  {}  {loaded} of {whole} are in the cache", path.display()));
-    }
-    Ok(())
+        let found = format!("{} of {} are in the cache", size_of_pages(loaded), size_of_pages(pages));
+        if loaded < pages {
+            bail!(
+                "{} is pinned, but only {found}: `farpool cache status` says how much memory the cache has; pages that \
+                 are read later come in if there is room",
+                path.display()
+            );
+        }
+        say(format!("pinned  {}  {found}", path.display()));
+        Ok(())
+    })
 }
 
 /// Pins a file. The cache knows it a moment after it was first read.
@@ -89,8 +101,8 @@ fn await_pin(session: &mut CacheSession, file: &File, path: &Path) -> Result<()>
         }
         if Instant::now() >= give_up_at {
             bail!(
-                "{} cannot be cached now: check that `farpool cache status` says `open`; of a PostgreSQL server, only \
-                 files below base/ are cached, without those that end in _fsm",
+                "the cache does not take {}: check that `farpool cache status` says `open`, and see --files of \
+                 `farpool cache attach`",
                 path.display()
             );
         }
@@ -98,19 +110,24 @@ fn await_pin(session: &mut CacheSession, file: &File, path: &Path) -> Result<()>
     }
 }
 
-/// Reads the file again and again until all pages are found, or no further page was found for
+/// Reads the file again and again until all pages are found, or hardly any further page was found for
 /// [`LOAD_PATIENCE`]. Returns how many were.
 fn load(session: &mut CacheSession, file: &File, pages: u64) -> std::io::Result<u64> {
     let (mut found_before, mut give_up_at) = (0, Instant::now() + LOAD_PATIENCE);
+    // Hidden where standard error is no terminal.
+    let bar = ProgressBar::new(pages);
     loop {
         let mut found = 0;
         for block in 0..pages {
             found += u64::from(read_block(session, file, block)?);
+            bar.set_position(found.max(found_before));
         }
         if found == pages || Instant::now() >= give_up_at {
+            bar.finish_and_clear();
             return Ok(found);
         }
-        if found > found_before {
+        // Bounds the number of passes.
+        if found > found_before + pages / PASSES {
             (found_before, give_up_at) = (found, Instant::now() + LOAD_PATIENCE);
         }
         std::thread::sleep(LOOK_EVERY);
@@ -132,11 +149,23 @@ fn read_block(session: &mut CacheSession, file: &File, block: u64) -> std::io::R
 
 /// Unpins files.
 pub fn unpin(args: &UnpinArgs) -> Result<()> {
-    let (mut session, paths) = session_for(&args.dir, &args.files)?;
-    for path in paths {
-        // False: the file is not known, or the door is closed, which ends all pins.
-        session.set_pinned(open_regular(&path)?.as_fd(), false);
-        say(format!("unpinned  {}", path.display()));
+    let door = Arc::new(attached_door(&args.dir)?);
+    if args.files.is_empty() {
+        // False: the door is closed, which ends all pins, or the daemon does not answer.
+        if !CacheClient::new(door.clone()).unpin_all() && door.status().door != Door::Closed {
+            bail!("the daemon does not answer: see `farpool cache status {}`", door.data().display());
+        }
+        say(format!("unpinned  all files of {}", door.data().display()));
+        return Ok(());
     }
-    Ok(())
+    let paths = args.files.iter().flat_map(|file| with_segments(&door, file)).collect();
+    let mut session = session(door.clone())?;
+    for_each_file(paths, |path| {
+        let file = open_regular(path)?;
+        check_cacheable(&mut session, &door, &file, path)?;
+        // False: the file is not known, or the door is closed, which ends all pins.
+        let done = if session.set_pinned(file.as_fd(), false) { "unpinned" } else { "not in the cache" };
+        say(format!("{done}  {}", path.display()));
+        Ok(())
+    })
 }

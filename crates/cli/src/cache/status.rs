@@ -6,11 +6,11 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use farpool_cache::{CacheClient, Contents, Door, DoorFile, DoorStatus};
 use serde::Serialize;
 
-use super::size_of_pages;
+use super::{has_daemon, relations, size_of_pages};
 use crate::output::{tell, tell_json};
 use crate::size::ByteSize;
 
@@ -20,6 +20,10 @@ use crate::size::ByteSize;
 /// all programs since the cache's door was made, which is the first use of the directory after the machine
 /// started.
 #[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+Examples:
+  farpool cache status /srv/data
+  farpool cache status --relations /var/lib/postgresql/15/main")]
 pub struct StatusArgs {
     /// The directory with the files
     #[arg(value_name = "DIR")]
@@ -30,6 +34,11 @@ pub struct StatusArgs {
     #[arg(long, value_name = "N", default_value_t = 10)]
     files: usize,
 
+    /// Show to which relations of a PostgreSQL server the files belong: asks the server, which must be
+    /// running, as PGUSER, or else as the owner of the files
+    #[arg(long)]
+    relations: bool,
+
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -38,7 +47,8 @@ pub struct StatusArgs {
 /// What `status` prints. Fields are stable; new ones may be added.
 #[derive(Serialize)]
 struct Status {
-    door: PathBuf,
+    /// `None`: no program has used a cache of this directory since the machine started.
+    door: Option<PathBuf>,
     state: &'static str,
     hits: u64,
     misses: u64,
@@ -65,8 +75,23 @@ struct CachedFile {
     /// Below the directory; bytes that are not UTF-8 are replaced. `None`: all files that have no name there
     /// any more, together.
     path: Option<String>,
+    /// The relation, as `DATABASE.SCHEMA.RELATION`, with `--relations`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    relation: Option<String>,
     bytes: u64,
     pinned: bool,
+}
+
+/// The state of a cache in a word. `answers`: its daemon has handed out the index.
+pub(super) fn state(door: Door, has_daemon: bool, answers: bool) -> &'static str {
+    match (door, has_daemon) {
+        (Door::Open, true) if !answers => "silent",
+        (Door::Open, true) => "open",
+        (Door::Invalidating, true) => "opening",
+        (Door::Closed, true) => "closed",
+        (Door::Closed, false) => "detached",
+        (Door::Open | Door::Invalidating, false) => "abandoned",
+    }
 }
 
 /// What a user may do about a state.
@@ -80,37 +105,41 @@ fn explain(state: &str, outsiders: u64) -> &'static str {
             ": a program changes files in a way that the cache cannot follow, or is stopped within a call"
         }
         "abandoned" => ": `farpool cache attach` was killed; start it again",
+        "silent" => {
+            ": `farpool cache attach` does not answer; if it was stopped, continue it by SIGCONT. Pages are found until \
+             its leases end"
+        }
+        "detached" => ": no cache is attached",
         _ => "",
     }
 }
 
 /// Prints the status.
 pub fn status(args: &StatusArgs) -> Result<()> {
-    let door = DoorFile::open(&args.dir)?;
-    let DoorStatus { door: found, turns, hits, misses, places, outsiders } = door.status();
-    let has_daemon =
-        door.has_daemon().with_context(|| format!("cannot ask for the lock of {}", door.path().display()))?;
-    let state = match (found, has_daemon) {
-        (Door::Open, true) => "open",
-        (Door::Invalidating, true) => "opening",
-        (Door::Closed, true) => "closed",
-        (Door::Closed, false) => "detached",
-        (Door::Open | Door::Invalidating, false) => "abandoned",
-    };
-    let (reads, path) = (hits + misses, door.path().to_owned());
+    let door = DoorFile::find(&args.dir)?.map(Arc::new);
+    let has_daemon = door.as_deref().map_or(Ok(false), has_daemon)?;
+    let mut cache = door.as_ref().filter(|_| has_daemon).and_then(|door| cache_behind(door, args.files));
+    if args.relations {
+        add_relations(&args.dir, cache.iter_mut().flat_map(|cache| &mut cache.files).collect())?;
+    }
+    // Afterwards: of a door that was closed meanwhile, it says so.
+    let DoorStatus { door: found, turns, hits, misses, places, outsiders } =
+        door.as_ref().map(|door| door.status()).unwrap_or_default();
+    let path = door.map(|door| door.path().to_owned());
+    let state = state(found, has_daemon, cache.is_some());
+    let reads = hits + misses;
     let hit_rate = (reads > 0).then(|| hits as f64 / reads as f64);
-    let cache = if has_daemon { cache_behind(door, args.files) } else { None };
     let status = Status { door: path, state, hits, misses, hit_rate, threads: places, turns, cache };
     if args.json { tell_json(&status) } else { tell(lines(&status, outsiders).join("\n")) }
 }
 
 fn lines(status: &Status, outsiders: u64) -> Vec<String> {
-    let mut lines = vec![
-        format!("door      {}", status.door.display()),
+    let mut lines: Vec<_> = status.door.iter().map(|door| format!("door      {}", door.display())).collect();
+    lines.extend([
         format!("state     {}{}", status.state, explain(status.state, outsiders)),
         format!("hits      {}", status.hits),
         format!("misses    {}", status.misses),
-    ];
+    ]);
     lines.extend(status.hit_rate.map(|rate| format!("hit rate  {:.1} %", 100.0 * rate)));
     lines.push(format!("threads   {}", status.threads));
     let Some(cache) = &status.cache else { return lines };
@@ -125,14 +154,26 @@ fn lines(status: &Status, outsiders: u64) -> Vec<String> {
 
 fn shown(file: &CachedFile) -> String {
     let name = file.path.as_ref().map_or("(removed)".into(), |path| path.escape_debug().to_string());
+    let relation = file.relation.iter().map(|relation| format!("  {}", relation.escape_debug()));
+    let name = std::iter::once(name).chain(relation).collect::<String>();
     let pinned = if file.pinned { "  pinned" } else { "" };
     format!("{:>12}  {name}{pinned}", ByteSize(file.bytes).to_string())
 }
 
-fn cache_behind(door: DoorFile, most_files: usize) -> Option<Cache> {
+/// Adds the names of relations to files of a PostgreSQL server.
+fn add_relations(data: &Path, files: Vec<&mut CachedFile>) -> Result<()> {
+    let paths = files.iter().filter_map(|file| file.path.as_deref().map(Path::new));
+    let mut names = relations::names(data, paths)?;
+    for file in files {
+        file.relation = file.path.as_ref().and_then(|path| names.remove(Path::new(path)));
+    }
+    Ok(())
+}
+
+fn cache_behind(door: &Arc<DoorFile>, most_files: usize) -> Option<Cache> {
     let wanted = door.wanted_slots();
     let (data, is_postgres) = (door.data().to_owned(), door.is_postgres());
-    let contents = CacheClient::new(Arc::new(door)).contents()?;
+    let contents = CacheClient::new(door.clone()).contents()?;
     Some(Cache {
         wanted_bytes: size_of_pages(wanted).0,
         memory_bytes: size_of_pages(contents.slots - contents.absent).0,
@@ -151,7 +192,8 @@ fn files(data: &Path, is_postgres: bool, contents: &Contents, most: usize) -> Ve
         let path = named.remove(&(found.id.device, found.id.inode));
         let path = path.map(|path| if is_postgres { without_segment(path) } else { path });
         let name = path.as_ref().map(|path| path.to_string_lossy().into_owned());
-        let file = files.entry(path).or_insert(CachedFile { path: name, bytes: 0, pinned: false });
+        let file =
+            files.entry(path).or_insert(CachedFile { path: name, relation: None, bytes: 0, pinned: false });
         file.bytes += size_of_pages(found.pages).0;
         file.pinned |= found.is_pinned;
     }
@@ -171,7 +213,7 @@ fn without_segment(path: PathBuf) -> PathBuf {
 }
 
 /// All files below a directory: device and inode, and the path from there. What cannot be read is left out.
-fn paths_below(data: &Path) -> Vec<((u64, u64), PathBuf)> {
+pub(super) fn paths_below(data: &Path) -> Vec<((u64, u64), PathBuf)> {
     let (mut found, mut left) = (Vec::new(), vec![data.to_owned()]);
     while let Some(folder) = left.pop() {
         for name in std::fs::read_dir(folder).into_iter().flatten().flatten() {

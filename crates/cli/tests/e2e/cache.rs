@@ -1,7 +1,15 @@
 //! `farpool cache` and `farpool run --cache`: programs read their files through the page cache.
 
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use farpool_cache::{CacheClient, CacheSession, DoorFile, PAGE_BYTES, Replacements};
+use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -33,7 +41,9 @@ impl Files {
     }
 
     fn remove_door(&self) {
-        std::fs::remove_file(self.status()["door"].as_str().unwrap()).unwrap();
+        if let Some(door) = self.status()["door"].as_str() {
+            std::fs::remove_file(door).unwrap();
+        }
     }
 }
 
@@ -145,9 +155,125 @@ fn a_cache_is_resized_pinned_emptied_and_detached_by_commands() {
     assert_eq!(cached()["used_bytes"], 0);
     let shown = run(["cache", "status", files.name()]);
     assert!(shown.stdout.contains("memory    16 MiB; pages take 0 B"), "{shown:?}");
+    let top = run(["cache", "top", files.name(), "--count", "2"]);
+    let lines: Vec<&str> = top.stdout.lines().collect();
+    assert!(
+        lines.len() == 3 && lines[0].contains("hits/s") && lines[2].ends_with("16 MiB        0  open"),
+        "{top:?}"
+    );
     let detached = run(["cache", "detach", files.name()]);
     assert!(detached.status.success() && files.status()["state"] == "detached", "{detached:?}");
     assert!(attached.wait().status.success());
+}
+
+#[test]
+fn commands_outlast_a_daemon_that_pauses_and_status_says_that_it_does_not_answer() {
+    let (pool, files) = (Pool::start(PoolOptions::default()), Files::new());
+    let mut attached = attach(&pool, &files);
+    eventually("the door is open", || files.status()["state"] == "open");
+    attached.signal(Signal::STOP);
+    assert_eq!(files.status()["state"], "silent");
+    let resizing = farpool(["cache", "resize", files.name(), "4MiB"]).stdout(Stdio::piped()).spawn().unwrap();
+    std::thread::sleep(Duration::from_secs(1)); // longer than a process waits for an answer
+    attached.signal(Signal::CONT);
+    let resized = resizing.wait_with_output().unwrap();
+    assert!(resized.status.success() && resized.stdout.starts_with(b"resized"), "{resized:?}");
+    attached.end_well();
+}
+
+#[test]
+fn a_node_that_hangs_holds_up_one_read_and_is_left_alone_then() {
+    static REPLACEMENTS: Replacements = Replacements::new();
+    const PAGES: u64 = 40;
+    let (pool, files) = (Pool::start(PoolOptions::default()), Files::new());
+    let args = ["cache", "attach", files.name(), "--memory", "8MiB", "--broker", &pool.address];
+    let (mut attached, _) = Process::ready("cache", farpool(args.into_iter().chain(["--transport", "tcp"])));
+    let path = files.0.path().join("table");
+    std::fs::write(&path, vec![7; PAGES as usize * PAGE_BYTES]).unwrap();
+    let (file, door) = (File::open(path).unwrap(), DoorFile::open(files.0.path()).unwrap());
+    let mut session = CacheSession::new(&CacheClient::new(Arc::new(door)), &REPLACEMENTS).unwrap();
+    let mut read = |page: u64| {
+        let (mut is_hit, range) = (true, page * PAGE_BYTES as u64..(page + 1) * PAGE_BYTES as u64);
+        let pread = |to: &mut [u8], at| {
+            is_hit = false;
+            file.read_at(to, at)
+        };
+        let is_right = |bytes: &[u8]| assert!(bytes == [7; PAGE_BYTES], "page {page}");
+        assert_eq!(session.read(file.as_fd(), range, pread, is_right), Some(PAGE_BYTES as u64));
+        is_hit
+    };
+    eventually("all pages are cached", || (0..PAGES).all(&mut read));
+    pool.nodes.iter().for_each(|node| node.signal(Signal::STOP));
+    let began = Instant::now();
+    let hits = (0..PAGES).filter(|page| read(*page)).count();
+    assert_eq!(hits, 0);
+    // Half a second for each page would be 20 s.
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    pool.nodes.iter().for_each(|node| node.signal(Signal::CONT));
+    eventually("all pages are found again", || (0..PAGES).all(&mut read));
+    attached.end_well();
+}
+
+#[test]
+fn files_that_are_never_cached_are_refused_and_the_others_pinned() {
+    let (pool, files) = (Pool::start(PoolOptions::default()), Files::new());
+    let mut attached = attach(&pool, &files);
+    eventually("the door is open", || files.status()["state"] == "open");
+    ["table", "table-wal"]
+        .iter()
+        .for_each(|name| std::fs::write(files.0.path().join(name), vec![7; 1 << 20]).unwrap());
+    let pinned = run(["cache", "pin", files.name(), "table-wal", "missing", "table"]);
+    assert!(pinned.stdout.contains("table  1 MiB of 1 MiB are in the cache"), "{pinned:?}");
+    for said in ["table-wal is never cached", "cannot open", "2 of 3 files failed"] {
+        assert!(pinned.stderr.contains(said) && pinned.status.code() == Some(1), "{said}: {pinned:?}");
+    }
+    let dropped = run(["cache", "drop", files.name(), "table-wal"]);
+    assert_complaint(&dropped, 1, "is never cached");
+    std::fs::write(files.0.path().join("other"), "unknown to the cache").unwrap();
+    assert!(run(["cache", "unpin", files.name(), "other"]).stdout.starts_with("not in the cache"));
+    std::fs::remove_file(files.0.path().join("table")).unwrap();
+    let pins = || {
+        let listed = files.status()["cache"]["files"].clone();
+        listed.as_array().unwrap().iter().filter(|file| file["pinned"] == true).count()
+    };
+    assert_eq!(pins(), 1, "it keeps its pages after it was removed");
+    assert!(run(["cache", "unpin", files.name()]).stdout.starts_with("unpinned  all files"));
+    assert_eq!(pins(), 0);
+    attached.end_well();
+}
+
+#[test]
+fn verify_names_a_page_that_was_changed_without_the_cache() {
+    let (pool, files) = (Pool::start(PoolOptions::default()), Files::new());
+    let mut attached = attach(&pool, &files);
+    eventually("the door is open", || files.status()["state"] == "open");
+    let table = files.0.path().join("table");
+    std::fs::write(&table, vec![7; 40 * PAGE_BYTES]).unwrap();
+    assert!(run(["cache", "pin", files.name(), "table"]).status.success());
+    let verify = || run(["cache", "verify", files.name(), "--sample", "1/1"]);
+    assert!(verify().stdout.contains("40 pages in the cache are as on the disk"), "{:?}", verify());
+    File::options().write(true).open(&table).unwrap().write_all_at(&[8], 3 * PAGE_BYTES as u64).unwrap();
+    let found = verify();
+    assert_complaint(&found, 1, "farpool cache drop");
+    for said in ["page 3 of", "1 of 40 pages in the cache"] {
+        assert!(found.stderr.contains(said), "{found:?}");
+    }
+    assert!(run(["cache", "drop", files.name(), "table"]).status.success());
+    assert!(verify().stdout.contains("  0 pages"), "{:?}", verify());
+    attached.end_well();
+}
+
+#[test]
+fn directories_with_caches_must_not_overlap() {
+    let (pool, files) = (Pool::start(PoolOptions::default()), Files::new());
+    let below = files.0.path().join("below");
+    std::fs::create_dir(&below).unwrap();
+    let mut attached = attach(&pool, &files);
+    let args = ["cache", "attach", below.to_str().unwrap(), "--memory", "8MiB", "--broker", &pool.address];
+    assert_complaint(&run(args), 1, "which overlaps: detach it first");
+    attached.end_well();
+    let door = DoorFile::find(&below).unwrap().expect("attach has made it");
+    door.remove().unwrap();
 }
 
 #[test]

@@ -1,0 +1,107 @@
+//! `farpool cache top`: how a cache is used, line by line.
+
+use std::num::NonZeroU64;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use farpool_cache::{CacheClient, DoorFile, DoorStatus};
+
+use super::{size_of_pages, status::state};
+use crate::output::tell_next;
+use crate::size::ByteSize;
+
+/// Lines between two headings.
+const HEADING_EVERY: u64 = 20;
+const HEADING: &str = "    hits/s   misses/s  hit rate      memory  threads  state";
+
+/// Show how the cache of a directory is used, with a line each second
+///
+/// Each line has the hits and misses since the line before, and the memory of the cache. Ends with Ctrl-C, or
+/// after --count lines.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+Examples:
+  farpool cache top /srv/data
+  farpool cache top /srv/data --interval 10 --count 6    one minute")]
+pub struct TopArgs {
+    /// The directory with the files
+    #[arg(value_name = "DIR")]
+    dir: PathBuf,
+
+    /// Seconds between two lines
+    #[arg(long, value_name = "SECONDS", default_value = "1")]
+    interval: NonZeroU64,
+
+    /// How many lines to print; without end unless told otherwise
+    #[arg(long, value_name = "N")]
+    count: Option<u64>,
+}
+
+/// Prints the lines.
+pub fn top(args: &TopArgs) -> Result<()> {
+    let Some(door) = DoorFile::find(&args.dir)?.map(Arc::new) else {
+        bail!("no program has used a cache of {}: start `farpool cache attach`", args.dir.display());
+    };
+    let client = CacheClient::new(door.clone());
+    let mut before = (Instant::now(), door.status());
+    for line in 0..args.count.unwrap_or(u64::MAX) {
+        std::thread::sleep(Duration::from_secs(args.interval.get()));
+        let size = client.slots();
+        let now = (Instant::now(), door.status());
+        let state = state(now.1.door, is_attached(&args.dir)?, size.is_some());
+        let memory = size.map(|(slots, _)| size_of_pages(slots));
+        let shown = shown(&before.1, &now.1, now.0 - before.0, memory, state);
+        let heading = if line.is_multiple_of(HEADING_EVERY) { format!("{HEADING}\n") } else { String::new() };
+        if !tell_next(heading + &shown)? {
+            break; // nobody reads on
+        }
+        before = now;
+    }
+    Ok(())
+}
+
+/// Whether a daemon has the door. Opens it anew: a door that has been asked keeps daemons away while it is
+/// open.
+fn is_attached(dir: &Path) -> Result<bool> {
+    DoorFile::find(dir)?.map_or(Ok(false), |door| super::has_daemon(&door))
+}
+
+/// A line, from what was counted before and now.
+fn shown(
+    before: &DoorStatus,
+    now: &DoorStatus,
+    elapsed: Duration,
+    memory: Option<ByteSize>,
+    state: &str,
+) -> String {
+    let (hits, misses) = (now.hits.wrapping_sub(before.hits), now.misses.wrapping_sub(before.misses));
+    let per_second = |count: u64| count as f64 / elapsed.as_secs_f64();
+    let rate = match hits + misses {
+        0 => "-".to_owned(),
+        reads => format!("{:.1} %", 100.0 * hits as f64 / reads as f64),
+    };
+    let memory = memory.map_or("-".to_owned(), |size| size.to_string());
+    format!(
+        "{:>10.0} {:>10.0} {rate:>9} {memory:>11} {:>8}  {state}",
+        per_second(hits),
+        per_second(misses),
+        now.places
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_has_what_happened_since_the_line_before() {
+        let before = DoorStatus { hits: 1_000, misses: 50, ..DoorStatus::default() };
+        let now = DoorStatus { hits: 7_000, misses: 2_050, places: 12, ..before };
+        let line = |now| shown(&before, now, Duration::from_secs(2), Some(ByteSize(1 << 30)), "open");
+        assert_eq!(line(&now), "      3000       1000    75.0 %       1 GiB       12  open");
+        assert_eq!(line(&before), "         0          0         -       1 GiB        0  open");
+        assert_eq!(HEADING.len() - "state".len(), line(&now).len() - "open".len());
+    }
+}

@@ -1,0 +1,167 @@
+//! `farpool cache verify`: are pages in the cache as on the disk?
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::hash::{BuildHasher, RandomState};
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use farpool_cache::{CacheClient, CacheSession, DoorFile, PAGE_BYTES};
+
+use super::{attached_door, open_regular, session, status::paths_below};
+use crate::output::{complain, say};
+
+/// How often a page is compared that differs: while a program writes it, disk and cache may be read before
+/// and after a write. The pauses between add up to more than a second.
+const TRIES: u32 = 16;
+/// The pause after the first try; each later one is longer by as much.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// Compare pages in the cache with the disk, while programs use them
+///
+/// Reads some pages of cached files from the cache, and from the disk. A page that differs is compared again
+/// for a second, since a program may be writing it. Fails if a page still differs, and names it.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+Examples:
+  farpool cache verify /srv/data                 one page in a thousand
+  farpool cache verify /srv/data --sample 1/1    all pages")]
+pub struct VerifyArgs {
+    /// The directory with the files
+    #[arg(value_name = "DIR")]
+    dir: PathBuf,
+
+    /// Which part of the pages to compare
+    #[arg(long, value_name = "1/N", default_value = "1/1000")]
+    sample: Sample,
+}
+
+/// One page in so many.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Sample(u32);
+
+impl FromStr for Sample {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Sample, String> {
+        let pages = text.strip_prefix("1/").and_then(|pages| pages.parse().ok()).filter(|pages| *pages > 0);
+        pages.map(Sample).ok_or_else(|| "write a part such as 1/1000".to_owned())
+    }
+}
+
+/// What was found so far.
+#[derive(Default)]
+struct Findings {
+    compared: u64,
+    differing: u64,
+    /// Pages of the sample and between them.
+    passed: u64,
+}
+
+/// Compares a sample of the pages in the cache with the disk.
+pub fn verify(args: &VerifyArgs) -> Result<()> {
+    let door = Arc::new(attached_door(&args.dir)?);
+    let data = door.data().display();
+    let contents = CacheClient::new(door.clone()).contents().with_context(|| {
+        format!("the cache of {data} is closed or does not answer: see `farpool cache status {data}`")
+    })?;
+    let paths: HashMap<_, _> = paths_below(door.data()).into_iter().collect();
+    let mut session = session(door.clone())?;
+    // Other pages each time.
+    let passed = RandomState::new().hash_one(()) % u64::from(args.sample.0);
+    let mut findings = Findings { passed, ..Findings::default() };
+    for cached in &contents.files {
+        // One that was removed since cannot be opened. Nobody else can read it either, but for those who have
+        // it open.
+        if let Some(path) = paths.get(&(cached.id.device, cached.id.inode)) {
+            verify_file(&door, &mut session, path, args.sample, &mut findings)?;
+        }
+    }
+    let Findings { compared, differing, .. } = findings;
+    if differing > 0 {
+        bail!(
+            "{differing} of {compared} pages in the cache of {data} differ from the disk: a program may have changed the \
+             files without the cache. `farpool cache drop {data}` empties it"
+        );
+    }
+    say(format!("verified  {data}  {compared} pages in the cache are as on the disk"));
+    Ok(())
+}
+
+fn verify_file(
+    door: &DoorFile,
+    session: &mut CacheSession,
+    path: &Path,
+    Sample(sample): Sample,
+    findings: &mut Findings,
+) -> Result<()> {
+    let whole = door.data().join(path);
+    let file = match open_regular(&whole) {
+        Ok(file) => file,
+        // It was removed a moment ago.
+        Err(_) if !whole.exists() => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    let size = file.metadata().with_context(|| format!("cannot look at {}", whole.display()))?.len();
+    for block in 0..size / PAGE_BYTES as u64 {
+        findings.passed += 1;
+        if !findings.passed.is_multiple_of(sample.into()) {
+            continue;
+        }
+        match compare(session, &file, block).with_context(|| format!("cannot read {}", whole.display()))? {
+            None => {}
+            Some(true) => findings.compared += 1,
+            Some(false) => {
+                findings.compared += 1;
+                findings.differing += 1;
+                complain(format!("farpool: page {block} of {} differs from the disk", whole.display()));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Whether a page in the cache is as on the disk; `None`: it is not in the cache, or no more.
+fn compare(session: &mut CacheSession, file: &File, block: u64) -> io::Result<Option<bool>> {
+    for tries in 1..=TRIES {
+        let Some(cached) = cached_page(session, file, block) else { return Ok(None) };
+        let mut page = vec![0; PAGE_BYTES];
+        match file.read_exact_at(&mut page, block * PAGE_BYTES as u64) {
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None), // truncated since
+            read => read?,
+        }
+        if page == cached {
+            return Ok(Some(true));
+        }
+        std::thread::sleep(PAUSE * tries);
+    }
+    Ok(Some(false))
+}
+
+/// A page as it is in the cache, if it is there. Admits nothing.
+fn cached_page(session: &mut CacheSession, file: &File, block: u64) -> Option<Vec<u8>> {
+    let range = block * PAGE_BYTES as u64..(block + 1) * PAGE_BYTES as u64;
+    let mut found = Vec::new();
+    let not_there = |_: &mut [u8], _| Err(io::ErrorKind::NotFound.into());
+    session.read(file.as_fd(), range, not_there, |bytes| found.extend_from_slice(bytes));
+    (found.len() == PAGE_BYTES).then_some(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sample_is_one_in_so_many() {
+        assert_eq!(["1/1000", "1/1"].map(str::parse), [Ok(Sample(1000)), Ok(Sample(1))]);
+        for text in ["", "1", "1/0", "2/3", "1/-1", "1/x"] {
+            assert!(text.parse::<Sample>().is_err(), "{text}");
+        }
+    }
+}
