@@ -68,14 +68,14 @@ mod txn_table;
 
 pub use demo::{DEFAULT_WORK_DIR, DemoOptions, DemoReport, run_demo};
 pub use far_memory::Transport;
-pub use files::{Figure, is_about_files_alone, serve_file_client, serve_fuse_floor};
+pub use files::{Document, Figure, is_about_files_alone, serve_file_client, serve_fuse_floor};
 pub use floors::{serve_ping_pong, serve_tcp};
 pub use kv::{KvMix, KvOptions, KvReport, run_kv};
 pub use machine::Machine;
 pub use options::{IoOp, IoOptions, IoTransport, Pattern, THREADS_MAX};
 pub use oracle::{OracleKind, OracleOptions, OracleReport, run_oracle};
 pub use pages::Pages as FloorPages;
-pub use paper::{PaperOptions, run_paper};
+pub use paper::{Effort as PaperEffort, PaperOptions, run_paper, run_paper_cache};
 pub use reclaim::{ReclaimOptions, ReclaimReport, run_reclaim, serve_demand};
 pub use report::{FloorReport, IoReport};
 pub use room::check as check_room;

@@ -217,6 +217,11 @@ impl Server {
         if is_root() { User::first_of(&["postgres", "nobody"]).context(NO_USER).map(Some) } else { Ok(None) }
     }
 
+    /// Its data directory.
+    pub fn data_directory(&self) -> &Path {
+        &self.start.data
+    }
+
     /// The process id of the postmaster.
     pub fn id(&self) -> u32 {
         self.process.id()

@@ -3,6 +3,15 @@
 use std::fmt;
 use std::str::FromStr;
 
+/// A document with figures.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Document {
+    /// Files in far memory.
+    Files,
+    /// The page cache.
+    Cache,
+}
+
 /// A figure or table of the papers, as measured here.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Figure {
@@ -36,11 +45,13 @@ pub enum Figure {
     SmallTransactions,
     /// The cost of verification; not from a paper.
     Checksum,
+    /// RangeScan through the page cache.
+    CachedScan,
 }
 
 impl Figure {
     /// All figures, in the order of the document.
-    pub const ALL: [Figure; 15] = [
+    pub const ALL: [Figure; 16] = [
         Figure::Damon2,
         Figure::Damon3,
         Figure::DamonTable1,
@@ -56,6 +67,7 @@ impl Figure {
         Figure::Interposer,
         Figure::SmallTransactions,
         Figure::Checksum,
+        Figure::CachedScan,
     ];
 
     /// Its heading.
@@ -76,6 +88,15 @@ impl Figure {
             Figure::Interposer => "files without a system call",
             Figure::SmallTransactions => "SQLite, files opened for a few calls",
             Figure::Checksum => "what verifying costs",
+            Figure::CachedScan => "a database that is larger than its memory",
+        }
+    }
+
+    /// Where it is written.
+    pub fn document(self) -> Document {
+        match self {
+            Figure::CachedScan => Document::Cache,
+            _ => Document::Files,
         }
     }
 }
@@ -98,6 +119,7 @@ impl fmt::Display for Figure {
             Figure::Interposer => "interposer",
             Figure::SmallTransactions => "small-transactions",
             Figure::Checksum => "checksum",
+            Figure::CachedScan => "cached-scan",
         })
     }
 }

@@ -28,7 +28,7 @@ use anyhow::{Result, ensure};
 use crate::table::peers::check_installed;
 pub use client::serve_file_client;
 pub(crate) use client::{Ask, FileOp};
-pub use figure::Figure;
+pub use figure::{Document, Figure};
 pub use fuse_floor::serve_fuse_floor;
 pub use section::{Section, Verdict, conditions, write as write_sections};
 pub(crate) use volume::{Kind, MountablePool, Spec, Surroundings, Volume};

@@ -10,14 +10,12 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 
-use super::figure::Figure;
+use super::figure::{Document, Figure};
 use crate::folder::{make_folder, save};
 use crate::machine::Machine;
 use crate::spread::{Spread, ratio};
 
-/// The document's name in its folder.
-const DOCUMENT: &str = "files.md";
-const HEADER: &str = "\
+const FILES_HEADER: &str = "\
 # Files in far memory: the papers' figures, ours
 
 <!-- Written by `make bench-files`; do not edit. `farpool bench paper files --figure NAME` renews one of the figures. -->
@@ -28,6 +26,33 @@ RDMA* (SIGMOD 2016), which have networks of their own between machines. Here nod
 one machine, which each figure names; so ratios within a figure are meaningful, and comparisons with the
 papers' numbers are not.
 ";
+const CACHE_HEADER: &str = "\
+# The page cache: figures
+
+<!-- Written by `make bench-cache`; do not edit. `farpool bench paper cache --figure NAME` renews one of the figures. -->
+
+The page cache of Li et al., *Accelerating Relational Databases by Leveraging Remote Memory and RDMA*
+(SIGMOD 2016), section 4.2, as [implemented here](../src/cache.md). Nodes, database and clients share one
+machine, which each figure names; so ratios within a figure are meaningful, and comparisons with the paper's
+numbers are not.
+";
+
+impl Document {
+    /// Its name in its folder.
+    fn name(self) -> &'static str {
+        match self {
+            Document::Files => "files.md",
+            Document::Cache => "cache.md",
+        }
+    }
+
+    fn header(self) -> &'static str {
+        match self {
+            Document::Files => FILES_HEADER,
+            Document::Cache => CACHE_HEADER,
+        }
+    }
+}
 
 /// Heads the table of a figure's promises, by which the table is found again (D2).
 const PROMISES_HEAD: &str = "| promised | reached | met |\n|---|---|---|\n";
@@ -132,41 +157,51 @@ fn marker(figure: Figure) -> String {
 }
 
 fn drawing_name(figure: Figure) -> String {
-    format!("files-{figure}.svg")
+    match figure.document() {
+        Document::Files => format!("files-{figure}.svg"),
+        Document::Cache => format!("cache-{figure}.svg"),
+    }
 }
 
-/// Puts sections into the document of a folder (D1).
+/// Puts sections into the documents of a folder (D1).
 pub fn write(dir: &Path, sections: &[Section]) -> Result<()> {
     make_folder(dir)?;
-    let path = dir.join(DOCUMENT);
+    [Document::Files, Document::Cache].into_iter().try_for_each(|document| {
+        let is_there = sections.iter().any(|section| section.figure.document() == document);
+        if is_there { write_document(dir, document, sections) } else { Ok(()) }
+    })
+}
+
+fn write_document(dir: &Path, document: Document, sections: &[Section]) -> Result<()> {
+    let path = dir.join(document.name());
     let old = match fs::read_to_string(&path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
         read => read.with_context(|| format!("cannot read {}", path.display()))?,
     };
-    for section in sections {
+    for section in sections.iter().filter(|section| section.figure.document() == document) {
         if let Some(drawing) = &section.drawing {
             save(&dir.join(drawing_name(section.figure)), drawing)?;
         }
     }
-    save(&path, &renewed(&old, sections))
+    save(&path, &renewed(document, &old, sections))
 }
 
-fn renewed(old: &str, sections: &[Section]) -> String {
+fn renewed(document: Document, old: &str, sections: &[Section]) -> String {
     let part = |figure| {
         let fresh = sections.iter().find(|section| section.figure == figure).map(Section::text);
         fresh.or_else(|| part_of(old, figure))
     };
-    let parts: Vec<(Figure, String)> =
-        Figure::ALL.into_iter().filter_map(|figure| Some((figure, part(figure)?))).collect();
+    let figures = Figure::ALL.into_iter().filter(|figure| figure.document() == document);
+    let parts: Vec<(Figure, String)> = figures.filter_map(|figure| Some((figure, part(figure)?))).collect();
     let promises: String = parts.iter().flat_map(|(figure, text)| promises_of(*figure, text)).collect();
-    let mut document = HEADER.to_owned();
+    let mut text = document.header().to_owned();
     if !promises.is_empty() {
-        document += &format!("\n{SUMMARY_HEAD}{promises}");
+        text += &format!("\n{SUMMARY_HEAD}{promises}");
     }
-    for (_, text) in parts {
-        document += &format!("\n{}\n", text.trim());
+    for (_, part) in parts {
+        text += &format!("\n{}\n", part.trim());
     }
-    document
+    text
 }
 
 /// The rows of a figure's promises, each with a link to the figure in front.
@@ -209,9 +244,12 @@ mod tests {
         let broken = Verdict::at_least("ours", 1.2, "the disk", spread(1.0));
         let share = Verdict::share("verifying", 0.25, spread(0.1));
         let with = |figure, verdicts| Section { verdicts, ..section(figure, "| a table |\n") };
-        let old =
-            renewed("", &[with(Figure::Damon3, vec![kept, broken]), section(Figure::Sigmod5, "five\n")]);
-        let both = renewed(&old, &[with(Figure::Checksum, vec![share])]);
+        let old = renewed(
+            Document::Files,
+            "",
+            &[with(Figure::Damon3, vec![kept, broken]), section(Figure::Sigmod5, "five\n")],
+        );
+        let both = renewed(Document::Files, &old, &[with(Figure::Checksum, vec![share])]);
         let summary = &both[..both.find("<!-- figure ").unwrap()];
         let link = "[damon3](#damon3-latency-of-small-transfers)";
         for row in [
@@ -222,8 +260,12 @@ mod tests {
             assert!(summary.contains(row), "{row} in {both}");
         }
         assert_eq!(summary.matches("| [").count(), 3);
-        assert_eq!(renewed(&both, &[]), both);
-        let without = renewed(&both, &[section(Figure::Damon3, "three\n"), section(Figure::Checksum, "c\n")]);
+        assert_eq!(renewed(Document::Files, &both, &[]), both);
+        let without = renewed(
+            Document::Files,
+            &both,
+            &[section(Figure::Damon3, "three\n"), section(Figure::Checksum, "c\n")],
+        );
         assert!(!without.contains("promised"), "{without}");
     }
 
@@ -233,13 +275,18 @@ mod tests {
         write(dir.path(), &[section(Figure::Sigmod5, "five\n"), section(Figure::Damon2, "two\n")]).unwrap();
         write(dir.path(), &[section(Figure::Damon3, "three\n")]).unwrap();
         write(dir.path(), &[section(Figure::Damon2, "two again\n")]).unwrap();
-        let document = fs::read_to_string(dir.path().join(DOCUMENT)).unwrap();
+        let document = fs::read_to_string(dir.path().join("files.md")).unwrap();
         let place = |text| document.find(text).unwrap_or_else(|| panic!("no {text} in {document}"));
         assert!(place("two again") < place("three") && place("three") < place("five"));
         assert_eq!(document.matches("## damon2:").count(), 1);
-        assert!(document.starts_with(HEADER) && document.contains("![damon3](files-damon3.svg)"));
+        assert!(document.starts_with(FILES_HEADER) && document.contains("![damon3](files-damon3.svg)"));
         assert!(dir.path().join("files-sigmod5.svg").exists());
-        let again = renewed(&document, &[]);
+        let again = renewed(Document::Files, &document, &[]);
         assert_eq!(again, document);
+        assert!(!dir.path().join("cache.md").exists());
+        write(dir.path(), &[section(Figure::CachedScan, "cached\n")]).unwrap();
+        assert_eq!(fs::read_to_string(dir.path().join("files.md")).unwrap(), document);
+        let cache = fs::read_to_string(dir.path().join("cache.md")).unwrap();
+        assert!(cache.starts_with(CACHE_HEADER) && cache.contains("(cache-cached-scan.svg)"), "{cache}");
     }
 }

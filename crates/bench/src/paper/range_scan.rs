@@ -5,6 +5,7 @@
 //! file. So the figure shows the cost of `lseek(SEEK_END)`, beside the cost of pages that are not in the
 //! server's buffers.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -113,7 +114,7 @@ pub fn measure(effort: &Effort<'_>, stop: &StopFlag) -> Result<RangeScanReport> 
 }
 
 /// The script that pgbench repeats.
-fn scan(rows: u64) -> String {
+pub(super) fn scan(rows: u64) -> String {
     let (last, further) = (rows - RANGE + 1, RANGE - 1);
     format!(
         "\\set first random(1, {last})\n\
@@ -141,17 +142,7 @@ impl Scene {
         let log: PathBuf = work.join(format!("{}.log", spot.name().replace([' ', ','], "-")));
         let of_server = ServerOptions { wrapper: &wrapper, ..ServerOptions::new(&dir, &log) };
         let server = Server::start(&of_server, stop)?;
-        // After these statements rows are frozen, statistics exist, and nothing is left to write.
-        let table = format!(
-            "CREATE TABLE ranges AS SELECT id, id * 7919::bigint % 1000003 AS value, repeat('x', {PADDING}) AS padding \
-             FROM generate_series(1, {rows}) AS id"
-        );
-        let mut client = server.connect()?;
-        for statement in
-            [&table, "CREATE UNIQUE INDEX ON ranges (id)", "VACUUM (FREEZE, ANALYZE) ranges", "CHECKPOINT"]
-        {
-            client.batch_execute(statement).with_context(|| format!("cannot load: {statement}"))?;
-        }
+        load(&server, rows)?;
         Ok(Scene { spot, server, far })
     }
 
@@ -163,29 +154,52 @@ impl Scene {
             let tables = children_titled(server, SESSION_TITLE).filter_map(page_tables_kib);
             most_kib = tables.max().max(most_kib);
         };
-        let per_second = looking_meanwhile(LOOK_EVERY, look, || self.scan(script, sessions, slice))?;
+        let (asked, scripts) = (&mut self.server, [script.into()]);
+        let per_second = looking_meanwhile(LOOK_EVERY, look, || pgbench(asked, &scripts, sessions, slice))?;
         Ok((per_second, most_kib))
-    }
-
-    /// Measures scans per second of this many sessions.
-    fn scan(&mut self, script: &Path, sessions: u32, slice: Duration) -> Result<f64> {
-        let (program, mut args) = self.server.client_program("pgbench")?;
-        let seconds = slice.as_secs().max(1).to_string();
-        let sessions = sessions.to_string();
-        args.extend(["-n", "-j", ASKERS, "-c", &sessions, "-T", &seconds, "-f"].map(Into::into));
-        args.extend([script.into(), "postgres".into()]);
-        let args: Vec<_> = args.iter().map(std::ffi::OsString::as_os_str).collect();
-        let said = run(&program, &args, slice + SURPLUS).or_else(|error| {
-            self.server.check_alive()?;
-            Err(error)
-        })?;
-        per_second(&said).with_context(|| format!("cannot parse pgbench's output: {said}"))
     }
 
     fn tear_down(mut self) -> Result<()> {
         let ended = [self.server.stop(), self.far.as_mut().map_or(Ok(()), FarMemory::stop)];
         ended.into_iter().collect()
     }
+}
+
+/// Loads the table. Afterwards rows are frozen, statistics exist, and nothing is left to write.
+pub(super) fn load(server: &Server, rows: u64) -> Result<()> {
+    let table = format!(
+        "CREATE TABLE ranges AS SELECT id, id * 7919::bigint % 1000003 AS value, repeat('x', {PADDING}) AS padding \
+         FROM generate_series(1, {rows}) AS id"
+    );
+    let mut client = server.connect()?;
+    for statement in
+        [&table, "CREATE UNIQUE INDEX ON ranges (id)", "VACUUM (FREEZE, ANALYZE) ranges", "CHECKPOINT"]
+    {
+        client.batch_execute(statement).with_context(|| format!("cannot load: {statement}"))?;
+    }
+    Ok(())
+}
+
+/// Measures transactions per second of this many sessions, which repeat these scripts. A script may have its
+/// weight behind an `@`.
+pub(super) fn pgbench(
+    server: &mut Server,
+    scripts: &[OsString],
+    sessions: u32,
+    slice: Duration,
+) -> Result<f64> {
+    let (program, mut args) = server.client_program("pgbench")?;
+    let seconds = slice.as_secs().max(1).to_string();
+    let sessions = sessions.to_string();
+    args.extend(["-n", "-j", ASKERS, "-c", &sessions, "-T", &seconds].map(Into::into));
+    args.extend(scripts.iter().flat_map(|script| ["-f".into(), script.clone()]));
+    args.push("postgres".into());
+    let args: Vec<_> = args.iter().map(OsString::as_os_str).collect();
+    let said = run(&program, &args, slice + SURPLUS).or_else(|error| {
+        server.check_alive()?;
+        Err(error)
+    })?;
+    per_second(&said).with_context(|| format!("cannot parse pgbench's output: {said}"))
 }
 
 /// Parses the line "tps = 1234.5 (without initial connection time)"; `None` if a session failed.

@@ -64,9 +64,26 @@ pub fn run_paper(
         write_sections(&options.out_dir, &about_databases)?;
         sections.extend(about_databases);
     }
+    Ok(tables(&sections))
+}
+
+/// Measures figures of the page cache, writes the document, and returns their tables. Call it on the main
+/// thread.
+pub fn run_paper_cache(
+    figures: &[Figure],
+    out_dir: &Path,
+    effort: &Effort<'_>,
+    stop: &StopFlag,
+) -> Result<String> {
+    let sections = report::measure(figures, effort, stop)?;
+    write_sections(out_dir, &sections)?;
+    Ok(tables(&sections))
+}
+
+fn tables(sections: &[Section]) -> String {
     let bodies: Vec<String> =
         sections.iter().map(|section| format!("{}\n\n{}", section.figure, section.tables())).collect();
-    Ok(bodies.join("\n"))
+    bodies.join("\n")
 }
 
 fn about_files(

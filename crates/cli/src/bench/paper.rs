@@ -6,14 +6,15 @@ use std::str::FromStr;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::Subcommand;
 use farpool_bench::{
-    DEFAULT_WORK_DIR, Figure, PaperOptions, StopFlag, is_about_files_alone, run_paper, serve_file_client,
-    serve_fuse_floor,
+    DEFAULT_WORK_DIR, Document, Figure, PaperEffort, PaperOptions, StopFlag, is_about_files_alone, run_paper,
+    run_paper_cache, serve_file_client, serve_fuse_floor,
 };
 
 use super::{check_memory, own_file, parse_seconds};
+use crate::errors::UsageError;
 use crate::output::tell;
 use crate::size::ByteSize;
 
@@ -31,6 +32,7 @@ pub struct PaperArgs {
 #[derive(Debug, Subcommand)]
 enum Paper {
     Files(FilesArgs),
+    Cache(CacheArgs),
 }
 
 /// Measure files in far memory, through mounts, beside floors, peers and disks
@@ -79,6 +81,42 @@ struct FilesArgs {
     without_peers: bool,
 
     /// Folder on the machine's disk, for the files on it and for the image of the throttled disk
+    #[arg(long, value_name = "DIR", default_value = DEFAULT_WORK_DIR)]
+    work_dir: PathBuf,
+}
+
+/// Measure a database behind the page cache, beside memory and disks
+///
+/// What `make bench-cache` runs. Each figure replaces its section of cache.md and its drawing in the folder.
+/// Needs root and control groups, PostgreSQL, the module beside this program (make postgres-module), and at
+/// scale 1 20 GiB of memory and 30 GiB of disk.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+Examples:
+  farpool bench paper cache --figure all --out docs/bench
+  farpool bench paper cache --figure cached-scan --out /tmp/bench --scale 0.1 --rounds 1 --seconds 3")]
+struct CacheArgs {
+    /// all, or cached-scan
+    #[arg(long, value_name = "NAME", value_delimiter = ',', required = true)]
+    figure: Vec<Wanted>,
+
+    /// Folder for cache.md and its drawings
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+
+    /// How often to measure everything; the report has medians
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
+    rounds: u16,
+
+    /// How long to measure each time, in seconds
+    #[arg(long, value_name = "N", default_value = "5", value_parser = parse_seconds)]
+    seconds: Duration,
+
+    /// Ten million rows, 2.8 GB, times this factor
+    #[arg(long, value_name = "FACTOR", default_value_t = 1.0, value_parser = parse_scale)]
+    scale: f64,
+
+    /// Folder on the machine's disk, for the databases and for the image of the throttled disk
     #[arg(long, value_name = "DIR", default_value = DEFAULT_WORK_DIR)]
     work_dir: PathBuf,
 }
@@ -133,8 +171,11 @@ pub struct FuseFloorArgs {
 
 /// Measures and writes.
 pub fn run(args: PaperArgs) -> Result<()> {
-    let Paper::Files(args) = args.what;
-    let figures: Vec<Figure> = Figure::ALL.into_iter().filter(|&figure| args.wants(figure)).collect();
+    let args = match args.what {
+        Paper::Files(args) => args,
+        Paper::Cache(args) => return run_cache(args),
+    };
+    let figures = wanted(&args.figure, Document::Files)?;
     let (farpool, stop) = (own_file()?, StopFlag::on_signals()?);
     if figures.iter().any(|&figure| is_about_files_alone(figure)) {
         let wanted = args.footprint.0.saturating_mul(FILES_IN_MEMORY);
@@ -153,10 +194,33 @@ pub fn run(args: PaperArgs) -> Result<()> {
     tell(run_paper(&figures, &options, &farpool, &stop)?)
 }
 
-impl FilesArgs {
-    fn wants(&self, figure: Figure) -> bool {
-        self.figure.iter().any(|&wanted| wanted == Wanted::All || wanted == Wanted::One(figure))
+fn run_cache(args: CacheArgs) -> Result<()> {
+    let figures = wanted(&args.figure, Document::Cache)?;
+    let (farpool, stop) = (own_file()?, StopFlag::on_signals()?);
+    let effort = PaperEffort {
+        rounds: usize::from(args.rounds),
+        slice: args.seconds,
+        scale: args.scale,
+        work_dir: &args.work_dir,
+        farpool: &farpool,
+    };
+    tell(run_paper_cache(&figures, &args.out, &effort, &stop)?)
+}
+
+/// The figures of a document that are wanted, in its order.
+fn wanted(asked: &[Wanted], document: Document) -> Result<Vec<Figure>> {
+    let elsewhere = asked.iter().find_map(|asked| match asked {
+        Wanted::One(figure) if figure.document() != document => Some(figure),
+        Wanted::One(_) | Wanted::All => None,
+    });
+    if let Some(figure) = elsewhere {
+        bail!(UsageError(format!(
+            "the figure {figure} is measured by another command: see farpool bench paper --help"
+        )));
     }
+    let is_wanted = |figure: &Figure| asked.contains(&Wanted::All) || asked.contains(&Wanted::One(*figure));
+    let of_document = Figure::ALL.into_iter().filter(|figure| figure.document() == document);
+    Ok(of_document.filter(is_wanted).collect())
 }
 
 /// Most memory, in files: those that are in memory at the same time, and what their nodes hold in addition.

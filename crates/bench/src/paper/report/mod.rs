@@ -1,5 +1,6 @@
 //! The reports on the papers' figures that run a database, each with its goals and its drawing.
 
+mod cached_scan;
 mod hash_sort;
 mod lending;
 mod queries;
@@ -16,7 +17,13 @@ use crate::stop::StopFlag;
 
 /// Whether [`measure`] gives this figure.
 pub fn has(figure: Figure) -> bool {
-    let here = [Figure::RangeScan, Figure::Sigmod13, Figure::Sigmod14, Figure::SmallTransactions];
+    let here = [
+        Figure::CachedScan,
+        Figure::RangeScan,
+        Figure::Sigmod13,
+        Figure::Sigmod14,
+        Figure::SmallTransactions,
+    ];
     here.contains(&figure) || queries::has(figure)
 }
 
@@ -34,6 +41,9 @@ pub fn measure(figures: &[Figure], effort: &Effort<'_>, stop: &StopFlag) -> Resu
     }
     if figures.contains(&Figure::Sigmod13) {
         sections.push(lending::measure(effort, stop)?);
+    }
+    if figures.contains(&Figure::CachedScan) {
+        sections.push(cached_scan::measure(effort, stop)?);
     }
     if figures.contains(&Figure::Sigmod14) {
         sections.push(hash_sort::measure(effort, stop)?);

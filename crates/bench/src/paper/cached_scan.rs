@@ -1,0 +1,418 @@
+//! RangeScan of paper 1 (section 5.2.1; figures 7 to 10) on a database that is larger than its memory, by
+//! where pages come from that are not in the server's buffers: the machine's memory, far memory, a disk.
+//!
+//! Each case has a server of its own, with the same data. A control group limits the memory of the server and
+//! of the kernel's page cache for it. Pages are in far memory before anything is measured.
+
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use farpool_fabric::TransportChoice;
+use tempfile::TempDir;
+
+use super::Effort;
+use super::range_scan::{self, load, pgbench};
+use super::stage::subfolder;
+use crate::cgroup::MemoryLimit;
+use crate::child::{Child, run};
+use crate::local_pool::{Lend, LocalPool};
+use crate::machine;
+use crate::postgres::{Server, ServerOptions};
+use crate::progress::Progress;
+use crate::stop::StopFlag;
+use crate::throttle::ThrottledVolume;
+
+/// Rows at scale 1: 2.8 GB with the index.
+const ROWS_PER_SCALE: f64 = 10_000_000.0;
+/// Fewest rows, at any scale: a hundred times as many as a scan reads.
+const LEAST_ROWS: u64 = 10_000;
+/// Bytes of a row in the table and in the index, about.
+const BYTES_PER_ROW: u64 = 300;
+/// The data are this many times as large as the memory of the server.
+const DATA_OVER_LIMIT: u64 = 4;
+/// The lowest limit: the server's own buffers (128 MiB) and its processes need about that.
+const LIMIT_MIN_MIB: u64 = 384;
+/// Memory for what is not a page: processes of 32 sessions, and the log.
+const SPARE_MIB: u64 = 1024;
+/// Numbers of concurrent sessions.
+pub const SESSIONS: [u32; 2] = [8, 32];
+/// The module beside the program, and its name in a folder that the server's user can read.
+const MODULE: &str = "libfarpool_postgres.so";
+/// How long the daemon may take until it has all the memory, and the pages may take to come in.
+const FILL_WITHIN: Duration = Duration::from_secs(300);
+const COMMAND_WITHIN: Duration = Duration::from_secs(30);
+/// A cache has this share of the data when it counts as full: some pages are in the server's own buffers, and
+/// a few find no room in their bucket.
+const FULL: f64 = 0.9;
+
+/// Where pages come from that are not in the server's buffers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Case {
+    /// Files on tmpfs.
+    Tmpfs,
+    /// Far memory over shared memory. The files lie on the throttled volume.
+    CacheShm,
+    /// The same over TCP.
+    CacheTcp,
+    /// Files on the machine's disk.
+    Disk,
+    /// Files on a disk that is throttled like a cloud volume.
+    Throttled,
+}
+
+impl Case {
+    /// In the order of the report.
+    pub const ALL: [Case; 5] = [Case::Tmpfs, Case::CacheShm, Case::CacheTcp, Case::Disk, Case::Throttled];
+
+    /// The name that readers see.
+    pub fn name(self) -> &'static str {
+        match self {
+            Case::Tmpfs => "tmpfs",
+            Case::CacheShm => "page cache, shm",
+            Case::CacheTcp => "page cache, tcp",
+            Case::Disk => "the machine's disk",
+            Case::Throttled => "throttled, 3,000 IOPS, 125 MiB/s",
+        }
+    }
+
+    fn folder(self) -> &'static str {
+        match self {
+            Case::Tmpfs => "tmpfs",
+            Case::CacheShm => "shm",
+            Case::CacheTcp => "tcp",
+            Case::Disk => "disk",
+            Case::Throttled => "throttled",
+        }
+    }
+
+    /// How the cache reaches its nodes, if there is one, and the name of that option.
+    fn transport(self) -> Option<(TransportChoice, &'static str)> {
+        match self {
+            Case::CacheShm => Some((TransportChoice::Shm, "shm")),
+            Case::CacheTcp => Some((TransportChoice::Tcp, "tcp")),
+            Case::Tmpfs | Case::Disk | Case::Throttled => None,
+        }
+    }
+
+    fn is_on_volume(self) -> bool {
+        matches!(self, Case::CacheShm | Case::CacheTcp | Case::Throttled)
+    }
+}
+
+/// What sessions do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Mix {
+    /// Scans alone.
+    Scans,
+    /// One update of a row to four scans.
+    Updates,
+}
+
+impl Mix {
+    /// Both.
+    pub const ALL: [Mix; 2] = [Mix::Scans, Mix::Updates];
+
+    /// The name that readers see.
+    pub fn name(self) -> &'static str {
+        match self {
+            Mix::Scans => "scans",
+            Mix::Updates => "20 % updates",
+        }
+    }
+}
+
+/// The results of a slice.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Scanned {
+    /// Where pages came from.
+    pub case: Case,
+    /// What sessions did.
+    pub mix: Mix,
+    /// How many there were.
+    pub sessions: u32,
+    /// Counted from 0.
+    pub round: usize,
+    /// Transactions per second.
+    pub per_second: f64,
+}
+
+/// The results of all slices.
+#[derive(Clone, Debug)]
+pub struct CachedScanReport {
+    /// Each case once per round, mix and number of sessions.
+    pub slices: Vec<Scanned>,
+    /// Rows of the table.
+    pub rows: u64,
+    /// The limit of the memory of each server but that on tmpfs.
+    pub limit_mib: u64,
+    /// The server's version.
+    pub postgres: String,
+    /// Bytes of the table and its index.
+    pub data_bytes: u64,
+}
+
+/// A server with its data. Fields are dropped in this order.
+struct Scene {
+    case: Case,
+    server: Server,
+    cache: Option<Child>,
+    _pool: Option<LocalPool>,
+    limit: MemoryLimit,
+}
+
+/// What all scenes share.
+struct Stage<'a> {
+    effort: &'a Effort<'a>,
+    work: &'a Path,
+    tmpfs: &'a Path,
+    volume: &'a Path,
+    module: PathBuf,
+    rows: u64,
+}
+
+impl Stage<'_> {
+    fn data_mib(&self) -> u64 {
+        (self.rows * BYTES_PER_ROW).div_ceil(1 << 20)
+    }
+
+    fn limit_mib(&self) -> u64 {
+        LIMIT_MIN_MIB.max(self.data_mib() / DATA_OVER_LIMIT)
+    }
+}
+
+/// Measures all cases in turn, round by round.
+pub fn measure(effort: &Effort<'_>, stop: &StopFlag) -> Result<CachedScanReport> {
+    ensure!(machine::is_root(), "only root can limit the memory of the servers, and make a throttled volume");
+    let progress = Progress::on_stderr();
+    let work = machine::scratch_dir(effort.work_dir, "farpool-cache-bench-")?;
+    let tmpfs = machine::scratch_dir(Path::new("/dev/shm"), "farpool-cache-bench-")?;
+    let rows = LEAST_ROWS.max((ROWS_PER_SCALE * effort.scale) as u64);
+    let mount_point = subfolder(work.path(), "volume")?;
+    let module = readable_module(effort.farpool, &work)?;
+    let stage = Stage { effort, work: work.path(), tmpfs: tmpfs.path(), volume: &mount_point, module, rows };
+    let on_volume = Case::ALL.iter().filter(|case| case.is_on_volume()).count() as u64;
+    let volume_mib = on_volume * (2 * stage.data_mib() + SPARE_MIB);
+    machine::require_disk(work.path(), volume_mib + 2 * stage.data_mib())?;
+    let mut volume = ThrottledVolume::make(work.path(), &mount_point, volume_mib, None)?;
+    let scripts = Scripts::write(work.path(), rows)?;
+    let mut scenes = Vec::new();
+    for case in Case::ALL {
+        let step = progress.step(format!("loading {rows} rows: {}", case.name()));
+        scenes.push(Scene::set_up(case, &stage, stop)?);
+        step.done("loaded");
+    }
+    let data_bytes = scenes[0].data_bytes()?;
+    for scene in &mut scenes {
+        if scene.cache.is_some() {
+            let step = progress.step(format!("filling the cache: {}", scene.case.name()));
+            scene.fill(effort.farpool, data_bytes, stop)?;
+            step.done("filled");
+        }
+    }
+    let slices = rounds(&mut scenes, effort, &scripts, &progress, stop)?;
+    let postgres = scenes[0].server.version()?;
+    for scene in scenes {
+        scene.tear_down(effort.farpool)?;
+    }
+    volume.remove()?;
+    Ok(CachedScanReport { slices, rows, limit_mib: stage.limit_mib(), postgres, data_bytes })
+}
+
+fn rounds(
+    scenes: &mut [Scene],
+    effort: &Effort<'_>,
+    scripts: &Scripts,
+    progress: &Progress,
+    stop: &StopFlag,
+) -> Result<Vec<Scanned>> {
+    let mut slices = Vec::new();
+    // All scans first: updates leave dead rows behind.
+    for mix in Mix::ALL {
+        for round in 0..effort.rounds {
+            let step = progress.step(format!("{}, round {}", mix.name(), round + 1));
+            for sessions in SESSIONS {
+                for turn in 0..scenes.len() {
+                    stop.check()?;
+                    let scene = &mut scenes[(turn + round) % Case::ALL.len()];
+                    let per_second = pgbench(&mut scene.server, &scripts.of(mix), sessions, effort.slice)?;
+                    slices.push(Scanned { case: scene.case, mix, sessions, round, per_second });
+                }
+            }
+            step.done("measured");
+        }
+    }
+    Ok(slices)
+}
+
+/// What pgbench repeats.
+struct Scripts {
+    scan: PathBuf,
+    update: PathBuf,
+}
+
+impl Scripts {
+    fn write(work: &Path, rows: u64) -> Result<Scripts> {
+        let scripts = Scripts { scan: work.join("scan.sql"), update: work.join("update.sql") };
+        let update =
+            format!("\\set id random(1, {rows})\nUPDATE ranges SET value = value + 1 WHERE id = :id;\n");
+        fs::write(&scripts.scan, range_scan::scan(rows)).context("cannot write the scan")?;
+        fs::write(&scripts.update, update).context("cannot write the update")?;
+        Ok(scripts)
+    }
+
+    /// The scripts with their weights, as pgbench takes them.
+    fn of(&self, mix: Mix) -> Vec<OsString> {
+        let weighted = |path: &Path, weight: u32| {
+            let mut script = path.as_os_str().to_owned();
+            script.push(format!("@{weight}"));
+            script
+        };
+        match mix {
+            Mix::Scans => vec![weighted(&self.scan, 1)],
+            Mix::Updates => vec![weighted(&self.scan, 4), weighted(&self.update, 1)],
+        }
+    }
+}
+
+/// Copies the module to a folder that the server's user can read.
+fn readable_module(farpool: &Path, work: &TempDir) -> Result<PathBuf> {
+    let module = farpool.with_file_name(MODULE);
+    ensure!(module.exists(), "{} is missing: run make postgres-module", module.display());
+    fs::set_permissions(work.path(), fs::Permissions::from_mode(0o755))?;
+    let copy = work.path().join(MODULE);
+    fs::copy(&module, &copy).with_context(|| format!("cannot copy {}", module.display()))?;
+    fs::set_permissions(&copy, fs::Permissions::from_mode(0o755))?;
+    Ok(copy)
+}
+
+impl Scene {
+    fn set_up(case: Case, stage: &Stage<'_>, stop: &StopFlag) -> Result<Self> {
+        let parent = match case {
+            Case::Tmpfs => stage.tmpfs,
+            Case::Disk => stage.work,
+            Case::CacheShm | Case::CacheTcp | Case::Throttled => stage.volume,
+        };
+        let dir = subfolder(parent, case.folder())?;
+        // Files on tmpfs count as memory of the server.
+        let limit_mib = match case {
+            Case::Tmpfs => 3 * stage.data_mib() + SPARE_MIB,
+            _ => stage.limit_mib(),
+        };
+        let limit = MemoryLimit::create(&format!("farpool-cache-bench-{}", case.folder()), limit_mib)?;
+        let log = stage.work.join(format!("{}.log", case.folder()));
+        let libraries = stage.module.display().to_string();
+        let settings =
+            [("shared_preload_libraries", if case.transport().is_some() { &libraries } else { "" })];
+        let of_server = ServerOptions {
+            limit: Some(&limit),
+            initdb_args: &["--data-checksums"],
+            settings: &settings,
+            ..ServerOptions::new(&dir, &log)
+        };
+        let server = Server::start(&of_server, stop)?;
+        load(&server, stage.rows)?;
+        let mut scene = Scene { case, server, cache: None, _pool: None, limit };
+        if let Some(transport) = case.transport() {
+            scene.attach(stage, transport)?;
+        }
+        Ok(scene)
+    }
+
+    fn attach(&mut self, stage: &Stage<'_>, (transport, name): (TransportChoice, &str)) -> Result<()> {
+        // A quarter more than the data: updates make more pages.
+        let memory_mib = stage.data_mib() * 5 / 4;
+        let lend =
+            Lend { nodes: 2, bytes_each: (memory_mib << 20) / 2 + REGION_BYTES, region_bytes: REGION_BYTES };
+        let pool = LocalPool::lending(stage.effort.farpool, lend, transport)?;
+        let args: Vec<OsString> = ["cache", "attach"]
+            .into_iter()
+            .map(Into::into)
+            .chain([self.server.data_directory().into()])
+            .chain(["--memory".into(), format!("{memory_mib}MiB").into()])
+            .chain(["--broker".into(), pool.broker.clone().into()])
+            .chain(["--transport".into(), name.into()])
+            .collect();
+        let (cache, _) = Child::of_this_program(stage.effort.farpool, "the cache", args, Stdio::null())?;
+        (self.cache, self._pool) = (Some(cache), Some(pool));
+        Ok(())
+    }
+
+    /// Reads everything until the cache has the pages.
+    fn fill(&mut self, farpool: &Path, data_bytes: u64, stop: &StopFlag) -> Result<()> {
+        let started = Instant::now();
+        let mut client = self.server.connect()?;
+        loop {
+            stop.check()?;
+            // By the index, and by the table.
+            let read = "SET enable_seqscan = off; SELECT count(*) FROM ranges WHERE id > 0; \
+                        SET enable_seqscan = on; SELECT sum(value) FROM ranges";
+            client.batch_execute(read).context("cannot read the table")?;
+            let status = status(farpool, self.server.data_directory())?;
+            let used = status["cache"]["used_bytes"].as_u64();
+            let used = used.with_context(|| format!("the cache is not open: {status}"))?;
+            if used as f64 >= FULL * data_bytes as f64 {
+                return Ok(());
+            }
+            ensure!(
+                started.elapsed() < FILL_WITHIN,
+                "the cache has only {} of {} MiB",
+                used >> 20,
+                data_bytes >> 20
+            );
+        }
+    }
+
+    fn data_bytes(&self) -> Result<u64> {
+        let row = self.server.connect()?.query_one("SELECT pg_total_relation_size('ranges')", &[])?;
+        Ok(row.get::<_, i64>(0) as u64)
+    }
+
+    fn tear_down(mut self, farpool: &Path) -> Result<()> {
+        if self.cache.is_some() {
+            self.verify(farpool)?;
+        }
+        let ended = [self.server.stop(), self.cache.as_mut().map_or(Ok(()), Child::end), self.limit.remove()];
+        ended.into_iter().collect()
+    }
+
+    /// Compares pages in the cache with the disk, and removes the cache's door, which lies outside of the
+    /// folders that end with this measurement.
+    fn verify(&self, farpool: &Path) -> Result<()> {
+        let data = self.server.data_directory();
+        let verify = ["cache", "verify", "--sample", "1/20"].map(AsRef::as_ref);
+        run(farpool.as_os_str(), &[&verify[..], &[data.as_os_str()]].concat(), FILL_WITHIN)
+            .context("pages in the cache are not as on the disk")?;
+        let status = status(farpool, data)?;
+        let door = status["door"].as_str().context("the cache has no door")?;
+        fs::remove_file(door).with_context(|| format!("cannot remove {door}"))
+    }
+}
+
+/// Size of the regions of the pools.
+const REGION_BYTES: u64 = 64 << 20;
+
+/// What `farpool cache status` says of a directory.
+fn status(farpool: &Path, data: &Path) -> Result<serde_json::Value> {
+    let args = ["cache", "status", "--json"].map(AsRef::as_ref);
+    let said = run(farpool.as_os_str(), &[&args[..], &[data.as_os_str()]].concat(), COMMAND_WITHIN)?;
+    serde_json::from_str(&said).context("cannot parse the cache's status")
+}
+
+impl CachedScanReport {
+    /// Transactions per second of a case, round by round.
+    pub fn per_second(&self, case: Case, mix: Mix, sessions: u32) -> Vec<f64> {
+        let is_it = |it: &&Scanned| (it.case, it.mix, it.sessions) == (case, mix, sessions);
+        self.slices.iter().filter(is_it).map(|slice| slice.per_second).collect()
+    }
+
+    /// The ratio of two cases' transactions per second, round by round.
+    pub fn ratios(&self, case: Case, other: Case, mix: Mix, sessions: u32) -> Vec<f64> {
+        let others = self.per_second(other, mix, sessions);
+        self.per_second(case, mix, sessions).into_iter().zip(others).map(|(one, other)| one / other).collect()
+    }
+}
