@@ -35,7 +35,7 @@ use crate::words::Door;
 
 /// Time between two rounds of the keeper while there is work.
 const ROUND: Duration = Duration::from_millis(10);
-/// The same while there is none. A file that is read for the first time then waits for a few of them.
+/// The same while there is none. A file that is read for the first time is cached after a few of them.
 const IDLE_ROUND: Duration = Duration::from_millis(50);
 /// How long attaching waits for calls of processes to end.
 const VACATE_PATIENCE: Duration = Duration::from_secs(10);

@@ -13,7 +13,7 @@ use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
 use farpool_fabric::{Mapping, Protection};
-use rustix::fs::{AtFlags, CWD, FallocateFlags, Mode, OFlags, linkat};
+use rustix::fs::{AtFlags, CWD, FallocateFlags, FlockOperation, Mode, OFlags, flock, linkat};
 use rustix::io::Errno;
 use rustix::process::{Gid, Uid, geteuid};
 
@@ -36,7 +36,7 @@ const LAYOUT_VERSION: u32 = 3;
 /// log (a mapping) of SQLite, and the log of DuckDB.
 const UNCACHED_SUFFIXES: [&[u8]; 4] = [b"-journal", b"-wal", b"-shm", b".wal"];
 /// How long a daemon waits for the lock of one that is ending.
-const LOCK_PATIENCE: Duration = Duration::from_secs(2);
+pub(crate) const LOCK_PATIENCE: Duration = Duration::from_secs(2);
 
 /// The door of the files in one directory.
 #[derive(Debug)]
@@ -315,14 +315,14 @@ impl DoorFile {
         farpool_keep::lock_exclusive(file, LOCK_PATIENCE)
     }
 
-    /// Whether a daemon has the door. If none has, one that starts just now waits until this value is
-    /// dropped.
+    /// Whether a daemon has the door, or a command has its lock for a moment.
     ///
     /// # Errors
-    /// Those of `flock`.
-    pub fn has_daemon(&self) -> io::Result<bool> {
+    /// Those of `open` and `flock`.
+    pub fn is_locked(&self) -> io::Result<bool> {
         let file = self.file.as_ref().ok_or(io::ErrorKind::InvalidInput)?;
-        Ok(!farpool_keep::lock_exclusive(file, Duration::ZERO)?)
+        // Another descriptor, which is closed at once: a lock of this one would keep daemons away for longer.
+        is_locked(&File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))?)
     }
 
     /// A directory above or below that has a daemon.
@@ -410,6 +410,17 @@ impl Ground for DoorFile {
 
     async fn write_slot(&self, _: u32, _: &[u8]) -> bool {
         false
+    }
+}
+
+/// Whether another process, or another descriptor of this one, has a door's lock. Keeps it from others until
+/// the file is closed.
+pub(crate) fn is_locked(door: &File) -> io::Result<bool> {
+    // Shared: two that look at the same time do not take each other for a daemon.
+    match flock(door, FlockOperation::NonBlockingLockShared) {
+        Ok(()) => Ok(false),
+        Err(Errno::WOULDBLOCK) => Ok(true),
+        Err(errno) => Err(errno.into()),
     }
 }
 

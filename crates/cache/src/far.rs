@@ -239,12 +239,13 @@ impl FarSlots {
         FarSlots { core: SessionCore::new(regions.clone(), endpoint), table, regions, pauses }
     }
 
-    /// The extent in which a slot lies, and where in it. `None`: it has no memory, or its node is left alone
-    /// because it has failed.
-    fn find(&self, slot: u32) -> Option<(Extent, u64)> {
+    /// The extent in which a slot lies, where in it, and a buffer for a page. `None`: it has no memory, there
+    /// is no room for a buffer, or the node is left alone because it has failed.
+    fn find(&self, slot: u32) -> Option<(Extent, u64, ArenaBuf)> {
         let extent = self.regions.extent(self.table.extent(slot / SLOTS_PER_EXTENT)?)?;
-        let is_paused = self.pauses.is_paused(extent.region().id.node, self.now_ns());
-        (!is_paused).then_some((extent, u64::from(slot % SLOTS_PER_EXTENT) * PAGE_BYTES as u64))
+        let buffer = self.core.buffer(PAGE_BYTES).ok()?;
+        let may_try = self.pauses.may_try(extent.region().id.node, || self.now_ns());
+        may_try.then_some((extent, u64::from(slot % SLOTS_PER_EXTENT) * PAGE_BYTES as u64, buffer))
     }
 
     fn now_ns(&self) -> u64 {
@@ -264,8 +265,7 @@ impl FarSlots {
     }
 
     async fn read_page(&self, slot: u32) -> Option<ArenaBuf> {
-        let (extent, offset) = self.find(slot)?;
-        let buffer = self.core.buffer(PAGE_BYTES).ok()?;
+        let (extent, offset, buffer) = self.find(slot)?;
         let (page, read) = self.core.read(&extent, offset, buffer).await;
         self.note(&extent, &read).then_some(page)
     }
@@ -274,8 +274,7 @@ impl FarSlots {
         if page.len() != PAGE_BYTES {
             return false;
         }
-        let Some((extent, offset)) = self.find(slot) else { return false };
-        let Ok(mut buffer) = self.core.buffer(PAGE_BYTES) else { return false };
+        let Some((extent, offset, mut buffer)) = self.find(slot) else { return false };
         buffer.copy_from_slice(page);
         let (_, written) = self.core.write(&extent, offset, buffer).await;
         self.note(&extent, &written)

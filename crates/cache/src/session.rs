@@ -304,9 +304,14 @@ impl CacheSession {
         is_concerned
     }
 
-    /// Whether pages of an open file are to be cached, by what it is and where it lies.
-    pub fn is_cacheable(&mut self, fd: BorrowedFd<'_>) -> bool {
-        matches!(self.file_use(fd), FileUse::File { seen, .. } if seen.is_cacheable)
+    /// Whether pages of an open file are to be cached, by what it is and where it lies. `None`: the kernel
+    /// does not say which file it is.
+    pub fn is_cacheable(&mut self, fd: BorrowedFd<'_>) -> Option<bool> {
+        match self.file_use(fd) {
+            FileUse::File { seen, .. } => Some(seen.is_cacheable),
+            FileUse::None => Some(false),
+            FileUse::Unknown => None,
+        }
     }
 
     /// Pins a file, or unpins it. `false`: the cache does not know the file or does not cache it, or the door

@@ -9,6 +9,7 @@ mod top;
 mod verify;
 
 use std::fs::File;
+use std::ops::Range;
 use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -71,15 +72,16 @@ pub fn run(args: CacheArgs) -> Result<()> {
 /// The door of a directory with an attached cache.
 fn attached_door(dir: &Path) -> Result<DoorFile> {
     if let Some(door) = DoorFile::find(dir)?
-        && has_daemon(&door)?
+        && is_attached(&door)?
     {
         return Ok(door);
     }
     bail!("no cache is attached to {}: start `farpool cache attach`", dir.display());
 }
 
-fn has_daemon(door: &DoorFile) -> Result<bool> {
-    door.has_daemon().with_context(|| format!("cannot ask for the lock of {}", door.path().display()))
+/// Whether a cache is attached to the directory of a door.
+fn is_attached(door: &DoorFile) -> Result<bool> {
+    door.is_locked().with_context(|| format!("cannot ask for the lock of {}", door.path().display()))
 }
 
 /// Opens a file to pin it or to drop its pages. Opening a FIFO would wait for a writer.
@@ -108,15 +110,24 @@ fn for_each_file(paths: Vec<PathBuf>, mut work: impl FnMut(&Path) -> Result<()>)
 
 /// Refuses a file of which no page is ever cached, with the reason.
 fn check_cacheable(session: &mut CacheSession, door: &DoorFile, file: &File, path: &Path) -> Result<()> {
-    if session.is_cacheable(file.as_fd()) {
-        return Ok(());
-    }
-    let cached = if door.is_postgres() {
-        "of a PostgreSQL server, only tables and indexes are cached: files below base/ without those that end in _fsm"
-    } else {
-        "only files below the directory are cached, without journals and logs"
+    let cached = match session.is_cacheable(file.as_fd()) {
+        Some(true) => return Ok(()),
+        None => bail!("cannot find out which file {} is: try again", path.display()),
+        Some(false) if door.is_postgres() => {
+            "of a PostgreSQL server, only tables and indexes are: files below base/ whose names begin with a digit and do \
+             not end in _fsm"
+        }
+        Some(false) => {
+            "only files below the directory are, without journals and logs of databases, on a file system that \
+             records when files were made"
+        }
     };
     bail!("{} is never cached: {cached}", path.display());
+}
+
+/// Where a page lies in its file.
+fn bytes_of_page(page: u64) -> Range<u64> {
+    page * PAGE_BYTES as u64..(page + 1) * PAGE_BYTES as u64
 }
 
 /// A session of a command.

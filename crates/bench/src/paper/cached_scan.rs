@@ -2,7 +2,8 @@
 //! where pages come from that are not in the server's buffers: the machine's memory, far memory, a disk.
 //!
 //! Each case has a server of its own, with the same data. A control group limits the memory of the server and
-//! of the kernel's page cache for it. Pages are in far memory before anything is measured.
+//! of the kernel's page cache for it. Nine tenths of the pages at least are in far memory before anything is
+//! measured.
 
 use std::ffi::OsString;
 use std::fs;
@@ -23,7 +24,7 @@ use crate::child::{Child, run};
 use crate::local_pool::{Lend, LocalPool};
 use crate::machine;
 use crate::postgres::{Server, ServerOptions};
-use crate::progress::Progress;
+use crate::progress::{Progress, warn};
 use crate::stop::StopFlag;
 use crate::throttle::ThrottledVolume;
 
@@ -162,6 +163,7 @@ struct Scene {
     server: Server,
     cache: Option<Child>,
     _pool: Option<LocalPool>,
+    _door: Option<Door>,
     limit: MemoryLimit,
 }
 
@@ -197,6 +199,7 @@ pub fn measure(effort: &Effort<'_>, stop: &StopFlag) -> Result<CachedScanReport>
     let stage = Stage { effort, work: work.path(), tmpfs: tmpfs.path(), volume: &mount_point, module, rows };
     let on_volume = Case::ALL.iter().filter(|case| case.is_on_volume()).count() as u64;
     let volume_mib = on_volume * (2 * stage.data_mib() + SPARE_MIB);
+    machine::require_space(tmpfs.path(), 2 * stage.data_mib())?;
     machine::require_disk(work.path(), volume_mib + 2 * stage.data_mib())?;
     let mut volume = ThrottledVolume::make(work.path(), &mount_point, volume_mib, None)?;
     let scripts = Scripts::write(work.path(), rows)?;
@@ -316,7 +319,7 @@ impl Scene {
         };
         let server = Server::start(&of_server, stop)?;
         load(&server, stage.rows)?;
-        let mut scene = Scene { case, server, cache: None, _pool: None, limit };
+        let mut scene = Scene { case, server, cache: None, _pool: None, _door: None, limit };
         if let Some(transport) = case.transport() {
             scene.attach(stage, transport)?;
         }
@@ -339,6 +342,8 @@ impl Scene {
             .collect();
         let (cache, _) = Child::of_this_program(stage.effort.farpool, "the cache", args, Stdio::null())?;
         (self.cache, self._pool) = (Some(cache), Some(pool));
+        let status = status(stage.effort.farpool, self.server.data_directory())?;
+        self._door = Some(Door(status["door"].as_str().context("the cache has no door")?.into()));
         Ok(())
     }
 
@@ -380,16 +385,24 @@ impl Scene {
         ended.into_iter().collect()
     }
 
-    /// Compares pages in the cache with the disk, and removes the cache's door, which lies outside of the
-    /// folders that end with this measurement.
+    /// Compares pages in the cache with the disk.
     fn verify(&self, farpool: &Path) -> Result<()> {
         let data = self.server.data_directory();
         let verify = ["cache", "verify", "--sample", "1/20"].map(AsRef::as_ref);
         run(farpool.as_os_str(), &[&verify[..], &[data.as_os_str()]].concat(), FILL_WITHIN)
-            .context("pages in the cache are not as on the disk")?;
-        let status = status(farpool, data)?;
-        let door = status["door"].as_str().context("the cache has no door")?;
-        fs::remove_file(door).with_context(|| format!("cannot remove {door}"))
+            .context("cannot verify the cache")?;
+        Ok(())
+    }
+}
+
+/// The door of a cache, which lies outside of the folders that end with this measurement.
+struct Door(PathBuf);
+
+impl Drop for Door {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_file(&self.0) {
+            warn(&format!("cannot remove {}: {error}", self.0.display()));
+        }
     }
 }
 

@@ -8,8 +8,8 @@ use std::time::Duration;
 use farpool_wire::NodeId;
 use rustix_futex_sync::Mutex;
 
-/// The first pause, and the longest: each pause that follows without a success between them takes twice as
-/// long as the one before.
+/// The first pause, and the longest: each further one takes twice as long as the one before, until the node
+/// answers.
 const PAUSE: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(32);
 
@@ -27,30 +27,34 @@ struct Pause {
     until_ns: u64,
 }
 
+impl Pause {
+    fn begin(lasts: Duration, now_ns: u64) -> Pause {
+        Pause { lasts, until_ns: now_ns.saturating_add(lasts.as_nanos() as u64) }
+    }
+}
+
 impl NodePauses {
-    /// Whether a node is left alone now. After a pause, one caller tries the node: for all others the pause
-    /// goes on until that one has an answer.
-    pub(super) fn is_paused(&self, node: NodeId, now_ns: u64) -> bool {
-        // Relaxed: who does not see a new pause fails itself.
+    /// Whether an operation may go to a node. After a pause, one caller may try the node; for all others a
+    /// longer pause begins, which ends early if that one gets an answer.
+    pub(super) fn may_try(&self, node: NodeId, now_ns: impl FnOnce() -> u64) -> bool {
+        // Relaxed: a thread that does not see a new pause tries the node, and fails by itself.
         if !self.are_there.load(Ordering::Relaxed) {
-            return false;
+            return true;
         }
         let mut nodes = self.nodes.lock();
-        let Some(pause) = nodes.get_mut(&node) else { return false };
+        let Some(pause) = nodes.get_mut(&node) else { return true };
+        let now_ns = now_ns();
         let is_over = now_ns >= pause.until_ns;
         if is_over {
-            pause.until_ns = now_ns.saturating_add(pause.lasts.as_nanos() as u64);
+            *pause = Pause::begin((pause.lasts * 2).min(PAUSE_MAX), now_ns);
         }
-        !is_over
+        is_over
     }
 
-    /// A node has failed.
+    /// A node has failed. Several threads may notice the same failure.
     pub(super) fn failed(&self, node: NodeId, now_ns: u64) {
         let mut nodes = self.nodes.lock();
-        let before = nodes.get(&node).map_or(Duration::ZERO, |pause| pause.lasts);
-        let lasts = (before * 2).clamp(PAUSE, PAUSE_MAX);
-        let until_ns = now_ns.saturating_add(lasts.as_nanos() as u64);
-        nodes.insert(node, Pause { lasts, until_ns });
+        nodes.entry(node).or_insert_with(|| Pause::begin(PAUSE, now_ns));
         self.are_there.store(true, Ordering::Relaxed);
     }
 
@@ -71,23 +75,25 @@ mod tests {
     const SECOND: u64 = 1_000_000_000;
 
     #[test]
-    fn a_node_that_fails_again_is_left_alone_for_longer_until_it_answers() {
+    fn a_node_that_fails_is_left_alone_for_longer_and_longer_until_it_answers() {
         let (pauses, bad, good) = (NodePauses::default(), NodeId(1), NodeId(2));
+        let may_try = |node, now| pauses.may_try(node, || now);
         let mut now = 7;
-        assert!(!pauses.is_paused(bad, now));
+        assert!(may_try(bad, now));
         for seconds in [1, 2, 4, 8, 16, 32, 32] {
-            pauses.failed(bad, now);
-            assert!(pauses.is_paused(bad, now) && !pauses.is_paused(good, now));
-            now += seconds * SECOND;
-            assert!(pauses.is_paused(bad, now - 1), "{seconds} s");
-            assert!(!pauses.is_paused(bad, now), "{seconds} s: one caller tries");
-            assert!(pauses.is_paused(bad, now), "the others wait for its answer");
+            // Three threads have waited for the same answer.
+            (0..3).for_each(|_| pauses.failed(bad, now + SECOND / 2));
+            assert!(!may_try(bad, now + SECOND / 2) && may_try(good, now));
+            now += if seconds == 1 { SECOND * 3 / 2 } else { seconds * SECOND };
+            assert!(!may_try(bad, now - 1), "{seconds} s");
+            assert!(may_try(bad, now), "{seconds} s: one caller tries");
+            assert!(!may_try(bad, now), "the others wait for its answer");
         }
         pauses.failed(good, now);
         pauses.answered(bad);
-        assert!(!pauses.is_paused(bad, now) && pauses.is_paused(good, now));
+        assert!(may_try(bad, now) && !may_try(good, now));
         pauses.answered(good);
         pauses.failed(bad, now);
-        assert!(!pauses.is_paused(bad, now + SECOND), "it begins anew");
+        assert!(may_try(bad, now + SECOND), "it begins anew");
     }
 }

@@ -174,7 +174,8 @@ fn a_keeper_has_work_after_callers_took_slots_and_none_when_all_is_done() {
     cache.sweep();
     assert!(cache.keeper.has_work(), "a slot was taken");
     assert!(settle(&mut cache));
-    (0..SLOTS).for_each(|block| assert_ne!(cache.read(&mut caller, block), Outcome::Disk(0)));
+    let admitted = (0..SLOTS).filter(|block| cache.read(&mut caller, *block) == Outcome::Disk(1)).count();
+    assert!(admitted > SLOTS as usize / 2, "{admitted} pages take most slots");
     cache.sweep();
     assert!(cache.keeper.has_work(), "slots are short");
     at_once(caller.change(&mut { cache.file }, async || Ok(()))).unwrap();

@@ -94,7 +94,7 @@ struct FilesArgs {
 #[command(after_long_help = "\
 Examples:
   farpool bench paper cache --figure all --out docs/bench
-  farpool bench paper cache --figure cached-scan --out /tmp/bench --scale 0.1 --rounds 1 --seconds 3")]
+  farpool bench paper cache --figure cached-scan --out /tmp/bench --scale 0.6 --rounds 1 --seconds 3")]
 struct CacheArgs {
     /// all, or cached-scan
     #[arg(long, value_name = "NAME", value_delimiter = ',', required = true)]
@@ -194,8 +194,12 @@ pub fn run(args: PaperArgs) -> Result<()> {
     tell(run_paper(&figures, &options, &farpool, &stop)?)
 }
 
+/// Memory for each unit of the scale: the files on tmpfs, two caches, and what the servers may use.
+const MEMORY_PER_SCALE: f64 = 20e9;
+
 fn run_cache(args: CacheArgs) -> Result<()> {
     let figures = wanted(&args.figure, Document::Cache)?;
+    check_memory((args.scale * MEMORY_PER_SCALE) as u64, "this needs about", "lower --scale")?;
     let (farpool, stop) = (own_file()?, StopFlag::on_signals()?);
     let effort = PaperEffort {
         rounds: usize::from(args.rounds),
@@ -214,9 +218,11 @@ fn wanted(asked: &[Wanted], document: Document) -> Result<Vec<Figure>> {
         Wanted::One(_) | Wanted::All => None,
     });
     if let Some(figure) = elsewhere {
-        bail!(UsageError(format!(
-            "the figure {figure} is measured by another command: see farpool bench paper --help"
-        )));
+        let command = match figure.document() {
+            Document::Files => "files",
+            Document::Cache => "cache",
+        };
+        bail!(UsageError(format!("measure {figure} by `farpool bench paper {command} --figure {figure}`")));
     }
     let is_wanted = |figure: &Figure| asked.contains(&Wanted::All) || asked.contains(&Wanted::One(*figure));
     let of_document = Figure::ALL.into_iter().filter(|figure| figure.document() == document);

@@ -100,14 +100,22 @@ pub fn resize(args: &ResizeArgs) -> Result<()> {
             }
         }
         if Instant::now() >= give_up_at {
-            let (now, _) = found.with_context(|| {
-                format!("the cache of {data} is closed or does not answer: see `farpool cache status {data}`")
-            })?;
-            bail!(
-                "the cache has {} so far, and will have {} when the pool has room: see `farpool cache status {data}`",
-                size_of_pages(now),
-                size_of_pages(wanted)
-            );
+            let status = format!("see `farpool cache status {data}`");
+            let wanted_size = size_of_pages(wanted);
+            match found.map(|(now, _)| (now, size_of_pages(now))) {
+                None if is_asked => {
+                    bail!("the cache does not answer; it takes the size {wanted_size} later: {status}")
+                }
+                None => bail!("the cache of {data} is closed or does not answer: {status}"),
+                Some((now, size)) if now < wanted => {
+                    bail!(
+                        "the cache has {size} so far, and will have {wanted_size} when the pool has room: {status}"
+                    )
+                }
+                Some((_, size)) => {
+                    bail!("the cache still has {size}, and has not given memory back yet: {status}")
+                }
+            }
         }
         std::thread::sleep(LOOK_EVERY);
     }

@@ -12,7 +12,8 @@ use farpool_cache::{CacheClient, CacheSession, Door, PAGE_BYTES};
 use indicatif::ProgressBar;
 
 use super::{
-    attached_door, check_cacheable, for_each_file, open_regular, session, size_of_pages, with_segments,
+    attached_door, bytes_of_page, check_cacheable, for_each_file, open_regular, session, size_of_pages,
+    with_segments,
 };
 use crate::output::say;
 
@@ -137,13 +138,12 @@ fn load(session: &mut CacheSession, file: &File, pages: u64) -> std::io::Result<
 /// Reads a block. Returns whether it was in the cache.
 fn read_block(session: &mut CacheSession, file: &File, block: u64) -> std::io::Result<bool> {
     let (mut is_hit, mut failed) = (true, None);
-    let range = block * PAGE_BYTES as u64..(block + 1) * PAGE_BYTES as u64;
     let pread = |to: &mut [u8], at| {
         is_hit = false;
         let read = file.read_at(to, at);
         read.map_err(|error| std::io::Error::from(failed.insert(error).kind()))
     };
-    let read = session.read(file.as_fd(), range, pread, |_| ());
+    let read = session.read(file.as_fd(), bytes_of_page(block), pread, |_| ());
     failed.map_or(Ok(is_hit && read.is_some()), Err)
 }
 

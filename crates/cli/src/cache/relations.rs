@@ -3,14 +3,19 @@
 use std::collections::{BTreeMap, HashMap};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use postgres::{Client, Config, NoTls};
+
+use crate::errors::describe;
+use crate::output::complain;
 
 /// The oid of the tablespace `pg_default`, whose files lie below `base/`.
 const DEFAULT_TABLESPACE: u32 = 1663;
 const CONNECT_WITHIN: Duration = Duration::from_secs(2);
+const ANSWER_WITHIN: Duration = Duration::from_secs(15);
 const OPTIONS: &str = "-c statement_timeout=5s -c search_path=pg_catalog";
 /// Databases to which a client can connect to list the others.
 const COMMON_DATABASES: [&str; 2] = ["postgres", "template1"];
@@ -34,15 +39,28 @@ impl RelationFile {
     }
 }
 
+/// As [`names`], but does not wait for a server that hangs.
+pub fn names_in_time(data: &Path, paths: Vec<PathBuf>) -> Result<HashMap<PathBuf, String>> {
+    let (answer, answered) = mpsc::sync_channel(1);
+    let data = data.to_owned();
+    // If it does not end, it ends with this process.
+    std::thread::spawn(move || {
+        let _ = answer.send(names(&data, paths)); // nobody listens: it took too long
+    });
+    answered.recv_timeout(ANSWER_WITHIN).unwrap_or_else(|_| {
+        bail!("the server does not answer within {} s: leave out --relations", ANSWER_WITHIN.as_secs())
+    })
+}
+
 /// The names of the relations to which these files belong, as `DATABASE.SCHEMA.RELATION`. Those of which the
 /// server knows nothing are left out. The paths begin at the data directory.
 ///
 /// # Errors
 /// If the server does not run, or refuses the connection.
-pub fn names<'a>(data: &Path, paths: impl Iterator<Item = &'a Path>) -> Result<HashMap<PathBuf, String>> {
-    let mut by_database: BTreeMap<u32, Vec<(&Path, RelationFile)>> = BTreeMap::new();
+fn names(data: &Path, paths: Vec<PathBuf>) -> Result<HashMap<PathBuf, String>> {
+    let mut by_database: BTreeMap<u32, Vec<(PathBuf, RelationFile)>> = BTreeMap::new();
     for path in paths {
-        if let Some(file) = RelationFile::parse(path) {
+        if let Some(file) = RelationFile::parse(&path) {
             by_database.entry(file.database).or_default().push((path, file));
         }
     }
@@ -53,11 +71,15 @@ pub fn names<'a>(data: &Path, paths: impl Iterator<Item = &'a Path>) -> Result<H
         // One that allows no connections has no name here.
         let Some(database) = databases.get(&database) else { continue };
         let filenodes: Vec<u32> = files.iter().map(|(_, file)| file.filenode).collect();
-        let relations = server.relations(database, &filenodes)?;
+        // It may refuse this user, or have been dropped: those of the others have names all the same.
+        let relations = server.relations(database, &filenodes).unwrap_or_else(|error| {
+            complain(format!("farpool: {}", describe(&error)));
+            HashMap::new()
+        });
         for (path, file) in files {
             if let Some(relation) = relations.get(&file.filenode) {
                 let fork = file.fork.map(|fork| format!(" ({fork})")).unwrap_or_default();
-                names.insert(path.to_owned(), format!("{database}.{relation}{fork}"));
+                names.insert(path, format!("{database}.{relation}{fork}"));
             }
         }
     }
@@ -127,7 +149,10 @@ fn user(data: &Path) -> Result<String> {
     if let Ok(user) = std::env::var("PGUSER") {
         return Ok(user);
     }
-    let owner = std::fs::metadata(data).context("cannot look at the data directory")?.uid();
+    name_of_user(std::fs::metadata(data).context("cannot look at the data directory")?.uid())
+}
+
+fn name_of_user(owner: u32) -> Result<String> {
     let users = std::fs::read_to_string("/etc/passwd").context("cannot read /etc/passwd")?;
     let name = users.lines().find_map(|line| {
         let mut fields = line.split(':');
@@ -164,6 +189,7 @@ mod tests {
 
     #[test]
     fn root_is_found_by_its_number() {
-        assert_eq!(user(Path::new("/")).unwrap(), std::env::var("PGUSER").unwrap_or("root".into()));
+        assert_eq!(name_of_user(0).unwrap(), "root");
+        assert!(name_of_user(u32::MAX).unwrap_err().to_string().contains("set PGUSER"));
     }
 }

@@ -6,11 +6,11 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use farpool_cache::{CacheClient, Contents, Door, DoorFile, DoorStatus};
 use serde::Serialize;
 
-use super::{has_daemon, relations, size_of_pages};
+use super::{is_attached, relations, size_of_pages};
 use crate::output::{tell, tell_json};
 use crate::size::ByteSize;
 
@@ -83,8 +83,8 @@ struct CachedFile {
 }
 
 /// The state of a cache in a word. `answers`: its daemon has handed out the index.
-pub(super) fn state(door: Door, has_daemon: bool, answers: bool) -> &'static str {
-    match (door, has_daemon) {
+pub(super) fn state(door: Door, is_attached: bool, answers: bool) -> &'static str {
+    match (door, is_attached) {
         (Door::Open, true) if !answers => "silent",
         (Door::Open, true) => "open",
         (Door::Invalidating, true) => "opening",
@@ -117,20 +117,20 @@ fn explain(state: &str, outsiders: u64) -> &'static str {
 /// Prints the status.
 pub fn status(args: &StatusArgs) -> Result<()> {
     let door = DoorFile::find(&args.dir)?.map(Arc::new);
-    let has_daemon = door.as_deref().map_or(Ok(false), has_daemon)?;
-    let mut cache = door.as_ref().filter(|_| has_daemon).and_then(|door| cache_behind(door, args.files));
-    if args.relations {
-        add_relations(&args.dir, cache.iter_mut().flat_map(|cache| &mut cache.files).collect())?;
-    }
-    // Afterwards: of a door that was closed meanwhile, it says so.
-    let DoorStatus { door: found, turns, hits, misses, places, outsiders } =
-        door.as_ref().map(|door| door.status()).unwrap_or_default();
-    let path = door.map(|door| door.path().to_owned());
-    let state = state(found, has_daemon, cache.is_some());
-    let reads = hits + misses;
+    let is_attached = door.as_deref().map_or(Ok(false), is_attached)?;
+    let look = || door.as_ref().map(|door| door.status()).unwrap_or_default();
+    let before = look();
+    let mut cache = door.as_ref().filter(|_| is_attached).and_then(|door| cache_behind(door, args.files));
+    let DoorStatus { door: found, turns, hits, misses, places, outsiders } = look();
+    let state = state(found, is_attached, cache.is_some() || turns != before.turns);
+    let files = cache.as_mut().map(|cache| &mut cache.files).filter(|files| !files.is_empty());
+    let named = files.filter(|_| args.relations).map_or(Ok(()), |files| add_relations(&args.dir, files));
+    let reads = hits.saturating_add(misses);
     let hit_rate = (reads > 0).then(|| hits as f64 / reads as f64);
+    let path = door.as_ref().map(|door| door.path().to_owned());
     let status = Status { door: path, state, hits, misses, hit_rate, threads: places, turns, cache };
-    if args.json { tell_json(&status) } else { tell(lines(&status, outsiders).join("\n")) }
+    if args.json { tell_json(&status) } else { tell(lines(&status, outsiders).join("\n")) }?;
+    named.context("no names of relations")
 }
 
 fn lines(status: &Status, outsiders: u64) -> Vec<String> {
@@ -161,9 +161,9 @@ fn shown(file: &CachedFile) -> String {
 }
 
 /// Adds the names of relations to files of a PostgreSQL server.
-fn add_relations(data: &Path, files: Vec<&mut CachedFile>) -> Result<()> {
-    let paths = files.iter().filter_map(|file| file.path.as_deref().map(Path::new));
-    let mut names = relations::names(data, paths)?;
+fn add_relations(data: &Path, files: &mut [CachedFile]) -> Result<()> {
+    let paths = files.iter().filter_map(|file| file.path.as_deref().map(PathBuf::from)).collect();
+    let mut names = relations::names_in_time(data, paths)?;
     for file in files {
         file.relation = file.path.as_ref().and_then(|path| names.remove(Path::new(path)));
     }

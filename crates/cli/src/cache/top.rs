@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use farpool_cache::{CacheClient, DoorFile, DoorStatus};
 
-use super::{size_of_pages, status::state};
+use super::{is_attached, size_of_pages, status::state};
 use crate::output::tell_next;
 use crate::size::ByteSize;
 
@@ -41,16 +41,18 @@ pub struct TopArgs {
 
 /// Prints the lines.
 pub fn top(args: &TopArgs) -> Result<()> {
-    let Some(door) = DoorFile::find(&args.dir)?.map(Arc::new) else {
-        bail!("no program has used a cache of {}: start `farpool cache attach`", args.dir.display());
-    };
-    let client = CacheClient::new(door.clone());
-    let mut before = (Instant::now(), door.status());
+    let mut cache = Shown::find(&args.dir)?;
+    let mut before = (Instant::now(), cache.door.status());
     for line in 0..args.count.unwrap_or(u64::MAX) {
         std::thread::sleep(Duration::from_secs(args.interval.get()));
-        let size = client.slots();
-        let now = (Instant::now(), door.status());
-        let state = state(now.1.door, is_attached(&args.dir)?, size.is_some());
+        if !cache.door.is_there() {
+            cache = Shown::find(&args.dir)?; // counts begin anew
+            before.1 = DoorStatus::default();
+        }
+        let size = cache.client.slots();
+        let now = (Instant::now(), cache.door.status());
+        let answers = size.is_some() || now.1.turns != before.1.turns;
+        let state = state(now.1.door, is_attached(&cache.door)?, answers);
         let memory = size.map(|(slots, _)| size_of_pages(slots));
         let shown = shown(&before.1, &now.1, now.0 - before.0, memory, state);
         let heading = if line.is_multiple_of(HEADING_EVERY) { format!("{HEADING}\n") } else { String::new() };
@@ -62,10 +64,19 @@ pub fn top(args: &TopArgs) -> Result<()> {
     Ok(())
 }
 
-/// Whether a daemon has the door. Opens it anew: a door that has been asked keeps daemons away while it is
-/// open.
-fn is_attached(dir: &Path) -> Result<bool> {
-    DoorFile::find(dir)?.map_or(Ok(false), |door| super::has_daemon(&door))
+/// The door of the cache that is shown.
+struct Shown {
+    door: Arc<DoorFile>,
+    client: Arc<CacheClient>,
+}
+
+impl Shown {
+    fn find(dir: &Path) -> Result<Shown> {
+        let Some(door) = DoorFile::find(dir)?.map(Arc::new) else {
+            bail!("no program has used a cache of {}: start `farpool cache attach`", dir.display());
+        };
+        Ok(Shown { client: CacheClient::new(door.clone()), door })
+    }
 }
 
 /// A line, from what was counted before and now.
@@ -78,7 +89,7 @@ fn shown(
 ) -> String {
     let (hits, misses) = (now.hits.wrapping_sub(before.hits), now.misses.wrapping_sub(before.misses));
     let per_second = |count: u64| count as f64 / elapsed.as_secs_f64();
-    let rate = match hits + misses {
+    let rate = match hits.saturating_add(misses) {
         0 => "-".to_owned(),
         reads => format!("{:.1} %", 100.0 * hits as f64 / reads as f64),
     };

@@ -14,7 +14,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use farpool_cache::{CacheClient, CacheSession, DoorFile, PAGE_BYTES};
 
-use super::{attached_door, open_regular, session, status::paths_below};
+use super::{attached_door, bytes_of_page, open_regular, session, status::paths_below};
 use crate::output::{complain, say};
 
 /// How often a page is compared that differs: while a program writes it, disk and cache may be read before
@@ -26,7 +26,8 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// Compare pages in the cache with the disk, while programs use them
 ///
 /// Reads some pages of cached files from the cache, and from the disk. A page that differs is compared again
-/// for a second, since a program may be writing it. Fails if a page still differs, and names it.
+/// for a second, since a program may be writing it. Fails if a page still differs, and names it. The pages
+/// that are compared count as hits, and as used lately.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
@@ -60,7 +61,7 @@ impl FromStr for Sample {
 struct Findings {
     compared: u64,
     differing: u64,
-    /// Pages of the sample and between them.
+    /// Pages of files that were counted, whether in the sample or not.
     passed: u64,
 }
 
@@ -77,8 +78,7 @@ pub fn verify(args: &VerifyArgs) -> Result<()> {
     let passed = RandomState::new().hash_one(()) % u64::from(args.sample.0);
     let mut findings = Findings { passed, ..Findings::default() };
     for cached in &contents.files {
-        // One that was removed since cannot be opened. Nobody else can read it either, but for those who have
-        // it open.
+        // A file that was removed since has no path. Only programs that still have it open can read it.
         if let Some(path) = paths.get(&(cached.id.device, cached.id.inode)) {
             verify_file(&door, &mut session, path, args.sample, &mut findings)?;
         }
@@ -90,7 +90,10 @@ pub fn verify(args: &VerifyArgs) -> Result<()> {
              files without the cache. `farpool cache drop {data}` empties it"
         );
     }
-    say(format!("verified  {data}  {compared} pages in the cache are as on the disk"));
+    say(match compared {
+        0 => format!("nothing compared  {data}  no page of the sample is in the cache: try --sample 1/1"),
+        _ => format!("verified  {data}  {compared} pages in the cache are as on the disk"),
+    });
     Ok(())
 }
 
@@ -132,7 +135,7 @@ fn compare(session: &mut CacheSession, file: &File, block: u64) -> io::Result<Op
     for tries in 1..=TRIES {
         let Some(cached) = cached_page(session, file, block) else { return Ok(None) };
         let mut page = vec![0; PAGE_BYTES];
-        match file.read_exact_at(&mut page, block * PAGE_BYTES as u64) {
+        match file.read_exact_at(&mut page, bytes_of_page(block).start) {
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None), // truncated since
             read => read?,
         }
@@ -146,10 +149,9 @@ fn compare(session: &mut CacheSession, file: &File, block: u64) -> io::Result<Op
 
 /// A page as it is in the cache, if it is there. Admits nothing.
 fn cached_page(session: &mut CacheSession, file: &File, block: u64) -> Option<Vec<u8>> {
-    let range = block * PAGE_BYTES as u64..(block + 1) * PAGE_BYTES as u64;
     let mut found = Vec::new();
     let not_there = |_: &mut [u8], _| Err(io::ErrorKind::NotFound.into());
-    session.read(file.as_fd(), range, not_there, |bytes| found.extend_from_slice(bytes));
+    session.read(file.as_fd(), bytes_of_page(block), not_there, |bytes| found.extend_from_slice(bytes));
     (found.len() == PAGE_BYTES).then_some(found)
 }
 

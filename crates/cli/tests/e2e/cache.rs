@@ -21,6 +21,9 @@ use crate::support::{
 /// Checks itself; see there.
 const PROGRAM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../preload/tests/programs/cached.c");
 
+/// Longer than a process waits for an answer of the daemon.
+const BEYOND_PATIENCE: Duration = Duration::from_secs(1);
+
 /// A directory on a disk whose files are cached; its door goes with it.
 struct Files(TempDir);
 
@@ -174,7 +177,7 @@ fn commands_outlast_a_daemon_that_pauses_and_status_says_that_it_does_not_answer
     attached.signal(Signal::STOP);
     assert_eq!(files.status()["state"], "silent");
     let resizing = farpool(["cache", "resize", files.name(), "4MiB"]).stdout(Stdio::piped()).spawn().unwrap();
-    std::thread::sleep(Duration::from_secs(1)); // longer than a process waits for an answer
+    std::thread::sleep(BEYOND_PATIENCE);
     attached.signal(Signal::CONT);
     let resized = resizing.wait_with_output().unwrap();
     assert!(resized.status.success() && resized.stdout.starts_with(b"resized"), "{resized:?}");
@@ -259,7 +262,7 @@ fn verify_names_a_page_that_was_changed_without_the_cache() {
         assert!(found.stderr.contains(said), "{found:?}");
     }
     assert!(run(["cache", "drop", files.name(), "table"]).status.success());
-    assert!(verify().stdout.contains("  0 pages"), "{:?}", verify());
+    assert!(verify().stdout.starts_with("nothing compared"), "{:?}", verify());
     attached.end_well();
 }
 

@@ -81,8 +81,8 @@ fn notes(report: &CachedScanReport, effort: &Effort<'_>) -> Vec<(&'static str, S
                  bytes ({} MiB with the index and data checksums), chosen uniformly; for 20 % updates, every fifth \
                  transaction adds one to a value. PostgreSQL's own buffers have 128 MiB. A control group limits the memory \
                  of each server, with the kernel's page cache for it, to {limit_mib} MiB; on tmpfs the limit has room for \
-                 the files. The files of the cached databases lie on the throttled volume, and all pages are in the cache \
-                 at the beginning (two nodes on this machine). pgbench runs on the same two processors. {} rounds, in each \
+                 the files. The files of the cached databases lie on the throttled volume. At the beginning, nine tenths of \
+                 all pages at least are in the cache (two nodes on this machine). pgbench runs on the same two processors. {} rounds, in each \
                  of which all cases take turns for {} s each; ratios paired by round, medians with the smallest and the \
                  largest. Afterwards one page in 20 of the cache is compared with the disk.",
                 data_bytes >> 20,
