@@ -98,7 +98,7 @@ bench-cache: setup ## PostgreSQL behind the page cache beside memory and disks: 
 
 .PHONY: test
 test: setup ## everything that needs no special hardware
-	scripts/run-tests
+	cargo test --locked --no-fail-fast
 
 .PHONY: test-databases
 test-databases: setup ## PostgreSQL, DuckDB, SQLite and a mapping program in far memory and on disk: same results
