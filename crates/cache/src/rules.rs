@@ -15,7 +15,8 @@ pub trait Rules {
     const CONSIDERED_PER_SWEEP: u32 = 1 << 18;
 
     /// For how many rounds over the table of files nobody has read a file that loses its entry to another
-    /// one. About ten seconds for the table's usual size. A simulation uses fewer.
+    /// one. About ten seconds for the table's usual size, longer while the cache is idle. A simulation uses
+    /// fewer.
     const UNUSED_ROUNDS: u16 = 250;
 
     /// Whether a page may be admitted. `before`: the bucket's header when the page was read or written.

@@ -31,6 +31,7 @@ mod size;
 mod status;
 mod tether;
 mod up;
+mod users;
 mod volume;
 
 use std::ffi::OsString;

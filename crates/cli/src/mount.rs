@@ -15,6 +15,7 @@ use crate::output::{complain, say};
 use crate::rdma::{card_transport, check_choice};
 use crate::reach::{BrokerAt, Wait, runtime, sums_of};
 use crate::size::ByteSize;
+use crate::users;
 use keep::Keeping;
 
 mod keep;
@@ -62,7 +63,7 @@ pub struct MountArgs {
 
     /// Like --accelerate, also for processes of this user. They are trusted with all files of the mount, as
     /// are root and the user who mounts. May be given several times
-    #[arg(long, value_name = "USER", value_parser = user_id)]
+    #[arg(long, value_name = "USER", value_parser = users::id_of)]
     accelerate_for: Vec<u32>,
 
     /// Threads that serve the kernel's requests [default: one per processor, at least 4]
@@ -196,17 +197,6 @@ fn warn_of_missing_nodes(broker: &Located, redundancy: Redundancy) -> Result<()>
         }
     }
     Ok(())
-}
-
-/// The number of a user, by name or number.
-fn user_id(user: &str) -> Result<u32, String> {
-    if let Ok(number) = user.parse() {
-        return Ok(number);
-    }
-    let users = std::fs::read_to_string("/etc/passwd").map_err(|error| format!("/etc/passwd: {error}"))?;
-    let line = users.lines().find_map(|line| line.strip_prefix(user)?.strip_prefix(':'));
-    let number = line.and_then(|line| line.split(':').nth(1)?.parse().ok());
-    number.ok_or_else(|| format!("there is no user {user} in /etc/passwd; name another, or give the number"))
 }
 
 fn default_threads() -> usize {

@@ -19,7 +19,7 @@ pub fn complain(line: impl AsRef<str>) {
 /// Prints a result of the command. A reader that has closed the pipe (`farpool status | head -1`) has read
 /// what it wanted; any other failure to write is an error.
 pub fn tell(line: impl AsRef<str>) -> Result<()> {
-    unless_unwanted(write_line(std::io::stdout().lock(), line.as_ref()))
+    tell_next(line).map(drop)
 }
 
 /// Prints one of many results. Returns whether somebody still reads them.

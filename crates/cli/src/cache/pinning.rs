@@ -27,7 +27,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// Keep the pages of some files in the cache
 ///
 /// Loads all pages of the files, and keeps them: pages of other files are evicted first. If more than seven
-/// eighths of all pages are pinned, pinned pages are evicted like others.
+/// eighths of all pages are pinned, pinned pages are evicted like others. Fails if not all pages of the files
+/// are in the cache in the end; the files are pinned all the same.
 ///
 /// A pin ends when the cache is detached or loses all pages, as by `farpool cache drop DIR` or a restart of a
 /// PostgreSQL server, and when the file is replaced, as by TRUNCATE, VACUUM FULL, CLUSTER, REINDEX and

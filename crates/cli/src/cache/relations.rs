@@ -11,6 +11,7 @@ use postgres::{Client, Config, NoTls};
 
 use crate::errors::describe;
 use crate::output::complain;
+use crate::users;
 
 /// The oid of the tablespace `pg_default`, whose files lie below `base/`.
 const DEFAULT_TABLESPACE: u32 = 1663;
@@ -149,17 +150,12 @@ fn user(data: &Path) -> Result<String> {
     if let Ok(user) = std::env::var("PGUSER") {
         return Ok(user);
     }
-    name_of_user(std::fs::metadata(data).context("cannot look at the data directory")?.uid())
+    name_of_owner(std::fs::metadata(data).context("cannot look at the data directory")?.uid())
 }
 
-fn name_of_user(owner: u32) -> Result<String> {
-    let users = std::fs::read_to_string("/etc/passwd").context("cannot read /etc/passwd")?;
-    let name = users.lines().find_map(|line| {
-        let mut fields = line.split(':');
-        let name = fields.next()?;
-        (fields.nth(1)?.parse() == Ok(owner)).then_some(name)
-    });
-    name.map(str::to_owned).with_context(|| format!("the user {owner} has no name: set PGUSER"))
+fn name_of_owner(owner: u32) -> Result<String> {
+    let name = users::name_of(owner).map_err(anyhow::Error::msg)?;
+    name.with_context(|| format!("the user {owner} has no name: set PGUSER"))
 }
 
 #[cfg(test)]
@@ -186,10 +182,9 @@ mod tests {
         assert_eq!(address(&file("", "*")), Some(("localhost", 5433)));
         assert_eq!((address(&file("", "")), address("1\n/data\n")), (None, None));
     }
-
     #[test]
     fn root_is_found_by_its_number() {
-        assert_eq!(name_of_user(0).unwrap(), "root");
-        assert!(name_of_user(u32::MAX).unwrap_err().to_string().contains("set PGUSER"));
+        assert_eq!(name_of_owner(0).unwrap(), "root");
+        assert!(name_of_owner(u32::MAX).unwrap_err().to_string().contains("set PGUSER"));
     }
 }

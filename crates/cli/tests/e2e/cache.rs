@@ -69,6 +69,13 @@ fn attach(pool: &Pool, files: &Files) -> Process {
     Process::ready("cache", farpool(args)).0
 }
 
+/// Attaches, and waits until pages are cached.
+fn attach_and_await_door(pool: &Pool, files: &Files) -> Process {
+    let attached = attach(pool, files);
+    eventually("the door is open", || files.status()["state"] == "open");
+    attached
+}
+
 fn run_cached(files: &Files, program: &Path, args: &[&str]) -> Output {
     let mut command = farpool(["run", "--cache", files.name(), program.to_str().unwrap()]);
     command.args(args).env("FARPOOL_PRELOAD", built("libfarpool_preload.so")).env_remove("LD_PRELOAD");
@@ -86,8 +93,7 @@ fn programs_read_from_the_cache_while_it_is_attached_and_from_the_disk_otherwise
     runs_well();
     let status = files.status();
     assert_eq!((status["state"].as_str(), status["hits"].as_u64()), (Some("detached"), Some(0)), "{status}");
-    let mut attached = attach(&pool, &files);
-    eventually("the door is open", || files.status()["state"] == "open");
+    let mut attached = attach_and_await_door(&pool, &files);
     runs_well();
     let status = files.status();
     assert_eq!(status["state"].as_str(), Some("open"), "{status}");
@@ -172,8 +178,7 @@ fn a_cache_is_resized_pinned_emptied_and_detached_by_commands() {
 #[test]
 fn commands_outlast_a_daemon_that_pauses_and_status_says_that_it_does_not_answer() {
     let (pool, files) = (Pool::start(PoolOptions::default()), Files::new());
-    let mut attached = attach(&pool, &files);
-    eventually("the door is open", || files.status()["state"] == "open");
+    let mut attached = attach_and_await_door(&pool, &files);
     attached.signal(Signal::STOP);
     assert_eq!(files.status()["state"], "silent");
     let resizing = farpool(["cache", "resize", files.name(), "4MiB"]).stdout(Stdio::piped()).spawn().unwrap();
@@ -220,8 +225,7 @@ fn a_node_that_hangs_holds_up_one_read_and_is_left_alone_then() {
 #[test]
 fn files_that_are_never_cached_are_refused_and_the_others_pinned() {
     let (pool, files) = (Pool::start(PoolOptions::default()), Files::new());
-    let mut attached = attach(&pool, &files);
-    eventually("the door is open", || files.status()["state"] == "open");
+    let mut attached = attach_and_await_door(&pool, &files);
     ["table", "table-wal"]
         .iter()
         .for_each(|name| std::fs::write(files.0.path().join(name), vec![7; 1 << 20]).unwrap());
@@ -248,8 +252,7 @@ fn files_that_are_never_cached_are_refused_and_the_others_pinned() {
 #[test]
 fn verify_names_a_page_that_was_changed_without_the_cache() {
     let (pool, files) = (Pool::start(PoolOptions::default()), Files::new());
-    let mut attached = attach(&pool, &files);
-    eventually("the door is open", || files.status()["state"] == "open");
+    let mut attached = attach_and_await_door(&pool, &files);
     let table = files.0.path().join("table");
     std::fs::write(&table, vec![7; 40 * PAGE_BYTES]).unwrap();
     assert!(run(["cache", "pin", files.name(), "table"]).status.success());
