@@ -10,6 +10,8 @@
 mod magic;
 mod server;
 
+use std::ffi::c_int;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use server::Level;
@@ -22,22 +24,49 @@ pub extern "C" fn _PG_init() {
     }
     let done = std::panic::catch_unwind(init).unwrap_or_else(|_| Err("a fault in the module".to_owned()));
     match done {
-        Ok(data) => server::report(
+        Ok((data, kept)) => server::report(
             Level::Log,
-            &format!("farpool: pages of {} are cached while `farpool cache attach` runs", data.display()),
+            &format!(
+                "farpool: pages of {} are cached while `farpool cache attach` runs; {kept} files have pages from before",
+                data.display()
+            ),
         ),
         Err(why) => server::report(Level::Warning, &format!("farpool: nothing is cached: {why}")),
     }
 }
 
-fn init() -> Result<PathBuf, String> {
+fn init() -> Result<(PathBuf, usize), String> {
     let data = server::data_directory().ok_or("the server does not say where its data are")?;
     if let Some(method) = server::setting(c"io_method").filter(|method| method == "io_uring") {
         return Err(format!("io_method = {method} reads files by itself: set it to worker or sync"));
     }
     check_version(&data)?;
-    farpool_preload::switch_on_cache(&data).map_err(|error| error.to_string())?;
-    Ok(data)
+    let kept = farpool_preload::switch_on_cache(&data).map_err(|error| error.to_string())?;
+    server::call_at_end(sign_at_end);
+    Ok((data, kept))
+}
+
+/// Called by the postmaster when all its children have ended. It still has `postmaster.pid`, so no other
+/// server uses the files.
+extern "C" fn sign_at_end(_: c_int, _: usize) {
+    // Otherwise the disk may not have what the server has written, and the server replays its log at the next
+    // start: that must find the pages of the disk.
+    let is_clean = server::data_directory().is_some_and(|data| has_shut_down(&data));
+    if is_clean {
+        farpool_preload::sign_cached_files();
+    }
+}
+
+/// Where `pg_control` has the state of the server, and the states of a server that has shut down, as primary
+/// or as standby (`pg_control.h`).
+const CONTROL_STATE: Range<usize> = 16..20;
+const SHUT_DOWN: [u32; 2] = [1, 2];
+
+/// Whether the server has written everything to the disk, and its log has nothing to replay.
+fn has_shut_down(data: &Path) -> bool {
+    let control = std::fs::read(data.join("global/pg_control")).unwrap_or_default();
+    let state = control.get(CONTROL_STATE).and_then(|state| Some(u32::from_ne_bytes(state.try_into().ok()?)));
+    state.is_some_and(|state| SHUT_DOWN.contains(&state))
 }
 
 /// Other versions may write files in ways that no test has tried.

@@ -14,6 +14,9 @@ pub enum Level {
     Warning = 19,
 }
 
+/// A function that is called at the end with the exit code and a word (`pg_on_exit_callback`).
+pub type AtEnd = extern "C" fn(c_int, usize);
+
 /// The address of a symbol of the server.
 fn symbol(name: &CStr) -> Option<*mut c_void> {
     // SAFETY: a C string.
@@ -48,6 +51,15 @@ pub fn setting(name: &CStr) -> Option<String> {
     let value = unsafe { get(name.as_ptr(), true, false) };
     // SAFETY: null, or a C string that lasts until the setting changes.
     (!value.is_null()).then(|| unsafe { CStr::from_ptr(value) }.to_string_lossy().into_owned())
+}
+
+/// Has a function called when this process ends, but not when its children do. (The server has room for twenty
+/// such functions, and uses a few.)
+pub fn call_at_end(function: AtEnd) {
+    type OnProcExit = unsafe extern "C" fn(AtEnd, usize);
+    let Some(register) = symbol(c"on_proc_exit") else { return };
+    // SAFETY: the server's function of this name has this type. The function is never unloaded.
+    unsafe { std::mem::transmute::<*mut c_void, OnProcExit>(register)(function, 0) };
 }
 
 /// Reports a message.

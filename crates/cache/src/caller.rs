@@ -47,9 +47,9 @@ impl<P: Deref<Target = [u8]>> Outcome<P> {
 /// a dropped future leaves the place occupied until the keeper clears it as that of a dead process.
 #[derive(Debug)]
 pub struct Caller<G, R = Shipped> {
-    ground: G,
+    pub(crate) ground: G,
     /// That of the index which this process has used last.
-    layout: Layout,
+    pub(crate) layout: Layout,
     place: u32,
     /// Where the next free slot is looked for.
     next_hint: u32,
@@ -126,7 +126,7 @@ impl<G: Ground, R: Rules> Caller<G, R> {
     }
 
     /// Enters this process's place, runs a call, and leaves the place (C4).
-    async fn occupying<T>(&mut self, call: impl AsyncFnOnce(&mut Self) -> T) -> T {
+    pub(crate) async fn occupying<T>(&mut self, call: impl AsyncFnOnce(&mut Self) -> T) -> T {
         if self.keeps_door_closed {
             return call(self).await;
         }
@@ -168,7 +168,7 @@ impl<G: Ground, R: Rules> Caller<G, R> {
     }
 
     /// Whether this process can use the index until it leaves its place. The door is not closed.
-    async fn load_layout(&mut self) -> bool {
+    pub(crate) async fn load_layout(&mut self) -> bool {
         let layout = self.ground.layout().await;
         self.layout = layout.unwrap_or(self.layout);
         layout.is_some()
@@ -176,7 +176,7 @@ impl<G: Ground, R: Rules> Caller<G, R> {
 
     /// The door, for a call that changes what the cache may have. `None`: it is closed, if need be by this
     /// process, so that the index does not matter (C8).
-    async fn door_for_changes(&mut self) -> Option<u64> {
+    pub(crate) async fn door_for_changes(&mut self) -> Option<u64> {
         loop {
             let door = self.ground.load(layout::DOOR).await;
             if Door::of(door) == Door::Closed {

@@ -1,5 +1,6 @@
 //! A process of the database on its way from the door to the index: it asks the daemon, once for each index.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
@@ -19,12 +20,16 @@ use crate::caller::Caller;
 use crate::contents::{Contents, absent_slots};
 use crate::door::DoorFile;
 use crate::far::{FarSlots, FarTable, NodePauses, PAGE_BYTES};
+use crate::files::FileId;
 use crate::ground::Ground;
 use crate::layout::{self, Layout, Shape};
 use crate::living::this_process;
+use crate::outside::change_outside;
 use crate::owner::socket_name;
+use crate::resuming::Signature;
 use crate::rules::Shipped;
 use crate::shared::{Index, Shared};
+use crate::signatures::{self, Unsettled};
 use crate::words::Door;
 
 /// How long a node may take to answer. A call of the program waits for it, and can read the disk instead.
@@ -39,6 +44,9 @@ const JOIN_PAUSE: Duration = Duration::from_secs(1);
 const JOIN_PAUSE_MAX: Duration = Duration::from_secs(60);
 /// How long no place is looked for after all were taken.
 const FULL_PAUSE: Duration = Duration::from_secs(1);
+
+/// A user of the cache in this process.
+type OwnCaller = Caller<Shared<FarSlots>>;
 
 /// A process of the database. Its threads share what it has mapped.
 pub struct CacheClient {
@@ -80,7 +88,7 @@ impl CacheClient {
     }
 
     /// A place for one thread. `None`: all are taken.
-    pub(crate) fn take_place(self: &Arc<Self>) -> Option<Caller<Shared<FarSlots>>> {
+    pub(crate) fn take_place(self: &Arc<Self>) -> Option<OwnCaller> {
         let now_ns = MonotonicClock.now_ns();
         if now_ns < self.full_until_ns.load(Ordering::Relaxed) {
             return None;
@@ -122,6 +130,44 @@ impl CacheClient {
         let Some((ground, layout)) = self.index() else { return false };
         (0..layout.shape().files).for_each(|file| at_once(ground.store(layout.file_pinned(file), 0)));
         true
+    }
+
+    /// Signs the files of which pages are cached, for [`resume_files`](Self::resume_files). The database has
+    /// ended, all that its processes have written is on the disk, and none of them uses a file any more.
+    /// Returns how many files were signed: not those that somebody has just changed.
+    pub fn sign_files(self: &Arc<Self>) -> usize {
+        std::thread::sleep(signatures::TICK); // so that the last changes of the database have settled
+        let sign = async |caller: &mut OwnCaller, found: &_| caller.sign_files(found).await;
+        self.with_signatures(Unsettled::LeftOut, sign).unwrap_or(0)
+    }
+
+    /// Keeps the pages of the files that are as they were signed, and lets the cache lose all others. The
+    /// database starts, and none of its processes uses a file yet. Returns how many files keep their pages.
+    pub fn resume_files(self: &Arc<Self>) -> usize {
+        let resume = async |caller: &mut OwnCaller, found: &_| caller.resume_files(found).await;
+        let kept = self.with_signatures(Unsettled::Signed, resume).flatten().unwrap_or(0);
+        if kept == 0 {
+            at_once(change_outside(&*self.door, async || ()));
+        }
+        kept
+    }
+
+    /// Runs an operation with the signatures of the files of which pages are cached. `None`: there is no
+    /// index, or this process cannot use it.
+    fn with_signatures<T>(
+        self: &Arc<Self>,
+        unsettled: Unsettled,
+        operation: impl AsyncFnOnce(&mut OwnCaller, &BTreeMap<FileId, Signature>) -> T,
+    ) -> Option<T> {
+        if !self.door.shares_process_ids() {
+            return None; // the keeper would take this process for a dead one
+        }
+        let mut caller = self.take_place()?;
+        let files = at_once(caller.open_files());
+        let found = files.map(|files| signatures::of_files(&self.door, &files, unsettled));
+        let done = found.map(|found| at_once(operation(&mut caller, &found)));
+        at_once(caller.leave());
+        done
     }
 
     fn index(self: &Arc<Self>) -> Option<(Shared<FarSlots>, Layout)> {

@@ -31,7 +31,7 @@ const DIR: &str = "/dev/shm";
 /// How the names of doors begin.
 pub(crate) const DOOR_PREFIX: &str = "farpool-cache-";
 /// Changes with every change of the words' meaning.
-const LAYOUT_VERSION: u32 = 3;
+const LAYOUT_VERSION: u32 = 4;
 /// Files that databases write as streams, and read once if at all: the journal, the log and the index of the
 /// log (a mapping) of SQLite, and the log of DuckDB.
 const UNCACHED_SUFFIXES: [&[u8]; 4] = [b"-journal", b"-wal", b"-shm", b".wal"];
@@ -249,7 +249,7 @@ impl DoorFile {
 
     /// Whether pages of the file with this path are to be cached: it lies in the directory, and holds data
     /// that a database reads by pages. Changes of all files are announced, whatever their names.
-    fn is_cacheable_path(&self, path: &Path) -> bool {
+    pub(crate) fn is_cacheable_path(&self, path: &Path) -> bool {
         let Ok(within) = path.strip_prefix(&self.data) else { return false };
         let name = within.file_name().unwrap_or_default().as_encoded_bytes();
         if self.is_postgres {

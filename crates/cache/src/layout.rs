@@ -11,6 +11,7 @@
 //! slots    one word each
 //! checksums  one word each: that of the page that was last written to the slot
 //! hints    one word each: numbers of slots that may be free
+//! signatures  one word for each file: what it was when the database ended, or 0
 //! ```
 
 use std::ops::Range;
@@ -123,7 +124,7 @@ impl Layout {
 
     /// How many words there are.
     pub fn words(&self) -> usize {
-        self.hint(self.hints)
+        self.signature(self.shape.files)
     }
 
     pub(crate) fn hints(&self) -> u32 {
@@ -210,6 +211,11 @@ impl Layout {
         self.checksum(self.shape.slots) + hint as usize
     }
 
+    /// Where a file's signature lies (R1).
+    pub(crate) fn signature(&self, file: u32) -> usize {
+        self.hint(self.hints) + file as usize
+    }
+
     /// The slot that the word of a hint names.
     pub(crate) fn hinted(&self, word: u64) -> Option<u32> {
         let slot = u32::try_from(word.checked_sub(1)?).ok()?;
@@ -258,6 +264,7 @@ mod tests {
         (0..9).for_each(|slot| mark(layout.slot(slot), 1));
         (0..9).for_each(|slot| mark(layout.checksum(slot), 1));
         (0..layout.hints()).for_each(|hint| mark(layout.hint(hint), 1));
+        (0..2).for_each(|file| mark(layout.signature(file), 1));
         assert!(used.iter().all(|count| *count == 1), "{used:?}");
     }
 

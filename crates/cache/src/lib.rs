@@ -45,8 +45,8 @@
 //!     door only if it counts no outsiders after that, and does so by compare-and-swap.
 //!
 //! Where slots lie in far memory is the subject of `far`. Rules N1 to N3 (`files`) say which files are
-//! known, rules A1 to A3 (`attached`) how a daemon comes and goes. Not here: which calls of a program mean
-//! which operation.
+//! known, rules A1 to A3 (`attached`) how a daemon comes and goes, rules R1 and R2 (`resuming`) which pages
+//! outlast a restart of the database. Not here: which calls of a program mean which operation.
 
 mod attached;
 mod caller;
@@ -68,9 +68,11 @@ mod overlap;
 mod owner;
 mod places;
 mod policy;
+mod resuming;
 mod rules;
 mod session;
 mod shared;
+mod signatures;
 mod slot_set;
 mod vacating;
 mod words;
@@ -87,6 +89,7 @@ pub use keeper::{Census, Keeper};
 pub use layout::{Layout, MAX_PLACES, MAX_SLOTS, Shape};
 pub use living::{Living, give_up_places, this_process};
 pub use outside::{change_outside, close_for_good, keep_closed};
+pub use resuming::Signature;
 pub use rules::{Rules, Shipped};
 pub use session::{CacheSession, Replacements, may_be_cached};
 pub use shared::{FindIndex, Index, Shared, Slots};

@@ -97,6 +97,12 @@ pub trait Rules {
         true
     }
 
+    /// Whether a file keeps its pages when the database starts. `signed`: its signature when the database
+    /// ended, or 0. `found`: that of the file now, if it is still there (R1).
+    fn keeps_pages(signed: u64, found: Option<u64>) -> bool {
+        signed != 0 && found == Some(signed)
+    }
+
     /// Whether the header of a dead writer's bucket is replaced, rather than reduced by one (C6).
     fn replaces_dead_headers() -> bool {
         true

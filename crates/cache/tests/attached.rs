@@ -119,6 +119,31 @@ fn processes_find_pages_from_attaching_to_detaching_whenever_they_started() {
 }
 
 #[test]
+fn pages_of_files_that_nobody_has_changed_outlast_a_restart_of_the_database() {
+    let (rig, database) = (Rig::new(1, 4), Database::new());
+    let _cache = database.attach(&rig);
+    let client = || CacheClient::new(database.door().into());
+    let has_all = |version| database.start_process().hits(version) == BLOCKS as usize;
+    wait_until(|| has_all(0));
+    assert_eq!((client().sign_files(), client().resume_files()), (1, 1));
+    assert!(has_all(0));
+
+    // A signature is used once, and the database has not ended cleanly since then.
+    assert_eq!(client().resume_files(), 0);
+    assert!(!has_all(0));
+    wait_until(|| has_all(0));
+
+    // Somebody changes the file while the database is not there, and tells nobody.
+    assert_eq!(client().sign_files(), 1);
+    let file = File::options().write(true).open(database.path()).unwrap();
+    for block in 0..BLOCKS {
+        file.write_all_at(&page_of(block, 1), u64::from(block) * PAGE_BYTES as u64).unwrap();
+    }
+    assert_eq!(client().resume_files(), 0);
+    wait_until(|| has_all(1));
+}
+
+#[test]
 fn pages_that_were_written_while_no_cache_was_attached_are_current_afterwards() {
     let (rig, database) = (Rig::new(1, 4), Database::new());
     let mut process = database.start_process();

@@ -177,7 +177,10 @@ Mutations:
   door-turned-without-comparing         the keeper turns a door that a caller has closed meanwhile
   outsiders-not-counted                 the door opens while a process changes files without a place
   file-opened-over-an-occupied-place    files are opened while processes do not know of it
-  file-opened-twice                     a file is opened under two numbers")]
+  file-opened-twice                     a file is opened under two numbers
+  file-kept-after-an-unclean-end        a file that was not signed keeps its pages over a restart
+  signature-not-compared                a file that was changed between end and start keeps its pages
+  unsettled-file-signed                 a file is signed although another change may have the same time")]
     Cache(SeedArgs),
 }
 

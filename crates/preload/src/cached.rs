@@ -151,6 +151,22 @@ impl Cached {
         }
     }
 
+    /// Lets the cache lose the pages of files that were changed since they were signed. Returns how many
+    /// files keep their pages.
+    pub fn resume(&self) -> usize {
+        let resume = |door: &Arc<DoorFile>| CacheClient::new(door.clone()).resume_files();
+        within(|| self.door().map(resume)).unwrap_or(0)
+    }
+
+    /// Signs the files: this process is the last one of the database.
+    pub fn sign(&self) {
+        do_within(|| {
+            if let Some(door) = self.door() {
+                CacheClient::new(door.clone()).sign_files();
+            }
+        });
+    }
+
     /// Whether there is anything to do.
     pub fn is_on(&self) -> bool {
         !self.door.load(Ordering::Relaxed).is_null()

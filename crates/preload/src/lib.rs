@@ -51,4 +51,4 @@ mod process;
 mod sys;
 mod table;
 
-pub use hooks::{switch_on_cache, use_backend};
+pub use hooks::{sign_cached_files, switch_on_cache, use_backend};

@@ -1,5 +1,6 @@
 //! `sim cache`: processes of a database read and write files through the page cache, truncate and unlink
-//! them, stop and die, while the keeper evicts, turns the door and dies, too (`docs/src/cache.md`).
+//! them, stop and die, and are all started again, while the keeper evicts, turns the door and dies, too
+//! (`docs/src/cache.md`).
 //!
 //! Any process may run between two accesses to shared memory. The judge demands of each block what the disk
 //! alone would give: an atomic register.
@@ -7,6 +8,7 @@
 mod broken;
 mod database;
 mod memory;
+mod restart;
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -61,6 +63,8 @@ struct Run {
     has_outsiders: bool,
     mix: Mix,
     is_busy: Cell<bool>,
+    /// Whether the database ends, so that its processes leave.
+    is_stopping: Cell<bool>,
     left: Left,
 }
 
@@ -170,6 +174,7 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
         has_outsiders: Random::new(seed, 53).chance(OUTSIDERS_PERMILLE),
         mix: MIXES[random.index(MIXES.len())],
         is_busy: Cell::new(true),
+        is_stopping: Cell::new(false),
         left: Left::default(),
     });
     database::start::<Broken>(&run, processes, &mut random);

@@ -193,7 +193,8 @@ impl<G: Ground, R: Rules> Keeper<G, R> {
 
     /// Frees an entry. Its incarnation goes last: from then on the entry can be taken.
     async fn clear(&self, file: u32) {
-        for at in self.layout.file_id(file).into_iter().chain([self.layout.file_pinned(file)]) {
+        let others = [self.layout.file_pinned(file), self.layout.signature(file)];
+        for at in self.layout.file_id(file).into_iter().chain(others) {
             self.ground.store(at, 0).await;
         }
         self.ground.store(self.layout.incarnation(file), 0).await;

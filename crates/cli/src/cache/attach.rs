@@ -36,7 +36,7 @@ pub struct AttachArgs {
     memory: ByteSize,
 
     /// The most memory that `farpool cache resize` can give the cache; --memory unless told otherwise. The
-    /// index takes memory of this machine: about 48 bytes for each 8 KiB of this, and 64 bytes for each of
+    /// index takes memory of this machine: about 48 bytes for each 8 KiB of this, and 72 bytes for each of
     /// --files
     #[arg(long, value_name = "SIZE")]
     max_memory: Option<ByteSize>,

@@ -322,6 +322,22 @@ pub(super) fn note_standard_stream(fd: c_int) {
     }
 }
 
+/// The flags with which a stream that truncates its file opens it (`fopen(3)`). `None`: it does not truncate
+/// a file, or has an encoding, for which only libc can open it.
+///
+/// # Safety
+/// `mode` is null or a C string.
+unsafe fn flags_of_truncating(mode: *const c_char) -> Option<c_int> {
+    // SAFETY: the caller promises a C string.
+    let mode = (!mode.is_null()).then(|| unsafe { CStr::from_ptr(mode) }.to_bytes())?;
+    let further = mode.strip_prefix(b"w").filter(|further| !further.contains(&b','))?;
+    let has = |flag| further.iter().take(6).any(|byte| *byte == flag);
+    let access = if has(b'+') { libc::O_RDWR } else { libc::O_WRONLY };
+    let exclusive = if has(b'x') { libc::O_EXCL } else { 0 };
+    let at_exec = if has(b'e') { libc::O_CLOEXEC } else { 0 };
+    Some(libc::O_CREAT | libc::O_TRUNC | access | exclusive | at_exec)
+}
+
 /// Makes a call that opens a stream. If it truncates the file, it is not known which file that is.
 pub(super) fn opening(mode: *const c_char, open: impl FnOnce() -> *mut FILE) -> *mut FILE {
     // SAFETY: the program passes null or a C string.
@@ -337,12 +353,38 @@ pub(super) fn opening(mode: *const c_char, open: impl FnOnce() -> *mut FILE) -> 
     stream
 }
 
+/// Opens a stream that truncates its file by a descriptor, so that it is known which file that is.
+///
+/// # Safety
+/// As for `fopen`.
+unsafe fn open_truncating(path: *const c_char, mode: *const c_char, flags: c_int) -> *mut FILE {
+    // SAFETY: the program's own path. What the user's mask leaves of the mode is that of `fopen`.
+    let fd = truncating(flags, |flags| unsafe { next::open(path, flags, 0o666) });
+    if fd < 0 {
+        return std::ptr::null_mut();
+    }
+    // SAFETY: a descriptor of its own, which the stream owns from now on, and the program's own mode.
+    let stream = unsafe { next::fdopen(fd, mode) };
+    if stream.is_null() {
+        let errno = sys::last_error();
+        sys::close(fd);
+        sys::set_last_error(errno);
+    }
+    stream
+}
+
 macro_rules! fopen {
     ($($name:ident),*) => {
         $(#[cfg_attr(not(test), unsafe(no_mangle))]
         unsafe extern "C" fn $name(path: *const c_char, mode: *const c_char) -> *mut FILE {
-            // SAFETY: the program's own call, with its own arguments.
-            let stream = opening(mode, || unsafe { next::$name(path, mode) });
+            // SAFETY: the program passes null or a C string.
+            let flags = unsafe { flags_of_truncating(mode) }.filter(|_| engine().cached.is_on());
+            let stream = match flags {
+                // SAFETY: the program's own call, with its own arguments.
+                Some(flags) => unsafe { open_truncating(path, mode, flags) },
+                // SAFETY: the program's own call, with its own arguments.
+                None => opening(mode, || unsafe { next::$name(path, mode) }),
+            };
             // SAFETY: the stream was just opened, with this mode.
             unsafe { note_stream(stream, mode) };
             stream
@@ -358,4 +400,22 @@ unsafe extern "C" fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
     // SAFETY: the stream was just opened, with this mode.
     unsafe { note_stream(stream, mode) };
     stream
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stream_that_truncates_is_opened_with_the_flags_of_fopen() {
+        // SAFETY: a C string.
+        let flags = |mode: &CStr| unsafe { flags_of_truncating(mode.as_ptr()) };
+        let created = libc::O_CREAT | libc::O_TRUNC;
+        assert_eq!(flags(c"w"), Some(created | libc::O_WRONLY));
+        assert_eq!(flags(c"wb+e"), Some(created | libc::O_RDWR | libc::O_CLOEXEC));
+        assert_eq!(flags(c"wx"), Some(created | libc::O_WRONLY | libc::O_EXCL));
+        assert_eq!((flags(c"r+"), flags(c"a"), flags(c"w,ccs=UTF-8")), (None, None, None));
+        // SAFETY: null is allowed.
+        assert_eq!(unsafe { flags_of_truncating(std::ptr::null()) }, None);
+    }
 }

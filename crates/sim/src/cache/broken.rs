@@ -35,6 +35,12 @@ const OUTSIDERS_IGNORED: &str = "outsiders-not-counted";
 const FILES_HASTY: &str = "file-opened-over-an-occupied-place";
 /// A file is opened under two numbers.
 const TWICE: &str = "file-opened-twice";
+/// A file that was not signed when the database ended keeps its pages.
+const UNSIGNED_KEPT: &str = "file-kept-after-an-unclean-end";
+/// A file that was changed while the database was not there keeps its pages.
+const CHANGED_KEPT: &str = "signature-not-compared";
+/// A file is signed although another change may give it the same signature.
+const UNSETTLED_SIGNED: &str = "unsettled-file-signed";
 /// What is read from a slot is not compared with its checksum.
 const UNVERIFIED: &str = "slot-not-verified";
 
@@ -55,7 +61,15 @@ pub(super) const MUTATIONS: &[&str] = &[
     OUTSIDERS_IGNORED,
     FILES_HASTY,
     TWICE,
+    UNSIGNED_KEPT,
+    CHANGED_KEPT,
+    UNSETTLED_SIGNED,
 ];
+
+/// Whether files are signed whose last change may be followed by another one with the same time (R2).
+pub(super) fn signs_unsettled_files() -> bool {
+    is(UNSETTLED_SIGNED)
+}
 
 /// The rules of a run: the shipped ones, except for the one that the mutation breaks.
 pub(super) enum Broken {}
@@ -126,6 +140,14 @@ impl Rules for Broken {
 
     fn retires_files() -> bool {
         !is(NOT_RETIRED) && Shipped::retires_files()
+    }
+
+    fn keeps_pages(signed: u64, found: Option<u64>) -> bool {
+        match get() {
+            Some(UNSIGNED_KEPT) if signed == 0 => found.is_some(),
+            Some(CHANGED_KEPT) => signed != 0 && found.is_some(),
+            _ => Shipped::keeps_pages(signed, found),
+        }
     }
 
     fn replaces_dead_headers() -> bool {

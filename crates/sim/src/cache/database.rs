@@ -7,6 +7,7 @@ use farpool_cache::{Caller, Census, Door, Keeper, KnownFile, Outcome, Rules, cha
 use farpool_fabric::sim::Random;
 
 use super::memory::{Access, PAGE};
+use super::restart::restart;
 use super::{BLOCKS, BUSY, Block, DOORS, FileNumber, OpenFile, Run, id_of};
 use crate::register::Touch;
 
@@ -23,6 +24,10 @@ const MEMORY_PERMILLE: u32 = 300;
 /// How likely the keeper is to learn in a round that a slot's memory has come or gone, in thousandths.
 const LEARNS_PERMILLE: u32 = 300;
 const PAUSE_NS: u64 = 60_000;
+/// The share of worlds in which the database is restarted, and that of mishaps which are restarts, in
+/// thousandths.
+const RESTARTING_PERMILLE: u32 = 300;
+const RESTART_PERMILLE: u32 = 100;
 /// The share of operations that are changes by a process without its place, in worlds that have them, in
 /// thousandths. Each of them costs all pages.
 const OUTSIDE_PERMILLE: u32 = 50;
@@ -78,6 +83,7 @@ impl Mix {
 /// Starts all processes of a run.
 pub(super) fn start<R: Rules + 'static>(run: &Rc<Run>, processes: u32, random: &mut Random) {
     let mishaps = (random.chance(600), random.chance(600), random.chance(300));
+    let restarted = random.chance(RESTARTING_PERMILLE).then_some(processes);
     let turns = TURNS_PERMILLE[random.index(TURNS_PERMILLE.len())];
     // Where the door turns, keepers die more often, so that some die between two turns.
     let deaths = if random.chance(if turns > 0 { 500 } else { 100 }) { KEEPER_DEATHS } else { 0 };
@@ -85,7 +91,7 @@ pub(super) fn start<R: Rules + 'static>(run: &Rc<Run>, processes: u32, random: &
     run.tasks.spawn(run.world.add_process(run.host), async move {
         start_keeper::<R>(&starting, turns, deaths);
         (0..processes).for_each(|_| start_process::<R>(&starting));
-        start_mishaps::<R>(&starting, mishaps);
+        start_mishaps::<R>(&starting, mishaps, restarted);
         drop(staying);
     });
 }
@@ -107,7 +113,7 @@ impl Run {
 }
 
 /// Starts a process of the database.
-fn start_process<R: Rules + 'static>(run: &Rc<Run>) {
+pub(super) fn start_process<R: Rules + 'static>(run: &Rc<Run>) {
     let (process, holder) = (run.world.add_process(run.host), run.notes.next_name());
     run.living.borrow_mut().insert(holder, process);
     let (run, staying) = (run.clone(), run.left.stay());
@@ -116,6 +122,10 @@ fn start_process<R: Rules + 'static>(run: &Rc<Run>) {
         let _staying = staying;
         let mut random = run.notes.random();
         let mut caller = loop {
+            if run.is_stopping.get() {
+                run.living.borrow_mut().remove(&holder);
+                return;
+            }
             if let Some(caller) = Caller::<_, R>::join(Access(run.memory.clone()), run.places(), holder).await
             {
                 break caller;
@@ -123,7 +133,7 @@ fn start_process<R: Rules + 'static>(run: &Rc<Run>) {
             run.world.sleep(Duration::from_nanos(KEEPER_RESTS_NS)).await;
         };
         let mut open = Vec::new();
-        while run.is_busy.get() {
+        while run.is_busy.get() && !run.is_stopping.get() {
             let file = run.pick_file(&mut random, &mut open);
             act(&run, &mut caller, holder, file, &mut random).await;
         }
@@ -229,11 +239,11 @@ async fn unlink<R: Rules>(run: &Run, caller: &mut Caller<Access, R>, (number, fi
 
 impl Run {
     /// Values that no other write has, for blocks of a file.
-    fn fresh_values(&self, number: FileNumber, blocks: std::ops::Range<u32>) -> Vec<(Block, u64)> {
+    pub(super) fn fresh_values(&self, number: FileNumber, blocks: std::ops::Range<u32>) -> Vec<(Block, u64)> {
         blocks.map(|block| ((number, block), self.notes.next_name())).collect()
     }
 
-    fn places(&self) -> u32 {
+    pub(super) fn places(&self) -> u32 {
         self.layout.shape().places
     }
 
@@ -384,11 +394,17 @@ async fn check_blocks_are_found<R: Rules>(run: &Rc<Run>, keeper: &mut Keeper<Acc
     caller.leave().await;
 }
 
-/// Lets processes die and stop, and slots break, and ends the busy time.
-fn start_mishaps<R: Rules + 'static>(run: &Rc<Run>, (dies, pauses, breaks): (bool, bool, bool)) {
+/// Lets processes die and stop, and slots break, and ends the busy time. `restarted`: how many processes end
+/// and start together now and then.
+fn start_mishaps<R: Rules + 'static>(
+    run: &Rc<Run>,
+    (dies, pauses, breaks): (bool, bool, bool),
+    restarted: Option<u32>,
+) {
     let (run, staying) = (run.clone(), run.left.stay());
     let tasks = run.tasks.clone();
-    tasks.spawn(run.world.add_process(run.host), async move {
+    let own = run.world.add_process(run.host);
+    tasks.spawn(own, async move {
         let _staying = staying;
         let mut random = run.notes.random();
         let mishap_ns = MISHAP_NS[random.index(MISHAP_NS.len())];
@@ -402,6 +418,10 @@ fn start_mishaps<R: Rules + 'static>(run: &Rc<Run>, (dies, pauses, breaks): (boo
                 } else {
                     run.memory.break_slot(slot);
                 }
+                continue;
+            }
+            if let Some(processes) = restarted.filter(|_| random.chance(RESTART_PERMILLE)) {
+                restart::<R>(&run, own, processes, &mut random).await;
                 continue;
             }
             let living: Vec<u64> = run.living.borrow().keys().copied().collect();

@@ -10,7 +10,7 @@ use std::time::Duration;
 use farpool_cache::{Ground, Layout};
 use farpool_fabric::sim::{Random, World};
 
-use super::Block;
+use super::{Block, FileNumber};
 
 /// Bytes of a page.
 pub(super) const PAGE: usize = 8;
@@ -23,6 +23,8 @@ const DISK_NS: u64 = 8_000;
 /// The share of accesses to the disk that take far longer, in thousandths, and how long.
 const LONG_PERMILLE: [u32; 3] = [0, 0, 50];
 const LONG_NS: u64 = 200_000;
+/// How long a tick of the file system's clock is.
+const TICK_NS: u64 = 100_000;
 /// The share of writes to slots that are given up, in thousandths, and how much later they may take effect.
 const GIVEN_UP_PERMILLE: [u32; 2] = [0, 50];
 const LATE_NS: u64 = 40_000;
@@ -220,12 +222,20 @@ pub(super) struct Disk {
     random: RefCell<Random>,
     long_permille: u32,
     blocks: RefCell<BTreeMap<Block, u64>>,
+    /// The tick of the clock in which each file was changed last.
+    changed: RefCell<BTreeMap<FileNumber, u64>>,
 }
 
 impl Disk {
     pub(super) fn new(world: &World, mut random: Random) -> Disk {
         let long_permille = LONG_PERMILLE[random.index(LONG_PERMILLE.len())];
-        Disk { world: world.clone(), random: random.into(), long_permille, blocks: RefCell::default() }
+        Disk {
+            world: world.clone(),
+            random: random.into(),
+            long_permille,
+            blocks: RefCell::default(),
+            changed: RefCell::default(),
+        }
     }
 
     async fn take_time(&self) {
@@ -235,6 +245,16 @@ impl Disk {
             random.below(longest_ns)
         };
         self.world.sleep(Duration::from_nanos(ns)).await;
+    }
+
+    /// The time of a file's last change, as the file system has it.
+    pub(super) fn changed_at(&self, file: FileNumber) -> u64 {
+        self.changed.borrow().get(&file).copied().unwrap_or(0)
+    }
+
+    /// Whether a change from now on has another time.
+    pub(super) fn is_settled(&self, file: FileNumber) -> bool {
+        self.changed_at(file) < self.world.now_ns() / TICK_NS
     }
 
     pub(super) async fn read(&self, block: Block, to: &mut [u8]) -> usize {
@@ -249,6 +269,7 @@ impl Disk {
         for (block, value) in blocks {
             self.take_time().await;
             self.blocks.borrow_mut().insert(*block, *value);
+            self.changed.borrow_mut().insert(block.0, self.world.now_ns() / TICK_NS);
         }
         self.take_time().await;
         PAGE * blocks.len()
