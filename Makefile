@@ -113,7 +113,7 @@ test-cache: setup ## stock PostgreSQL 15 and 18 read through the page cache for 
 	@scripts/setup cache
 	$(TEST_BUILD)
 	cargo build --locked --package farpool-postgres
-	FARPOOL=target/debug/farpool MODULE=target/debug/libfarpool_postgres.so testbed/postgres-cache 70
+	FARPOOL=target/debug/farpool MODULE=target/debug/libfarpool_postgres.so UPGRADE=$(POSTGRES18) testbed/postgres-cache 70
 	FARPOOL=target/debug/farpool MODULE=target/debug/libfarpool_postgres.so POSTGRES=$(POSTGRES18) testbed/postgres-cache 60
 
 .PHONY: test-postgres-suite
