@@ -42,12 +42,14 @@ fn change_word(
     words.store(place, change(words.load(place)));
 }
 
-/// Ends a node, and waits until this many extents of files with rows are missing.
+/// Ends a node, and waits until this many extents of files with rows are missing and the loss is counted. A
+/// session that finds the node dead comes first, and counts nothing.
 fn lose_node(rig: &mut Rig, (store, session): (&FileStore, &Session), file: &FarFile, missing: u64) {
     rig.kill_node(0);
     wait_until(|| {
         let _ = read(file, session, 0, DATA); // a failed read shows that the node is lost
-        store.volume_status().missing_extents == missing
+        let status = store.volume_status();
+        status.missing_extents == missing && status.to_rebuild
     });
 }
 
