@@ -101,7 +101,7 @@ test: setup ## everything that needs no special hardware
 	cargo test --locked --no-fail-fast
 
 .PHONY: test-databases
-test-databases: setup ## PostgreSQL, DuckDB, SQLite and a mapping program in far memory and on disk: same results
+test-databases: setup ## PostgreSQL, DuckDB, SQLite and a mapping program in far memory, on the page cache, on disk: same results
 	@scripts/setup databases
 	$(TEST_BUILD)
 	cargo test --locked --test databases

@@ -44,6 +44,7 @@ mod meanwhile;
 mod meeting;
 mod options;
 mod oracle;
+mod page_cache;
 mod pages;
 mod paper;
 mod places;

@@ -13,7 +13,7 @@ use super::duckdb::{self, Benchmark, DuckDb};
 use super::postgres_spills::Spilled;
 use super::postgres_tables::{self, Tables};
 use super::sqlite::{self, Journal, Sqlite};
-use super::{Ground, GroundOptions, Place};
+use super::{Ground, GroundOptions, Home, Place};
 use crate::options::named;
 use crate::stop::StopFlag;
 use crate::tally::median;
@@ -194,9 +194,11 @@ impl<P: FnMut(String) -> Result<()>> Bench<'_, P> {
     fn duckdb(&mut self, benchmark: Benchmark) -> Result<()> {
         let duckdb = DuckDb::find()?;
         let ground = self.ground()?;
-        let database = ground.path(Place::Local, "database");
-        let queries = duckdb.generate(&ground.runner(), benchmark, self.options.scale, &database)?;
-        duckdb::compare(&duckdb, &ground, &database, &queries, self.options.rounds, |query, local, far| {
+        let database = ground.path(Place::Local, duckdb::DATABASE);
+        let how = &ground.runner(Place::Local);
+        let queries = duckdb.generate(how, benchmark, self.options.scale, &database)?;
+        let homes = Place::BOTH.map(Home::spilling_to);
+        duckdb::compare(&duckdb, &ground, homes, &queries, self.options.rounds, |query, local, far| {
             let what = format!("DuckDB, {} {}, {} MB", benchmark.name(), query.name, far.memory_mb);
             self.add(what, local.seconds, far.seconds, far.temp_bytes);
             Ok(())
@@ -210,8 +212,8 @@ impl<P: FnMut(String) -> Result<()>> Bench<'_, P> {
         let size = sqlite::Size { sorted_rows, writers: 4, transactions: 500 };
         for _ in 0..self.options.rounds {
             let ground = self.ground()?;
-            let (local, far) =
-                (sqlite.spill(&ground, Place::Local, size)?, sqlite.spill(&ground, Place::Far, size)?);
+            let spill = |place| sqlite.spill(&ground, Home::spilling_to(place), size);
+            let (local, far) = (spill(Place::Local)?, spill(Place::Far)?);
             for (local, far) in local.iter().zip(&far) {
                 ensure!(local.rows == far.rows, "{}: {local:?} and {far:?}", far.name);
                 self.add(format!("SQLite, {}", far.name), local.seconds, far.seconds, far.far_bytes);

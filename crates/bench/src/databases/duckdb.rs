@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
-use super::{Digest, Ground, Job, Place, Runner};
+use super::{Digest, Ground, Home, Job, Runner};
 
 /// Memory limits to try, in MB, beginning with less than any query can run with.
 const MEMORY_LADDER_MB: [u32; 18] =
@@ -26,6 +26,16 @@ const SIGNIFICANT: usize = 10;
 const FLOATING: usize = 14;
 /// The beginning of DuckDB's message that a query needs more memory.
 const NO_MEMORY: &str = "Out of Memory Error";
+
+/// The name of a database in its place.
+pub const DATABASE: &str = "database";
+
+/// Changes of TPC-H's tables after which most queries give other rows. Blocks that the first checkpoint frees
+/// are written again before the second one.
+const CHANGES: &str = "UPDATE lineitem SET l_quantity = l_quantity + 1, l_discount = l_discount / 2 WHERE l_orderkey % 3 = 0; \
+                       CHECKPOINT; DELETE FROM orders WHERE o_orderkey % 11 = 0; \
+                       INSERT INTO partsupp SELECT ps_partkey + 1, ps_suppkey, ps_availqty + 1, ps_supplycost, ps_comment \
+                       FROM partsupp WHERE ps_partkey % 5 = 0; CHECKPOINT;";
 
 /// Queries that must spill, with a result that depends on the order: a join and sort of all rows, in the
 /// manner of Li et al., and a grouping with as many groups as rows.
@@ -126,10 +136,9 @@ impl DuckDb {
     ) -> Result<Vec<Query>> {
         let extension = self.folder.join(format!("{}.duckdb_extension", benchmark.extension()));
         let script = format!(
-            "LOAD '{}';\n.mode json\n.output {}.log\nCALL {}(sf = {scale});\n.output\n\
+            "LOAD '{}';\n.mode trash\nCALL {}(sf = {scale});\n.mode json\n\
              SELECT query_nr, query FROM {}_queries() ORDER BY query_nr;\n",
             extension.display(),
-            file.display(),
             benchmark.generator(),
             benchmark.extension()
         );
@@ -139,6 +148,12 @@ impl DuckDb {
             queries.extend(EXTRA.map(|(name, text)| Query { name: name.into(), text: text.into() }));
         }
         Ok(queries)
+    }
+
+    /// Changes TPC-H's tables.
+    pub fn change(&self, how: &Runner<'_>, file: &Path) -> Result<()> {
+        let job = self.job(format!("SET threads = {THREADS};\n{CHANGES}\n")).arg("-bail").arg(file);
+        job.run(how.wrapper, how.stop).map(drop)
     }
 
     /// Runs a query with temporary files in the folder `temporary`, with the least memory that suffices, but
@@ -243,35 +258,35 @@ fn rounded(csv: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Runs queries in both places in turn, with the same memory, and compares the rows. Calls `tell` for each
+/// Runs queries in two homes in turn, with the same memory, and compares the rows. Calls `tell` for each
 /// round of each query.
 pub fn compare(
     duckdb: &DuckDb,
     ground: &Ground,
-    database: &Path,
+    homes: [Home; 2],
     queries: &[Query],
     rounds: u32,
     mut tell: impl FnMut(&Query, &Ran, &Ran) -> Result<()>,
 ) -> Result<()> {
-    let [local, far] = Place::BOTH.map(|place| ground.dir(place, "duckdb-temporary"));
-    let (local, far) = (local?, far?);
-    let how = &ground.runner();
+    let run = |home: Home, query, memory_mb| {
+        let how = &ground.runner(home.database);
+        let database = ground.path(home.database, DATABASE);
+        let temporary = ground.path(home.temporary, "duckdb-temporary"); // which DuckDB makes
+        duckdb.run(how, &database, &temporary, query, memory_mb)
+    };
+    let [first, second] = homes;
     for query in queries {
         let mut memory_mb = 0;
         for _ in 0..rounds {
-            let mut here = duckdb.run(how, database, &local, query, memory_mb)?;
-            let there = duckdb.run(how, database, &far, query, here.memory_mb)?;
+            let mut here = run(first, query, memory_mb)?;
+            let there = run(second, query, here.memory_mb)?;
             // The least memory that suffices depends a little on the timing of threads.
             if there.memory_mb != here.memory_mb {
-                here = duckdb.run(how, database, &local, query, there.memory_mb)?;
+                here = run(first, query, there.memory_mb)?;
             }
             if here.rows != there.rows {
                 let name = &query.name;
-                bail!(
-                    "query {name}: {:?} with local temporary files, {:?} with far ones",
-                    here.rows,
-                    there.rows
-                );
+                bail!("query {name}: {:?} with {first:?}, {:?} with {second:?}", here.rows, there.rows);
             }
             memory_mb = here.memory_mb;
             tell(query, &here, &there)?;

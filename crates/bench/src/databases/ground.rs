@@ -1,4 +1,5 @@
-//! Where databases are tried: a pool with a mount, and a folder on the local disk for comparison.
+//! Where databases are tried: a pool with a mount, and a folder on the local disk for comparison. Or, behind
+//! a page cache, a folder on the local disk whose files are cached, and one whose files are not.
 
 use std::ffi::OsString;
 use std::fs;
@@ -9,6 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use tempfile::TempDir;
 
+use super::cached_files::{CacheUse, CachedFiles};
 use crate::far_memory::{FarMemory, Guests, PoolOptions, REGION_MIB, Transport, interposer};
 use crate::machine;
 use crate::meanwhile::looking_meanwhile;
@@ -30,7 +32,7 @@ const STATE_BYTES_MAX: usize = 4096;
 pub enum Place {
     /// A folder on the local disk.
     Local,
-    /// A folder on the mount.
+    /// A folder on the mount; or one with a cache in far memory, with [`Access::Cached`].
     Far,
 }
 
@@ -39,7 +41,28 @@ impl Place {
     pub const BOTH: [Self; 2] = [Self::Local, Self::Far];
 }
 
-/// How databases access the files of the mount.
+/// Where the files of a database lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Home {
+    /// The database.
+    pub database: Place,
+    /// Temporary files.
+    pub temporary: Place,
+}
+
+impl Home {
+    /// All files in one place.
+    pub const fn in_one(place: Place) -> Self {
+        Self { database: place, temporary: place }
+    }
+
+    /// The database on the local disk, and temporary files in a place.
+    pub const fn spilling_to(place: Place) -> Self {
+        Self { database: Place::Local, temporary: place }
+    }
+}
+
+/// How databases access files in far memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Access {
     /// Through the kernel.
@@ -47,6 +70,11 @@ pub enum Access {
     Kernel,
     /// With the interposer: the mount admits databases as direct clients.
     Direct,
+    /// Files lie on the local disk, and databases read them through a page cache (`farpool run --cache`).
+    Cached {
+        /// The size of the cache.
+        memory_mib: u64,
+    },
 }
 
 /// How programs are run.
@@ -87,7 +115,8 @@ pub struct GroundOptions<'a> {
 /// A pool with a mount, and a local folder. Dropping the value removes all of it.
 #[derive(Debug)]
 pub struct Ground {
-    far: FarMemory, // ended before the folder it is mounted in is removed
+    cached: Option<CachedFiles>, // ended before the pool that it uses
+    far: FarMemory,              // ended before the folder it is mounted in is removed
     work: TempDir,
     wrapper: Vec<OsString>,
     farpool: PathBuf,
@@ -95,7 +124,7 @@ pub struct Ground {
 }
 
 impl Ground {
-    /// Starts the pool and mounts it.
+    /// Starts the pool and mounts it, and attaches a cache if there is to be one.
     pub fn prepare(options: &GroundOptions<'_>, stop: &StopFlag) -> Result<Self> {
         let work = machine::scratch_dir(options.work_dir, "farpool-databases-")?;
         let (mount_point, log_dir) = (work.path().join("far"), work.path().join("logs"));
@@ -114,7 +143,7 @@ impl Ground {
             transport: options.transport,
             allow_other: Server::is_other_user(),
             guests: match (options.access, Server::user()?) {
-                (Access::Kernel, _) => Guests::None,
+                (Access::Kernel | Access::Cached { .. }, _) => Guests::None,
                 (Access::Direct, Some(user)) => Guests::Of(user),
                 (Access::Direct, None) => Guests::Ours,
             },
@@ -124,14 +153,21 @@ impl Ground {
         if options.access == Access::Direct {
             wrapper.extend(interposer(options.farpool)); // last, so that only the database runs with it
         }
-        Ok(Self { far, work, wrapper, farpool: options.farpool.into(), stop: stop.clone() })
+        let cached = match options.access {
+            Access::Cached { memory_mib } => {
+                Some(CachedFiles::prepare(options, work.path().join("cached"), memory_mib, &far, stop)?)
+            }
+            Access::Kernel | Access::Direct => None,
+        };
+        Ok(Self { cached, far, work, wrapper, farpool: options.farpool.into(), stop: stop.clone() })
     }
 
     /// A path in a place; nothing is created there.
     pub fn path(&self, place: Place, name: &str) -> PathBuf {
-        match place {
-            Place::Local => self.work.path().join("local").join(name),
-            Place::Far => self.far.mount_point().join(name),
+        match (place, &self.cached) {
+            (Place::Local, _) => self.work.path().join("local").join(name),
+            (Place::Far, None) => self.far.mount_point().join(name),
+            (Place::Far, Some(cached)) => cached.dir.join(name),
         }
     }
 
@@ -148,12 +184,14 @@ impl Ground {
         self.work.path().join("logs").join(name)
     }
 
-    /// How databases are run here.
-    pub fn runner(&self) -> Runner<'_> {
-        Runner { wrapper: &self.wrapper, stop: &self.stop }
+    /// How databases in a place are run.
+    pub fn runner(&self, place: Place) -> Runner<'_> {
+        let cached = self.cached.as_ref().filter(|_| place == Place::Far);
+        Runner { wrapper: cached.map_or(&self.wrapper, |cached| &cached.wrapper), stop: &self.stop }
     }
 
-    /// A program with its first arguments that runs the databases; empty for none.
+    /// A program with its first arguments that runs the databases, but not those that are cached; empty for
+    /// none.
     pub fn wrapper(&self) -> &[OsString] {
         &self.wrapper
     }
@@ -200,14 +238,33 @@ impl Ground {
         Ok(DirectBytes { read: field("direct_read_bytes")?, written: field("direct_written_bytes")? })
     }
 
-    /// An error if the pool or the mount has ended.
+    /// Runs `work`, and returns how the cache was used meanwhile.
+    pub fn cache_use_during<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<(T, CacheUse)> {
+        let before = self.cached()?.used()?;
+        let result = work()?;
+        Ok((result, self.cached()?.used()?.since(before)))
+    }
+
+    /// Compares all pages in the cache with the disk, and returns how many that were; an error if one
+    /// differs.
+    pub fn verify_cache(&self) -> Result<u64> {
+        self.cached()?.cache.verify(1)
+    }
+
+    fn cached(&self) -> Result<&CachedFiles> {
+        self.cached.as_ref().context("no files are cached here")
+    }
+
+    /// An error if the pool, the mount or the cache has ended.
     pub fn check_alive(&mut self) -> Result<()> {
+        self.cached.as_mut().map_or(Ok(()), |cached| cached.cache.check_alive())?;
         self.far.check_alive()
     }
 
-    /// Unmounts, ends the pool and removes the folder; an error if any of it fails.
+    /// Detaches the cache, unmounts, ends the pool and removes the folder; an error if any of it fails.
     pub fn tear_down(mut self) -> Result<()> {
-        self.far.check_alive()?;
+        self.check_alive()?;
+        self.cached.as_mut().map_or(Ok(()), |cached| cached.cache.detach())?;
         self.far.stop()?;
         self.work.close().context("cannot remove the work directory")
     }

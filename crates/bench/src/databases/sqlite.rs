@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::{Digest, Ground, Job, Place, Runner};
+use super::{Digest, Ground, Home, Job, Place, Runner};
 use crate::child::run;
 
 /// The shell answers within milliseconds.
@@ -118,8 +118,8 @@ impl Sqlite {
         Job::new(&self.shell, head + &script).arg("-batch").arg(database)
     }
 
-    fn run(&self, ground: &Ground, database: &Path, script: &str) -> Result<Vec<u8>> {
-        Ok(self.job(database, script.into()).run(ground.wrapper(), ground.stop())?.stdout)
+    fn run(&self, how: &Runner<'_>, database: &Path, script: &str) -> Result<Vec<u8>> {
+        Ok(self.job(database, script.into()).run(how.wrapper, how.stop)?.stdout)
     }
 
     /// How long a script takes, from the shell's start to its end.
@@ -127,16 +127,17 @@ impl Sqlite {
         Ok(self.job(database, script).run(how.wrapper, how.stop)?.seconds)
     }
 
-    /// Runs statements that spill, with temporary files in `place` and the database on the local disk.
-    pub fn spill(&self, ground: &Ground, place: Place, size: Size) -> Result<Vec<Spill>> {
-        let temporary = ground.dir(place, "sqlite-temporary")?;
-        let database = ground.path(Place::Local, &format!("sqlite-{place:?}.db"));
-        self.run(ground, &database, &numbers(size.sorted_rows))?;
+    /// Runs statements that spill.
+    pub fn spill(&self, ground: &Ground, home: Home, size: Size) -> Result<Vec<Spill>> {
+        let how = &ground.runner(home.database);
+        let temporary = ground.dir(home.temporary, "sqlite-temporary")?;
+        let database = ground.path(home.database, &format!("sqlite-{:?}.db", home.temporary));
+        self.run(how, &database, &numbers(size.sorted_rows))?;
         let mut spills = Vec::new();
         for (name, statement) in SPILLS {
             let job = self.job(&database, format!("PRAGMA temp_store = FILE;\n{statement}\n"));
             let job = job.env("SQLITE_TMPDIR", &temporary);
-            let (done, far_bytes) = ground.far_bytes_during(|| job.run(ground.wrapper(), ground.stop()))?;
+            let (done, far_bytes) = ground.far_bytes_during(|| job.run(how.wrapper, how.stop))?;
             spills.push(Spill {
                 name,
                 rows: Digest::ordered(&done.stdout),
@@ -156,6 +157,7 @@ impl Sqlite {
         journal: Journal,
         size: Size,
     ) -> Result<(Digest, f64)> {
+        let how = &ground.runner(place);
         let database = self.new_database(ground, place, journal, "shared")?;
         let writer = |number| {
             let transactions = (0..size.transactions).map(|turn| transaction(number, turn));
@@ -164,22 +166,22 @@ impl Sqlite {
         let read = "SELECT iif((SELECT count(*) FROM log) = (SELECT n FROM counter), 'same', 'torn');\n";
         let reader = self.job(&database, read.repeat(size.transactions as usize));
         let start = |job: Job| {
-            let mut running = job.start(ground.wrapper(), ground.stop())?;
+            let mut running = job.start(how.wrapper, how.stop)?;
             running.end_input();
             anyhow::Ok(running)
         };
         let mut writers =
             (0..size.writers).map(|number| start(writer(number))).collect::<Result<Vec<_>>>()?;
-        let seen = start(reader)?.wait(ground.stop())?.check().context("the reader")?.text();
+        let seen = start(reader)?.wait(how.stop)?.check().context("the reader")?.text();
         ensure!(!seen.contains("torn"), "{journal:?}: a reader saw half of a transaction");
         let mut seconds = 0_f64;
         for (number, writer) in writers.iter_mut().enumerate() {
-            let done = writer.wait(ground.stop())?.check().with_context(|| format!("writer {number}"))?;
+            let done = writer.wait(how.stop)?.check().with_context(|| format!("writer {number}"))?;
             seconds = seconds.max(done.seconds);
         }
-        let rows = self.contents(ground, &database)?;
+        let rows = self.contents(how, &database)?;
         let expected = u64::from(size.writers * size.transactions);
-        let counted = self.count(ground, &database)?;
+        let counted = self.count(how, &database)?;
         ensure!(
             counted == expected,
             "{journal:?}: {expected} transactions were committed and {counted} are there"
@@ -191,20 +193,21 @@ impl Sqlite {
     /// Everything that was committed must be there, and nothing else. Returns the digest of what the first
     /// writer left.
     pub fn kill_writers(&self, ground: &Ground, place: Place, journal: Journal) -> Result<Digest> {
+        let how = &ground.runner(place);
         let database = self.new_database(ground, place, journal, "killed")?;
         let committed: String = (0..SEEN_COMMITS).map(|turn| transaction(0, turn)).collect();
-        self.run(ground, &database, &(set_journal(journal) + &committed))?;
-        let before = self.contents(ground, &database)?;
+        self.run(how, &database, &(set_journal(journal) + &committed))?;
+        let before = self.contents(how, &database)?;
 
         let open = format!(
             "{}BEGIN IMMEDIATE; UPDATE log SET text = text || 'lost';\n{}DELETE FROM counter;\n.shell echo spilled\n",
             set_journal(journal),
             fill_log(OPEN_ROWS)
         );
-        let mut writer = self.job(&database, open).start(ground.wrapper(), ground.stop())?;
-        writer.wait_for("spilled", ground.stop())?;
+        let mut writer = self.job(&database, open).start(how.wrapper, how.stop)?;
+        writer.wait_for("spilled", how.stop)?;
         writer.kill()?;
-        let after = self.contents(ground, &database)?;
+        let after = self.contents(how, &database)?;
         ensure!(
             after == before,
             "{journal:?}: a killed writer left {after:?} where {before:?} was committed"
@@ -220,10 +223,10 @@ impl Sqlite {
         let script = tempfile::NamedTempFile::new()?;
         std::fs::write(script.path(), stream)?;
         let read = format!(".read {}\n", script.path().display());
-        let mut writer = self.job(&database, read).start(ground.wrapper(), ground.stop())?;
-        writer.wait_for("committed", ground.stop())?;
+        let mut writer = self.job(&database, read).start(how.wrapper, how.stop)?;
+        writer.wait_for("committed", how.stop)?;
         writer.kill()?;
-        let logged = self.count(ground, &database)?;
+        let logged = self.count(how, &database)?;
         let seen = u64::from(SEEN_COMMITS) * 2;
         ensure!(logged > seen, "{journal:?}: {seen} transactions were committed and {logged} are there");
         Ok(after)
@@ -234,7 +237,7 @@ impl Sqlite {
         let database = dir.join("database");
         let tables = "CREATE TABLE log (writer, turn, text, PRIMARY KEY (writer, turn)); \
                       CREATE TABLE counter (n); INSERT INTO counter VALUES (0);";
-        let said = self.run(ground, &database, &(set_journal(journal) + tables))?;
+        let said = self.run(&ground.runner(place), &database, &(set_journal(journal) + tables))?;
         let said = String::from_utf8_lossy(&said);
         if !said.lines().any(|line| line == journal.name()) {
             bail!("SQLite did not set the {} journal on {place:?}: {said}", journal.name());
@@ -243,18 +246,18 @@ impl Sqlite {
     }
 
     /// A digest of all rows, after an integrity check of the whole database.
-    fn contents(&self, ground: &Ground, database: &Path) -> Result<Digest> {
-        let said = self.run(ground, database, "PRAGMA integrity_check;")?;
+    fn contents(&self, how: &Runner<'_>, database: &Path) -> Result<Digest> {
+        let said = self.run(how, database, "PRAGMA integrity_check;")?;
         let said = String::from_utf8_lossy(&said);
         ensure!(said.trim() == "ok", "{}: {}", database.display(), said.trim());
         let rows = "SELECT * FROM log ORDER BY writer, turn; SELECT * FROM counter;";
-        Ok(Digest::ordered(&self.run(ground, database, rows)?))
+        Ok(Digest::ordered(&self.run(how, database, rows)?))
     }
 
     /// Number of rows of the log; an error unless the counter agrees.
-    fn count(&self, ground: &Ground, database: &Path) -> Result<u64> {
-        self.contents(ground, database)?;
-        let said = self.run(ground, database, "SELECT count(*), (SELECT n FROM counter) FROM log;")?;
+    fn count(&self, how: &Runner<'_>, database: &Path) -> Result<u64> {
+        self.contents(how, database)?;
+        let said = self.run(how, database, "SELECT count(*), (SELECT n FROM counter) FROM log;")?;
         let said = String::from_utf8_lossy(&said);
         let (rows, counter) = said.trim().split_once('|').context("cannot parse SQLite's counts")?;
         ensure!(rows == counter, "the log has {rows} rows, but the counter says {counter}");

@@ -9,7 +9,6 @@ use std::ffi::OsString;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -20,11 +19,11 @@ use super::Effort;
 use super::range_scan::{self, load, pgbench};
 use super::stage::subfolder;
 use crate::cgroup::MemoryLimit;
-use crate::child::{Child, run};
 use crate::local_pool::{Lend, LocalPool};
 use crate::machine;
+use crate::page_cache::PageCache;
 use crate::postgres::{Server, ServerOptions};
-use crate::progress::{Progress, warn};
+use crate::progress::Progress;
 use crate::stop::StopFlag;
 use crate::throttle::ThrottledVolume;
 
@@ -46,7 +45,8 @@ pub const SESSIONS: [u32; 2] = [8, 32];
 const MODULE: &str = "libfarpool_postgres.so";
 /// How long the daemon may take until it has all the memory, and the pages may take to come in.
 const FILL_WITHIN: Duration = Duration::from_secs(300);
-const COMMAND_WITHIN: Duration = Duration::from_secs(30);
+/// Which part of the pages are compared with the disk in the end.
+const VERIFIED_ONE_IN: u32 = 20;
 /// A cache has this share of the data when it counts as full: some pages are in the server's own buffers, and
 /// a few find no room in their bucket.
 const FULL: f64 = 0.9;
@@ -161,9 +161,8 @@ pub struct CachedScanReport {
 struct Scene {
     case: Case,
     server: Server,
-    cache: Option<Child>,
+    cache: Option<PageCache>,
     _pool: Option<LocalPool>,
-    _door: Option<Door>,
     limit: MemoryLimit,
 }
 
@@ -213,14 +212,14 @@ pub fn measure(effort: &Effort<'_>, stop: &StopFlag) -> Result<CachedScanReport>
     for scene in &mut scenes {
         if scene.cache.is_some() {
             let step = progress.step(format!("filling the cache: {}", scene.case.name()));
-            scene.fill(effort.farpool, data_bytes, stop)?;
+            scene.fill(data_bytes, stop)?;
             step.done("filled");
         }
     }
     let slices = rounds(&mut scenes, effort, &scripts, &progress, stop)?;
     let postgres = scenes[0].server.version()?;
     for scene in scenes {
-        scene.tear_down(effort.farpool)?;
+        scene.tear_down()?;
     }
     volume.remove()?;
     Ok(CachedScanReport { slices, rows, limit_mib: stage.limit_mib(), postgres, data_bytes })
@@ -319,7 +318,7 @@ impl Scene {
         };
         let server = Server::start(&of_server, stop)?;
         load(&server, stage.rows)?;
-        let mut scene = Scene { case, server, cache: None, _pool: None, _door: None, limit };
+        let mut scene = Scene { case, server, cache: None, _pool: None, limit };
         if let Some(transport) = case.transport() {
             scene.attach(stage, transport)?;
         }
@@ -332,23 +331,18 @@ impl Scene {
         let lend =
             Lend { nodes: 2, bytes_each: (memory_mib << 20) / 2 + REGION_BYTES, region_bytes: REGION_BYTES };
         let pool = LocalPool::lending(stage.effort.farpool, lend, transport)?;
-        let args: Vec<OsString> = ["cache", "attach"]
-            .into_iter()
-            .map(Into::into)
-            .chain([self.server.data_directory().into()])
-            .chain(["--memory".into(), format!("{memory_mib}MiB").into()])
-            .chain(["--broker".into(), pool.broker.clone().into()])
-            .chain(["--transport".into(), name.into()])
-            .collect();
-        let (cache, _) = Child::of_this_program(stage.effort.farpool, "the cache", args, Stdio::null())?;
-        (self.cache, self._pool) = (Some(cache), Some(pool));
-        let status = status(stage.effort.farpool, self.server.data_directory())?;
-        self._door = Some(Door(status["door"].as_str().context("the cache has no door")?.into()));
+        let options =
+            ["--memory", &format!("{memory_mib}MiB"), "--broker", &pool.broker, "--transport", name];
+        let options = options.map(OsString::from);
+        let data = self.server.data_directory();
+        self.cache = Some(PageCache::attach(stage.effort.farpool, data, options)?);
+        self._pool = Some(pool);
         Ok(())
     }
 
     /// Reads everything until the cache has the pages.
-    fn fill(&mut self, farpool: &Path, data_bytes: u64, stop: &StopFlag) -> Result<()> {
+    fn fill(&mut self, data_bytes: u64, stop: &StopFlag) -> Result<()> {
+        let Some(cache) = &self.cache else { return Ok(()) };
         let started = Instant::now();
         let mut client = self.server.connect()?;
         loop {
@@ -357,7 +351,7 @@ impl Scene {
             let read = "SET enable_seqscan = off; SELECT count(*) FROM ranges WHERE id > 0; \
                         SET enable_seqscan = on; SELECT sum(value) FROM ranges";
             client.batch_execute(read).context("cannot read the table")?;
-            let status = status(farpool, self.server.data_directory())?;
+            let status = cache.status()?;
             let used = status["cache"]["used_bytes"].as_u64();
             let used = used.with_context(|| format!("the cache is not open: {status}"))?;
             if used as f64 >= FULL * data_bytes as f64 {
@@ -377,44 +371,18 @@ impl Scene {
         Ok(row.get::<_, i64>(0) as u64)
     }
 
-    fn tear_down(mut self, farpool: &Path) -> Result<()> {
-        if self.cache.is_some() {
-            self.verify(farpool)?;
+    fn tear_down(mut self) -> Result<()> {
+        if let Some(cache) = &self.cache {
+            cache.verify(VERIFIED_ONE_IN)?;
         }
-        let ended = [self.server.stop(), self.cache.as_mut().map_or(Ok(()), Child::end), self.limit.remove()];
+        let detached = self.cache.as_mut().map(PageCache::detach);
+        let ended = [self.server.stop(), detached.unwrap_or(Ok(())), self.limit.remove()];
         ended.into_iter().collect()
-    }
-
-    /// Compares pages in the cache with the disk.
-    fn verify(&self, farpool: &Path) -> Result<()> {
-        let data = self.server.data_directory();
-        let verify = ["cache", "verify", "--sample", "1/20"].map(AsRef::as_ref);
-        run(farpool.as_os_str(), &[&verify[..], &[data.as_os_str()]].concat(), FILL_WITHIN)
-            .context("cannot verify the cache")?;
-        Ok(())
-    }
-}
-
-/// The door of a cache, which lies outside of the folders that end with this measurement.
-struct Door(PathBuf);
-
-impl Drop for Door {
-    fn drop(&mut self) {
-        if let Err(error) = fs::remove_file(&self.0) {
-            warn(&format!("cannot remove {}: {error}", self.0.display()));
-        }
     }
 }
 
 /// Size of the regions of the pools.
 const REGION_BYTES: u64 = 64 << 20;
-
-/// What `farpool cache status` says of a directory.
-fn status(farpool: &Path, data: &Path) -> Result<serde_json::Value> {
-    let args = ["cache", "status", "--json"].map(AsRef::as_ref);
-    let said = run(farpool.as_os_str(), &[&args[..], &[data.as_os_str()]].concat(), COMMAND_WITHIN)?;
-    serde_json::from_str(&said).context("cannot parse the cache's status")
-}
 
 impl CachedScanReport {
     /// Transactions per second of a case, round by round.

@@ -121,11 +121,12 @@ pub fn measure(options: &QueriesOptions<'_>, stop: &StopFlag) -> Result<QueriesR
     }
     let step = progress.step(format!("generating TPC-H at scale factor {}", options.scale));
     let database = ground.path(Place::Local, "database");
-    let queries = duckdb.generate(&ground.runner(), Benchmark::TpcH, options.scale, &database)?;
+    let queries = duckdb.generate(&ground.runner(Place::Local), Benchmark::TpcH, options.scale, &database)?;
     step.done("generated");
     let wrapper = [ground.wrapper(), &interposer(options.farpool)].concat();
     let interposer = Runner { wrapper: &wrapper, stop };
-    let mut bench = Bench { duckdb, plain: ground.runner(), interposer, database, limit: limit.as_mut() };
+    let mut bench =
+        Bench { duckdb, plain: ground.runner(Place::Local), interposer, database, limit: limit.as_mut() };
     let runs = bench.rounds(&queries, &spots, options.rounds, progress)?;
     interposed.stop()?;
     ground.tear_down()?;

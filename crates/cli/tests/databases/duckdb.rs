@@ -1,7 +1,7 @@
 //! DuckDB.
 
-use farpool_bench::databases::duckdb::{Benchmark, DuckDb, compare};
-use farpool_bench::databases::{Ground, Place};
+use farpool_bench::databases::duckdb::{Benchmark, DATABASE, DuckDb, compare};
+use farpool_bench::databases::{Ground, Home, Place};
 
 use crate::support::ground;
 
@@ -16,10 +16,10 @@ const TPC_DS_SCALE: f64 = 0.2;
 #[track_caller]
 fn spilled(ground: &Ground, benchmark: Benchmark, scale: f64) -> usize {
     let duckdb = DuckDb::find().unwrap();
-    let database = ground.path(Place::Local, "database");
-    let queries = duckdb.generate(&ground.runner(), benchmark, scale, &database).unwrap();
+    let database = ground.path(Place::Local, DATABASE);
+    let queries = duckdb.generate(&ground.runner(Place::Local), benchmark, scale, &database).unwrap();
     let mut spilled = 0;
-    compare(&duckdb, ground, &database, &queries, 1, |query, local, far| {
+    compare(&duckdb, ground, Place::BOTH.map(Home::spilling_to), &queries, 1, |query, local, far| {
         let (mb, bytes) = (far.memory_mb, far.temp_bytes);
         println!(
             "{}: {mb} MB, local {:.2} s, far {:.2} s, {bytes} bytes",

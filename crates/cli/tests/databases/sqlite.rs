@@ -1,7 +1,7 @@
 //! SQLite.
 
-use farpool_bench::databases::Place;
 use farpool_bench::databases::sqlite::{Journal, Size, Sqlite};
+use farpool_bench::databases::{Home, Place};
 
 use crate::support::ground;
 
@@ -14,8 +14,8 @@ const SPILLED_BYTES: u64 = 4 << 20;
 fn temporary_files_in_far_memory_give_the_rows_that_local_ones_give() {
     let ground = ground(MEMORY_MIB);
     let sqlite = Sqlite::find().unwrap();
-    let local = sqlite.spill(&ground, Place::Local, SIZE).unwrap();
-    let far = sqlite.spill(&ground, Place::Far, SIZE).unwrap();
+    let local = sqlite.spill(&ground, Home::spilling_to(Place::Local), SIZE).unwrap();
+    let far = sqlite.spill(&ground, Home::spilling_to(Place::Far), SIZE).unwrap();
     for (local, far) in local.iter().zip(&far) {
         println!(
             "{}: local {:.2} s, far {:.2} s, {} bytes",
