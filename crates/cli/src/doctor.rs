@@ -1,6 +1,9 @@
 //! `farpool doctor`: what this machine lacks, and how to fix it.
 
+mod cache;
 mod checks;
+
+use std::path::PathBuf;
 
 use anyhow::{Result, bail};
 use serde::Serialize;
@@ -17,10 +20,16 @@ use crate::reach::{BrokerAt, runtime};
 Examples:
   farpool doctor
   farpool doctor --json | jq -r '.checks[] | select(.state != \"ok\") | .fix'
-  farpool doctor --broker db-17:7117 --tls-dir /etc/farpool/tls")]
+  farpool doctor --broker db-17:7117 --tls-dir /etc/farpool/tls
+  farpool doctor --cache /var/lib/postgresql/15/main")]
 pub struct DoctorArgs {
     #[command(flatten)]
     broker: BrokerAt,
+
+    /// Check also whether the files in DIR can be cached (see `farpool cache`), and whether the PostgreSQL
+    /// server that has them uses the cache
+    #[arg(long, value_name = "DIR")]
+    cache: Option<PathBuf>,
 
     /// Print JSON instead of lines
     #[arg(long)]
@@ -84,6 +93,7 @@ impl State {
 pub fn run(args: DoctorArgs) -> Result<()> {
     let mut checks = checks::machine();
     checks.push(runtime()?.block_on(checks::broker(&args.broker)));
+    checks.extend(args.cache.iter().flat_map(|dir| cache::directory(dir)));
     let failed: Vec<&str> =
         checks.iter().filter(|check| check.state == State::Fail).map(|check| check.name).collect();
     let verdict = failed.join(", ");

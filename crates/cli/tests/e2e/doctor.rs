@@ -48,3 +48,12 @@ fn lines_name_the_fix_below_the_failed_check() {
     assert!(output.stdout.contains("-> start one with `farpool up`"), "{output:?}");
     assert_eq!(output.stderr, "farpool: this machine is not ready: broker");
 }
+
+#[test]
+fn a_directory_with_a_cache_is_checked() {
+    let dir = tempfile::tempdir().unwrap();
+    let report = json(&run(["doctor", "--json", "--cache", dir.path().to_str().unwrap()]));
+    assert_eq!(check(&report, "cached files")["state"], "ok");
+    assert_eq!(check(&report, "cache door")["state"], "warn");
+    assert!(check(&report, "cache door")["fix"].as_str().unwrap().starts_with("farpool cache attach "));
+}
