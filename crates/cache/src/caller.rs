@@ -61,10 +61,12 @@ pub struct Caller<G, R = Shipped> {
 /// What a page's admission rests on: all of it must be the same when the entry is taken.
 #[derive(Clone, Copy)]
 struct Token {
-    bucket: u32,
+    /// Of the block: the home bucket first.
+    buckets: [u32; 2],
     key: Key,
+    /// That of the home bucket.
     header: u64,
-    /// Writers of the bucket other than this process.
+    /// Writers that it counts, other than this process.
     writers: u64,
     file_at: usize,
     file: FileWord,
@@ -152,17 +154,17 @@ impl<G: Ground, R: Rules> Caller<G, R> {
         let (Some(file), Some((word, id))) = (found, usable) else {
             return Ok(Outcome::Disk(pread(to).await?));
         };
-        let (bucket, key) = (self.layout.bucket(file.file, block), Key::new(id, block));
-        let cached = self.read_cached(bucket, key).await;
+        let (buckets, key) = (self.layout.buckets(file.file, block), Key::new(id, block));
+        let cached = self.read_cached(buckets, key).await;
         self.place().count_read(cached.is_some()).await;
         if let Some(page) = cached {
             return Ok(Outcome::Hit(page));
         }
-        let header = self.ground.load(self.layout.header(bucket)).await;
+        let header = self.ground.load(self.layout.header(buckets[0])).await;
         let read = pread(to).await?;
         if read == to.len() {
             let (writers, file_at) = (Header(header).writers(), self.layout.file(file.file));
-            self.admit(Token { bucket, key, header, writers, file_at, file: word, door }, to).await;
+            self.admit(Token { buckets, key, header, writers, file_at, file: word, door }, to).await;
         }
         Ok(Outcome::Disk(read))
     }
@@ -216,8 +218,8 @@ impl<G: Ground, R: Rules> Caller<G, R> {
     }
 
     /// Reads a page from the cache, and marks it visited (C1).
-    async fn read_cached(&self, bucket: u32, key: Key) -> Option<G::Page> {
-        for entry in self.layout.entries(bucket) {
+    async fn read_cached(&self, buckets: [u32; 2], key: Key) -> Option<G::Page> {
+        for entry in self.layout.entries(buckets) {
             let at = self.layout.entry(entry);
             let found = Entry(self.ground.load(at).await);
             if found.state() != EntryState::Valid || self.ground.load(self.layout.key(entry)).await != key.0 {
@@ -265,7 +267,7 @@ impl<G: Ground, R: Rules> Caller<G, R> {
         }
         let Some((slot, taken)) = self.take_slot().await else { return };
         let entered = match self.write_slot(slot, page).await {
-            true => self.take_entry(token.bucket, slot).await,
+            true => self.take_entry(token.buckets, slot).await,
             false => None,
         };
         let Some((entry, claimed)) = entered else { return self.free_slot(slot, taken).await };
@@ -286,7 +288,7 @@ impl<G: Ground, R: Rules> Caller<G, R> {
     }
 
     async fn still_holds(&self, token: Token) -> bool {
-        let header = self.ground.load(self.layout.header(token.bucket)).await;
+        let header = self.ground.load(self.layout.header(token.buckets[0])).await;
         R::may_admit(token.header, header, token.writers)
             && self.ground.load(token.file_at).await == token.file.0
             && self.ground.load(layout::DOOR).await == token.door
@@ -294,7 +296,7 @@ impl<G: Ground, R: Rules> Caller<G, R> {
 
     /// Whether the page is there already, or is being admitted.
     async fn is_cached_or_pending(&self, token: Token) -> bool {
-        for entry in self.layout.entries(token.bucket) {
+        for entry in self.layout.entries(token.buckets) {
             let state = Entry(self.ground.load(self.layout.entry(entry)).await).state();
             if state != EntryState::Empty && self.ground.load(self.layout.key(entry)).await == token.key.0 {
                 return true;
@@ -334,10 +336,27 @@ impl<G: Ground, R: Rules> Caller<G, R> {
         self.ground.replace(hint, 0, u64::from(slot) + 1).await;
     }
 
-    /// Claims an empty entry of a bucket, or else the first valid one without a visited mark. Clears the
-    /// marks that it passes. `None`: no entry was free to claim.
-    async fn take_entry(&self, bucket: u32, slot: u32) -> Option<(u32, Entry)> {
-        for entry in self.layout.entries(bucket) {
+    /// How many empty entries a bucket has. Does not count beyond [`Rules::ENOUGH_EMPTY`], which makes no
+    /// difference to the choice of a bucket.
+    async fn empty_entries(&self, bucket: u32) -> usize {
+        let mut empty = 0;
+        for entry in self.layout.entries_of(bucket) {
+            let found = Entry(self.ground.load(self.layout.entry(entry)).await);
+            empty += usize::from(found.state() == EntryState::Empty);
+            if empty == R::ENOUGH_EMPTY {
+                break;
+            }
+        }
+        empty
+    }
+
+    /// Claims an empty entry of a block's buckets, or else the first valid one without a visited mark. Clears
+    /// the marks that it passes. `None`: no entry was free to claim.
+    async fn take_entry(&self, [home, other]: [u32; 2], slot: u32) -> Option<(u32, Entry)> {
+        let empty = [self.empty_entries(home).await, self.empty_entries(other).await];
+        let is_other_better = layout::is_other_better(empty, R::ENOUGH_EMPTY);
+        let buckets = if is_other_better { [other, home] } else { [home, other] };
+        for entry in self.layout.entries(buckets) {
             let at = self.layout.entry(entry);
             let empty = Entry(self.ground.load(at).await);
             let claimed = claim::<R>(empty, slot);
@@ -345,7 +364,7 @@ impl<G: Ground, R: Rules> Caller<G, R> {
                 return Some((entry, claimed));
             }
         }
-        for entry in self.layout.entries(bucket) {
+        for entry in self.layout.entries(buckets) {
             let at = self.layout.entry(entry);
             let found = Entry(self.ground.load(at).await);
             if found.state() != EntryState::Valid {
@@ -396,13 +415,13 @@ impl<G: Ground, R: Rules> Caller<G, R> {
         pwrite: impl AsyncFnOnce() -> io::Result<usize>,
     ) -> io::Result<usize> {
         let mut begun = 0;
-        for bucket in named.buckets(&self.layout) {
+        for bucket in named.home_buckets(&self.layout) {
             begun = self.ground.add(self.layout.header(bucket), Header::BEGIN).await;
         }
         self.ground.barrier().await;
         if R::writers_invalidate() {
             for block in named.blocks() {
-                self.invalidate(self.layout.bucket(file.file, block), block).await;
+                self.invalidate(file.file, block).await;
             }
         }
         let usable = self.usable(file).await;
@@ -411,21 +430,23 @@ impl<G: Ground, R: Rules> Caller<G, R> {
             && *bytes == page.len()
             && Door::of(door) == Door::Open
         {
-            let bucket = self.layout.bucket(file.file, block);
+            let buckets = self.layout.buckets(file.file, block);
             let (key, file_at) = (Key::new(id, block), self.layout.file(file.file));
-            // There is one block, so `begun` is the header of its bucket.
+            // There is one block, so `begun` is the header of its home bucket.
             let (header, writers) = (begun.wrapping_add(Header::BEGIN), Header(begun).writers());
-            self.admit(Token { bucket, key, header, writers, file_at, file: word, door }, page).await;
+            self.admit(Token { buckets, key, header, writers, file_at, file: word, door }, page).await;
         }
-        for bucket in named.buckets(&self.layout) {
+        for bucket in named.home_buckets(&self.layout) {
             self.ground.add(self.layout.header(bucket), Header::END.wrapping_neg()).await;
         }
         written
     }
 
     /// Empties the entries of a block, whatever id they have: the file may get another id meanwhile.
-    async fn invalidate(&self, bucket: u32, block: u32) {
-        for entry in self.layout.entries(bucket) {
+    async fn invalidate(&self, file: u32, block: u32) {
+        let [home, other] = self.layout.buckets(file, block);
+        let other = if R::writers_look_in_both_buckets() { other } else { home };
+        for entry in self.layout.entries([home, other]) {
             loop {
                 let at = self.layout.entry(entry);
                 let found = Entry(self.ground.load(at).await);

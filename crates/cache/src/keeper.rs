@@ -139,7 +139,7 @@ impl<G: Ground, R: Rules> Keeper<G, R> {
         if let Named::File { file } = named {
             return self.reopen(file, number, is_alive).await;
         }
-        for bucket in named.buckets(&self.layout) {
+        for bucket in named.home_buckets(&self.layout) {
             if !self.clear_header(bucket, number, is_alive).await {
                 return false;
             }
@@ -176,7 +176,7 @@ impl<G: Ground, R: Rules> Keeper<G, R> {
             return true;
         }
         // A writer that this header counts has stored its name before: the load makes it visible.
-        let is_there = |other: Named| other.buckets(&self.layout).any(|named| named == bucket);
+        let is_there = |other: Named| other.home_buckets(&self.layout).any(|named| named == bucket);
         !self.any_living(dead, is_alive, is_there).await
             && self.ground.replace(at, header.0, header.cleared().0).await
     }

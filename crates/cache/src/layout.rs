@@ -13,6 +13,9 @@
 //! hints    one word each: numbers of slots that may be free
 //! signatures  one word for each file: what it was when the database ended, or 0
 //! ```
+//!
+//! A block has two buckets, and its entry may lie in either. The header of its *home bucket* counts the
+//! block's writers; for this block, the header of the other one means nothing.
 
 use std::ops::Range;
 
@@ -90,8 +93,8 @@ pub(crate) fn shape_word(shape: Shape) -> u64 {
 }
 
 impl Layout {
-    /// The layout of a cache. There are at least 1.75 entries for each slot: with fewer, more pages would
-    /// lose their entries to full buckets while slots are free.
+    /// The layout of a cache. There are at least 1.75 entries for each slot: with fewer, pages would find
+    /// both their buckets full while slots are free.
     ///
     /// # Panics
     /// If there are more than [`MAX_PLACES`] places or [`MAX_SLOTS`] slots.
@@ -194,8 +197,15 @@ impl Layout {
     }
 
     /// The entries of a bucket.
-    pub(crate) fn entries(&self, bucket: u32) -> Range<u32> {
+    pub(crate) fn entries_of(&self, bucket: u32) -> Range<u32> {
         bucket * ENTRIES as u32..(bucket + 1) * ENTRIES as u32
+    }
+
+    /// The entries of two buckets, those of the first one first. If both are the same bucket, each entry
+    /// occurs once.
+    pub(crate) fn entries(&self, [first, second]: [u32; 2]) -> impl Iterator<Item = u32> + use<> {
+        let others = if second == first { 0..0 } else { self.entries_of(second) };
+        self.entries_of(first).chain(others)
     }
 
     pub(crate) fn slot(&self, slot: u32) -> usize {
@@ -222,12 +232,26 @@ impl Layout {
         (slot < self.shape.slots).then_some(slot)
     }
 
-    /// The bucket of a file's block. It does not depend on the file's id, so that a writer finds it whatever
-    /// happens to the id meanwhile.
-    pub(crate) fn bucket(&self, file: u32, block: u32) -> u32 {
+    /// The home bucket of a file's block, and its other bucket. They are the same if there is only one. They
+    /// do not depend on the file's id, so that a writer finds them whatever happens to the id meanwhile.
+    pub(crate) fn buckets(&self, file: u32, block: u32) -> [u32; 2] {
         // Consecutive blocks go to different buckets.
-        scale(mix(u64::from(file) << 32 | u64::from(block)), self.buckets)
+        let mixed = mix(u64::from(file) << 32 | u64::from(block));
+        let home = scale(mixed, self.buckets);
+        let distance = 1 + scale(mix(mixed), self.buckets - 1);
+        [home, (home + distance) % self.buckets]
     }
+
+    /// The home bucket of a file's block: its header counts the block's writers.
+    pub(crate) fn home(&self, file: u32, block: u32) -> u32 {
+        self.buckets(file, block)[0]
+    }
+}
+
+/// Whether a new page goes to its other bucket. `empty`: how many empty entries its home bucket and its other
+/// bucket have. `enough`: with so many in the home bucket, the page goes there.
+pub(crate) fn is_other_better([home, other]: [usize; 2], enough: usize) -> bool {
+    home < enough && other > home
 }
 
 /// The finaliser of SplitMix64.
@@ -245,7 +269,10 @@ fn scale(random: u64, limit: u32) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
+    use crate::{Rules, Shipped};
 
     #[test]
     fn nothing_overlaps() {
@@ -258,7 +285,7 @@ mod tests {
         (0..2).for_each(|file| mark(layout.file(file), FILE_WORDS));
         for bucket in 0..layout.buckets {
             mark(layout.header(bucket), 1);
-            layout.entries(bucket).for_each(|entry| mark(layout.key(entry), 2));
+            layout.entries_of(bucket).for_each(|entry| mark(layout.key(entry), 2));
             mark(layout.header(bucket) + BUCKET_WORDS - 1, 1);
         }
         (0..9).for_each(|slot| mark(layout.slot(slot), 1));
@@ -269,12 +296,36 @@ mod tests {
     }
 
     #[test]
-    fn blocks_spread_over_the_buckets() {
-        let layout = Layout::new(Shape { places: 1, files: 1, slots: 4_000 });
-        assert!(u64::from(layout.buckets) * ENTRIES as u64 >= 4_000 * 7 / 4);
-        let mut counts = vec![0; layout.buckets as usize];
-        (0..4_000).for_each(|block| counts[layout.bucket(3, block) as usize] += 1);
-        let refused: usize = counts.iter().map(|count: &usize| count.saturating_sub(ENTRIES)).sum();
-        assert!(refused < 120, "{refused} of 4000 pages find no entry");
+    fn a_block_has_two_buckets_if_there_are_two() {
+        for (slots, entries) in [(4, ENTRIES), (5, 2 * ENTRIES), (4_000, 2 * ENTRIES)] {
+            let layout = Layout::new(Shape { places: 1, files: 1, slots });
+            for block in 0..200 {
+                let buckets = layout.buckets(0, block);
+                assert!(buckets.iter().all(|bucket| *bucket < layout.buckets), "{buckets:?}");
+                let found: BTreeSet<u32> = layout.entries(buckets).collect();
+                assert_eq!((found.len(), layout.entries(buckets).count()), (entries, entries), "{buckets:?}");
+                assert!(found.contains(&(layout.home(0, block) * ENTRIES as u32)), "{buckets:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn as_many_pages_as_there_are_slots_find_empty_entries() {
+        const SLOTS: u32 = 40_000;
+        for files in [1, 3, 40] {
+            let layout = Layout::new(Shape { places: 1, files, slots: SLOTS });
+            assert!(layout.all_entries() >= SLOTS * 7 / 4);
+            let mut empty = vec![ENTRIES; layout.buckets as usize];
+            let mut away = 0;
+            for page in 0..SLOTS {
+                let [home, other] = layout.buckets(page % files, page / files).map(|bucket| bucket as usize);
+                let is_away = is_other_better([empty[home], empty[other]], Shipped::ENOUGH_EMPTY);
+                let chosen = &mut empty[if is_away { other } else { home }];
+                assert!(*chosen > 0, "{files} files: page {page} finds no empty entry");
+                *chosen -= 1;
+                away += u32::from(is_away);
+            }
+            assert!(away < SLOTS / 10, "{files} files: {away} pages are not in their home buckets");
+        }
     }
 }

@@ -7,18 +7,20 @@
 //! waits for it.
 //!
 //! The index is an array of *buckets*. A bucket has some *entries*, each for one page in one slot, and a
-//! *header*, which has a version and counts the writers of its blocks.
+//! *header*, which has a version and counts writers. Each block of a file has two buckets, and its entry may
+//! lie in either. The first one is its *home bucket*: the header there counts the writers of the block. The
+//! header of the other one has nothing to do with it.
 //!
 //! Rules, for one block of a file:
 //!
 //! C1. A page is cached only while its entry is *valid*. A reader loads the entry, reads the slot, and loads
 //!     the entry again. If the entry has changed, the read is a miss.
-//! C2. A writer adds itself to the header of the block's bucket, empties the block's entries, writes to the
-//!     disk, and subtracts itself. To *admit* a page, a process loads the header, reads the page from the
-//!     disk, takes an entry, and loads the header again. The entry becomes valid only if the header has not
-//!     changed and counts no other writer. Writer and admitter each store first, pass a barrier, and then
-//!     load. So the writer sees the entry, or the admitter sees the writer. Until its key is stored, an entry
-//!     is *claimed*: no other process empties it.
+//! C2. A writer adds itself to the header of the block's home bucket, empties the block's entries in both
+//!     buckets, writes to the disk, and subtracts itself. To *admit* a page, a process loads the same header,
+//!     reads the page from the disk, takes an entry in one of the buckets, and loads the header again. The
+//!     entry becomes valid only if the header has not changed and counts no other writer. Writer and admitter
+//!     each store first, pass a barrier, and then load. So the writer sees the entry, or the admitter sees
+//!     the writer. Until its key is stored, an entry is *claimed*: no other process empties it.
 //! C3. While an operation changes a whole file (such as truncating it), no page of the file is found.
 //!     Afterwards the file has a new *content id*. Pages are found under the file's current content id only.
 //!     None is used twice.
@@ -30,8 +32,8 @@
 //!     Writers do not invalidate while it is closed, so the keeper empties all entries before it opens again.
 //! C6. A writer may have died before or after it added itself to a header. The keeper cannot tell, so it
 //!     never subtracts. It replaces the header with one of the next version that counts no writers. It does
-//!     so only if no living process names the bucket in its place (`places`), and by a compare-and-swap,
-//!     which fails if the header has changed since the keeper loaded it.
+//!     so only if no living process names a block with this home bucket in its place (`places`), and by a
+//!     compare-and-swap, which fails if the header has changed since the keeper loaded it.
 //! C7. A slot may hold something other than what was last written there: a node may be faulty, and a write
 //!     that was given up may land late, when the slot has another page. So the index has a checksum for each
 //!     slot. The process that fills a slot stores the checksum before the entry becomes valid. A page that

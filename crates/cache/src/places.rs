@@ -23,7 +23,7 @@ const MISSES: usize = 7;
 /// What a call does to more than its own place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Named {
-    /// Writes consecutive blocks of a file: their buckets' headers.
+    /// Writes consecutive blocks of a file: the headers of their home buckets.
     Blocks { file: u32, first: u32, blocks: u32 },
     /// Changes a file as a whole: its word.
     File { file: u32 },
@@ -42,10 +42,10 @@ impl Named {
         }
     }
 
-    /// The bucket of each of these blocks; one may occur several times.
-    pub(crate) fn buckets(self, layout: &Layout) -> impl Iterator<Item = u32> {
+    /// The home bucket of each of these blocks; one may occur several times.
+    pub(crate) fn home_buckets(self, layout: &Layout) -> impl Iterator<Item = u32> {
         let (Named::Blocks { file, .. } | Named::File { file }) = self;
-        self.blocks().map(move |block| layout.bucket(file, block))
+        self.blocks().map(move |block| layout.home(file, block))
     }
 }
 

@@ -19,7 +19,12 @@ pub trait Rules {
     /// fewer.
     const UNUSED_ROUNDS: u16 = 250;
 
-    /// Whether a page may be admitted. `before`: the bucket's header when the page was read or written.
+    /// With so many empty entries in its home bucket, a page goes there, so that most hits need to look at
+    /// one bucket only. With fewer, it goes to the bucket that has more. A simulation demands more, so that
+    /// the pages of its small caches go to both.
+    const ENOUGH_EMPTY: usize = 3;
+
+    /// Whether a page may be admitted. `before`: the home bucket's header when the page was read or written.
     /// `now`: the header after the entry was taken. `writers`: how many other processes `before` counts
     /// (C2).
     fn may_admit(before: u64, now: u64, writers: u64) -> bool {
@@ -33,6 +38,11 @@ pub trait Rules {
 
     /// Whether a writer empties the entries of the block that it writes (C2).
     fn writers_invalidate() -> bool {
+        true
+    }
+
+    /// Whether a writer empties the block's entries in both of its buckets, not in the home bucket only (C2).
+    fn writers_look_in_both_buckets() -> bool {
         true
     }
 
@@ -103,7 +113,7 @@ pub trait Rules {
         signed != 0 && found == Some(signed)
     }
 
-    /// Whether the header of a dead writer's bucket is replaced, rather than reduced by one (C6).
+    /// Whether the header of a dead writer's home bucket is replaced, rather than reduced by one (C6).
     fn replaces_dead_headers() -> bool {
         true
     }

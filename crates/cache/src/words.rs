@@ -15,11 +15,12 @@
 use crate::caller::MAX_BLOCKS;
 use crate::layout::MAX_PLACES;
 
-/// Enough if each place writes as many blocks as one write may have, all of them of one bucket.
+/// Enough if each place writes as many blocks as one write may have, all of them with one home bucket.
 const WRITER_BITS: u32 = 20;
 const _: () = assert!(MAX_PLACES * MAX_BLOCKS < 1 << WRITER_BITS);
 
-/// A bucket's header: how many writers work on its blocks, and how often one has begun.
+/// A bucket's header: how many writers work on the blocks whose home bucket it is, and how often one has
+/// begun.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Header(pub(crate) u64);
 

@@ -205,8 +205,8 @@ impl Cache {
         matches!(outcome, Outcome::Hit(_))
     }
 
-    /// Reads blocks, and does what the owner of the cache does, until nearly all blocks are found and `slots`
-    /// of the slots have memory. (Some blocks lose their entries to full buckets.)
+    /// Reads blocks, and does what the owner of the cache does, until all blocks are found and `slots` of the
+    /// slots have memory.
     fn warm(&mut self, far: &Far, blocks: u32, slots: u32) {
         wait_until(|| {
             far.memory.update().into_iter().for_each(|gone| self.keeper.withdraw_slots(gone));
@@ -215,7 +215,7 @@ impl Cache {
             }
             let absent = at_once(self.keeper.sweep()).absent;
             let found = (0..blocks).filter(|block| self.read(*block)).count() as u32;
-            found > blocks - blocks / 10 && absent == far.slot_count - slots
+            found == blocks && absent == far.slot_count - slots
         });
     }
 }

@@ -164,6 +164,7 @@ Mutations:
 Mutations:
   header-not-checked-before-admission   a page's header is not looked at again
   no-invalidation                       a writer leaves the entries of its block as they are
+  other-bucket-not-invalidated          a writer empties entries in its block's home bucket only
   admission-beside-a-writer             a page is admitted while its block is being written
   slot-reused-before-readers-have-left  a slot is reused at once
   dead-writer-subtracted                a dead writer's header loses one writer, not all

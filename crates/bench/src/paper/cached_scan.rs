@@ -47,8 +47,7 @@ const MODULE: &str = "libfarpool_postgres.so";
 const FILL_WITHIN: Duration = Duration::from_secs(300);
 /// Which part of the pages are compared with the disk in the end.
 const VERIFIED_ONE_IN: u32 = 20;
-/// A cache has this share of the data when it counts as full: some pages are in the server's own buffers, and
-/// a few find no room in their bucket.
+/// A cache has this share of the data when it counts as full: some pages are in the server's own buffers.
 const FULL: f64 = 0.9;
 
 /// Where pages come from that are not in the server's buffers.

@@ -4,15 +4,18 @@ use farpool_cache::{Rules, Shipped};
 
 use crate::mutation::{get, is};
 
-/// A page is admitted without another look at the header of its bucket.
+/// A page is admitted without another look at the header of its home bucket.
 const HEADER_UNCHECKED: &str = "header-not-checked-before-admission";
 /// A writer leaves the entries of its block as they are.
 const NOT_INVALIDATED: &str = "no-invalidation";
+/// A writer leaves the entries in its block's other bucket as they are.
+const OTHER_BUCKET_LEFT: &str = "other-bucket-not-invalidated";
 /// A page is admitted while another process writes the block.
 const BESIDE_A_WRITER: &str = "admission-beside-a-writer";
 /// A slot is reused at once.
 const REUSED_EARLY: &str = "slot-reused-before-readers-have-left";
-/// The header of a dead writer's bucket loses one writer, whether or not the dead one had announced itself.
+/// The header of a dead writer's home bucket loses one writer, whether or not the dead one had announced
+/// itself.
 const SUBTRACTED: &str = "dead-writer-subtracted";
 /// Neither the door nor the files that are opened behind it wait for places that are occupied. (If the door
 /// alone did not wait, the files' wait would hide it.)
@@ -47,6 +50,7 @@ const UNVERIFIED: &str = "slot-not-verified";
 pub(super) const MUTATIONS: &[&str] = &[
     HEADER_UNCHECKED,
     NOT_INVALIDATED,
+    OTHER_BUCKET_LEFT,
     BESIDE_A_WRITER,
     REUSED_EARLY,
     SUBTRACTED,
@@ -81,6 +85,8 @@ impl Rules for Broken {
     const SLOTS_PER_SWEEP: u32 = 3;
 
     const UNUSED_ROUNDS: u16 = 2;
+    /// More than a bucket has: pages always go to the bucket that has more empty entries.
+    const ENOUGH_EMPTY: usize = usize::MAX;
 
     fn may_admit(before: u64, now: u64, writers: u64) -> bool {
         match get() {
@@ -96,6 +102,10 @@ impl Rules for Broken {
 
     fn writers_invalidate() -> bool {
         !is(NOT_INVALIDATED) && Shipped::writers_invalidate()
+    }
+
+    fn writers_look_in_both_buckets() -> bool {
+        !is(OTHER_BUCKET_LEFT) && Shipped::writers_look_in_both_buckets()
     }
 
     fn empties_old_entries() -> bool {
