@@ -69,7 +69,7 @@ mod txn_table;
 
 pub use demo::{DEFAULT_WORK_DIR, DemoOptions, DemoReport, run_demo};
 pub use far_memory::Transport;
-pub use files::{Document, Figure, is_about_files_alone, serve_file_client, serve_fuse_floor};
+pub use files::{Document, Figure, Opening, is_about_files_alone, serve_file_client, serve_fuse_floor};
 pub use floors::{serve_ping_pong, serve_tcp};
 pub use kv::{KvMix, KvOptions, KvReport, run_kv};
 pub use machine::Machine;

@@ -6,38 +6,114 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
-use serde_json::Value;
+use anyhow::{Context, Result, bail, ensure};
+use farpool_fabric::TransportChoice;
+use serde::Deserialize;
 
 use crate::child::{Child, run};
+use crate::local_pool::{Lend, LocalPool};
 use crate::progress::warn;
 use crate::stop::StopFlag;
 
+/// Size of the regions of the pool.
+const REGION_BYTES: u64 = 64 << 20;
 /// How long the cache may take until it has all its memory and is open: some rounds of its keeper.
 const OPEN_WITHIN: Duration = Duration::from_secs(60);
-const COMMAND_WITHIN: Duration = Duration::from_secs(30);
-/// Comparing a page takes some microseconds, or a second if it differs.
-const VERIFY_WITHIN: Duration = Duration::from_secs(300);
+/// For commands that only look at the cache.
+const LOOK_DEADLINE: Duration = Duration::from_secs(30);
+/// For commands that read files.
+const READ_DEADLINE: Duration = Duration::from_secs(300);
+
 /// What stands behind the number of pages in the answer of `farpool cache verify`.
 const VERIFIED: &str = " pages in the cache are as on the disk";
 
-/// A cache of the files in a directory. Dropping it detaches it, and removes its door.
+/// A cache of the files in a directory. Dropping it detaches it, ends its pool, and removes its door.
 #[derive(Debug)]
 pub struct PageCache {
     daemon: Child, // ended before its door is removed
+    /// `None`: its memory comes from somebody else's pool.
+    _pool: Option<LocalPool>,
     _door: Door,
     farpool: PathBuf,
     data: PathBuf,
 }
 
+/// How large a cache is, and where its memory lies.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CacheOptions {
+    /// Far memory.
+    pub memory_bytes: u64,
+    /// Number of nodes that lend it.
+    pub nodes: u32,
+    /// How they are reached: shm or tcp.
+    pub transport: &'static str,
+}
+
+/// What `farpool cache status --json` says.
+#[derive(Clone, Debug, Deserialize)]
+pub struct CacheStatus {
+    door: PathBuf,
+    state: String,
+    #[serde(flatten)]
+    used: CacheUse,
+    cache: Option<Used>,
+}
+
+/// What is in a cache.
+#[derive(Clone, Debug, Deserialize)]
+struct Used {
+    wanted_bytes: u64,
+    memory_bytes: u64,
+    used_bytes: u64,
+    files: Vec<UsedByFile>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+struct UsedByFile {
+    path: Option<String>,
+    bytes: u64,
+    pinned: bool,
+}
+
+/// How a cache was used since its door was made, or since an earlier look.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+pub struct CacheUse {
+    /// Blocks that were found in the cache.
+    pub hits: u64,
+    /// Blocks that were read from the disk.
+    pub misses: u64,
+    /// Changes of the cache's state: if there was one, the cache was off, and lost all pages.
+    pub turns: u64,
+}
+
 impl PageCache {
     /// Attaches a cache to the files in `data`; `options` are those of `farpool cache attach`.
     pub fn attach(farpool: &Path, data: &Path, options: impl IntoIterator<Item = OsString>) -> Result<Self> {
+        Self::with_pool(farpool, data, options, None)
+    }
+
+    /// Attaches a cache that has a pool of its own on this machine. `farpool` is this program's file.
+    pub fn attach_with_pool(farpool: &Path, data: &Path, options: CacheOptions) -> Result<Self> {
+        let CacheOptions { memory_bytes, nodes, transport } = options;
+        // A region more: the share of a node may begin anywhere in a region.
+        let bytes_each = memory_bytes.div_ceil(u64::from(nodes)) + REGION_BYTES;
+        let lend = Lend { nodes, bytes_each, region_bytes: REGION_BYTES };
+        let pool = LocalPool::lending(farpool, lend, TransportChoice::Auto)?;
+        let memory = memory_bytes.to_string();
+        let options = ["--memory", &memory, "--broker", &pool.broker, "--transport", transport];
+        Self::with_pool(farpool, data, options.map(OsString::from), Some(pool))
+    }
+
+    fn with_pool(
+        farpool: &Path,
+        data: &Path,
+        options: impl IntoIterator<Item = OsString>,
+        pool: Option<LocalPool>,
+    ) -> Result<Self> {
         let args = ["cache".into(), "attach".into(), data.into()].into_iter().chain(options);
         let (daemon, _) = Child::of_this_program(farpool, "the cache", args, Stdio::null())?;
-        let door = status(farpool, data)?["door"].as_str().map(PathBuf::from);
-        let door = Door(door.context("the cache has no door")?);
-        Ok(Self { daemon, _door: door, farpool: farpool.into(), data: data.into() })
+        let door = Door(status(farpool, data)?.door);
+        Ok(PageCache { daemon, _pool: pool, _door: door, farpool: farpool.into(), data: data.into() })
     }
 
     /// Waits until the cache is open and has all its memory.
@@ -45,26 +121,43 @@ impl PageCache {
         self.daemon.wait_until(OPEN_WITHIN, |_| {
             stop.check()?;
             let status = status(&self.farpool, &self.data)?;
-            let cache = &status["cache"];
-            Ok(status["state"] == "open" && cache["memory_bytes"] == cache["wanted_bytes"])
+            let has_memory = |cache: &Used| cache.memory_bytes == cache.wanted_bytes;
+            Ok(status.state == "open" && status.cache.as_ref().is_some_and(has_memory))
         })
     }
 
-    /// What `farpool cache status --json` says.
-    pub fn status(&self) -> Result<Value> {
+    /// What it says of itself.
+    pub fn status(&self) -> Result<CacheStatus> {
         status(&self.farpool, &self.data)
+    }
+
+    /// Pins a file of the directory. Returns how many of its bytes are in the cache.
+    pub fn pin(&self, file: &str) -> Result<u64> {
+        let pinned = self.command(&["pin".as_ref(), self.data.as_ref(), file.as_ref()]);
+        let found = self.status()?.cache.map(|cache| cache.files).unwrap_or_default();
+        let found = found.into_iter().find(|found| found.path.as_deref() == Some(file) && found.pinned);
+        match (found, pinned) {
+            // A file some of whose pages found no room is pinned all the same.
+            (Some(found), _) => Ok(found.bytes),
+            (None, Err(error)) => Err(error),
+            (None, Ok(_)) => bail!("{file} was pinned, and the cache does not know it"),
+        }
     }
 
     /// Compares one in so many pages in the cache with the disk, and returns how many that were; an error if
     /// one differs.
     pub fn verify(&self, one_in: u32) -> Result<u64> {
         let sample = format!("1/{one_in}");
-        let args = ["cache", "verify", "--sample", &sample].map(OsStr::new);
-        let said = run(&self.farpool, &[&args[..], &[self.data.as_os_str()]].concat(), VERIFY_WITHIN)
-            .context("cannot verify the cache")?;
+        let said =
+            self.command(&["verify".as_ref(), "--sample".as_ref(), sample.as_ref(), self.data.as_ref()]);
+        let said = said.context("cannot verify the cache")?;
         // Without that text, nothing was compared.
         let pages = said.split_once(VERIFIED).and_then(|(before, _)| before.rsplit(' ').next());
         Ok(pages.map_or(Ok(0), str::parse)?)
+    }
+
+    fn command(&self, args: &[&OsStr]) -> Result<String> {
+        run(&self.farpool, &[&["cache".as_ref()], args].concat(), READ_DEADLINE)
     }
 
     /// An error if the daemon has ended.
@@ -73,9 +166,38 @@ impl PageCache {
         Ok(())
     }
 
-    /// Detaches it; an error if the daemon fails.
+    /// Detaches it; an error unless it ends cleanly.
     pub fn detach(&mut self) -> Result<()> {
         self.daemon.end()
+    }
+}
+
+impl CacheStatus {
+    /// Bytes of all pages in the cache; none while it is not open.
+    pub fn used_bytes(&self) -> u64 {
+        self.cache.as_ref().map_or(0, |cache| cache.used_bytes)
+    }
+
+    /// How the cache was used since its door was made.
+    pub fn cache_use(&self) -> CacheUse {
+        self.used
+    }
+}
+
+impl CacheUse {
+    /// What was added since an earlier look.
+    pub fn since(self, before: CacheUse) -> CacheUse {
+        CacheUse {
+            hits: self.hits.saturating_sub(before.hits),
+            misses: self.misses.saturating_sub(before.misses),
+            turns: self.turns.saturating_sub(before.turns),
+        }
+    }
+
+    /// The share of hits; `None` if nothing was read.
+    pub fn hit_rate(self) -> Option<f64> {
+        let all = self.hits + self.misses;
+        (all > 0).then(|| self.hits as f64 / all as f64)
     }
 }
 
@@ -91,8 +213,28 @@ impl Drop for Door {
     }
 }
 
-fn status(farpool: &Path, data: &Path) -> Result<Value> {
-    let args = ["cache", "status", "--json"].map(OsStr::new);
-    let said = run(farpool, &[&args[..], &[data.as_os_str()]].concat(), COMMAND_WITHIN)?;
+fn status(farpool: &Path, data: &Path) -> Result<CacheStatus> {
+    let args: [&OsStr; 4] = ["cache".as_ref(), "status".as_ref(), "--json".as_ref(), data.as_ref()];
+    let said = run(farpool, &args, LOOK_DEADLINE)?;
     serde_json::from_str(&said).context("cannot parse the cache's status")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn status_is_read_as_the_command_prints_it() {
+        let said = r#"{"door":"/dev/shm/d","state":"open","hits":12,"misses":4,"hit_rate":0.75,"threads":1,"turns":2,
+            "cache":{"wanted_bytes":9,"memory_bytes":9,"used_bytes":8192,"max_bytes":9,"index_bytes":9,
+            "files":[{"path":"data","bytes":8192,"pinned":true},{"path":null,"bytes":0,"pinned":false}]}}"#;
+        let status: CacheStatus = serde_json::from_str(said).unwrap();
+        assert_eq!((status.used_bytes(), status.cache_use().hit_rate()), (8192, Some(0.75)));
+        let later = CacheUse { hits: 13, misses: 5, turns: 3 };
+        assert_eq!(later.since(status.cache_use()), CacheUse { hits: 1, misses: 1, turns: 1 });
+        assert_eq!(later.since(later).hit_rate(), None);
+        let closed = r#"{"door":"/d","state":"closed","hits":0,"misses":0,"turns":0,"cache":null}"#;
+        let closed: CacheStatus = serde_json::from_str(closed).unwrap();
+        assert_eq!(closed.used_bytes(), 0);
+    }
 }

@@ -26,7 +26,7 @@ use serde_json::Value;
 
 use crate::cgroup::MemoryLimit;
 use crate::child::{Child, Talk, joining, output, tied};
-use crate::files::{Ask, FileOp, Kind, MountablePool, Spec, Surroundings, Volume};
+use crate::files::{Ask, FileOp, Kind, MountablePool, Opening, Spec, Surroundings, Volume};
 use crate::local_pool::{Confined, Lend, LocalPool};
 use crate::options::Pattern;
 use crate::progress::{Progress, warn};
@@ -233,7 +233,8 @@ impl Reclaimed {
 fn start_volume(pool: &MountablePool, farpool: &Path, bytes: u64) -> Result<Volume> {
     let around = Surroundings { farpool, disk: Path::new("/"), throttled: None, peers: false, bytes };
     let kind = Kind::Far { transport: "shm", nodes: 1, percent: 100, mount_args: &[] };
-    Spec { id: "far", name: "far memory", kind, launcher: &[] }.start_on(pool, "shm", &around)
+    let spec = Spec { id: "far", name: "far memory", kind, launcher: &[], opening: Opening::Direct };
+    spec.start_on(pool, "shm", &around)
 }
 
 /// The process that demands memory.

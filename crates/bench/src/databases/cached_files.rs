@@ -8,30 +8,8 @@ use anyhow::{Context, Result};
 
 use super::GroundOptions;
 use crate::far_memory::FarMemory;
-use crate::page_cache::PageCache;
+use crate::page_cache::{CacheUse, PageCache};
 use crate::stop::StopFlag;
-
-/// How a page cache was used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CacheUse {
-    /// Pages that were found in the cache.
-    pub hits: u64,
-    /// Pages that were read from the disk.
-    pub misses: u64,
-    /// Changes of the cache's state: if there was one, the cache was off, and lost all pages.
-    pub turns: u64,
-}
-
-impl CacheUse {
-    /// What was added since an earlier look.
-    pub(super) fn since(self, before: Self) -> Self {
-        Self {
-            hits: self.hits - before.hits,
-            misses: self.misses - before.misses,
-            turns: self.turns - before.turns,
-        }
-    }
-}
 
 /// The folder and its cache.
 #[derive(Debug)]
@@ -66,8 +44,6 @@ impl CachedFiles {
 
     /// How the cache was used since its door was made.
     pub fn used(&self) -> Result<CacheUse> {
-        let status = self.cache.status()?;
-        let field = |name: &str| status[name].as_u64().with_context(|| format!("no {name} in {status}"));
-        Ok(CacheUse { hits: field("hits")?, misses: field("misses")?, turns: field("turns")? })
+        Ok(self.cache.status()?.cache_use())
     }
 }

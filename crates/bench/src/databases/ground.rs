@@ -10,10 +10,11 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use tempfile::TempDir;
 
-use super::cached_files::{CacheUse, CachedFiles};
+use super::cached_files::CachedFiles;
 use crate::far_memory::{FarMemory, Guests, PoolOptions, REGION_MIB, Transport, interposer};
 use crate::machine;
 use crate::meanwhile::looking_meanwhile;
+use crate::page_cache::CacheUse;
 use crate::postgres::Server;
 use crate::stop::StopFlag;
 

@@ -31,8 +31,8 @@ pub mod postgres_spills;
 pub mod postgres_tables;
 pub mod sqlite;
 
+pub use crate::page_cache::CacheUse;
 pub use bench::{BenchOptions, Database, node_mib, run_bench};
-pub use cached_files::CacheUse;
 pub use digest::Digest;
 pub use ground::{Access, DirectBytes, Ground, GroundOptions, Home, Place, Runner};
 pub use job::{Finished, Job, Running};

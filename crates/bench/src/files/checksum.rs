@@ -16,7 +16,8 @@ use farpool_pool::{Pool, PoolConfig};
 use farpool_wire::MAX_TRANSFER_BYTES;
 
 use super::figure::Figure;
-use super::section::{Section, Verdict, conditions};
+use super::section::{Section, conditions};
+use super::verdict::Verdict;
 use super::volume::MountablePool;
 use super::{Effort, Surroundings, document_rounds};
 use crate::options::Pattern;

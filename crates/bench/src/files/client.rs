@@ -45,6 +45,15 @@ pub struct Ask {
     pub seconds: f64,
 }
 
+/// How a client opens its file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Opening {
+    /// With O_DIRECT.
+    Direct,
+    /// Without: what the kernel has in its page cache is read from there.
+    Buffered,
+}
+
 /// What a client does to a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -88,10 +97,11 @@ impl Answer {
 pub fn serve_file_client(
     path: &Path,
     bytes: u64,
+    opening: Opening,
     input: impl BufRead,
     mut say: impl FnMut(String) -> Result<()>,
 ) -> Result<()> {
-    let file = open(path)?;
+    let file = open(path, opening)?;
     fill(&file, bytes).with_context(|| format!("cannot fill {}", path.display()))?;
     say("ready".into())?;
     for (number, line) in input.lines().enumerate() {
@@ -102,12 +112,15 @@ pub fn serve_file_client(
     Ok(())
 }
 
-/// Opens with O_DIRECT. A file system that refuses the flag, as tmpfs of some kernels does, has no cache to
-/// bypass.
-fn open(path: &Path) -> Result<File> {
+/// A file system that refuses O_DIRECT, as tmpfs of some kernels does, has no cache to bypass.
+fn open(path: &Path, opening: Opening) -> Result<File> {
     let opened =
         |flags| OpenOptions::new().read(true).write(true).create(true).custom_flags(flags).open(path);
-    opened(libc::O_DIRECT).or_else(|_| opened(0)).with_context(|| format!("cannot open {}", path.display()))
+    let file = match opening {
+        Opening::Direct => opened(libc::O_DIRECT).or_else(|_| opened(0)),
+        Opening::Buffered => opened(0),
+    };
+    file.with_context(|| format!("cannot open {}", path.display()))
 }
 
 fn fill(file: &File, bytes: u64) -> Result<()> {
@@ -234,7 +247,7 @@ mod tests {
     fn serve(path: &Path, asks: &[Ask]) -> Result<Vec<Answer>> {
         let input: String = asks.iter().map(|ask| ask_line(ask).unwrap() + "\n").collect();
         let mut said = Vec::new();
-        serve_file_client(path, BYTES, input.as_bytes(), |line| {
+        serve_file_client(path, BYTES, Opening::Direct, input.as_bytes(), |line| {
             said.push(line);
             Ok(())
         })?;
@@ -261,7 +274,7 @@ mod tests {
     fn a_block_that_lies_where_another_should_is_noticed() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
-        let file = open(&path).unwrap();
+        let file = open(&path, Opening::Buffered).unwrap();
         fill(&file, BYTES).unwrap();
         let mut block = Aligned::new(STAMPED_BYTES);
         file.read_exact_at(&mut block, 0).unwrap();

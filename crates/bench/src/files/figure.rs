@@ -47,11 +47,15 @@ pub enum Figure {
     Checksum,
     /// RangeScan through the page cache.
     CachedScan,
+    /// One page that is in the page cache, compared with the machine's own memory; not from a paper.
+    CachedPage,
+    /// How many reads find their page in the page cache; not from a paper.
+    CachedHits,
 }
 
 impl Figure {
     /// All figures, in the order of the document.
-    pub const ALL: [Figure; 16] = [
+    pub const ALL: [Figure; 18] = [
         Figure::Damon2,
         Figure::Damon3,
         Figure::DamonTable1,
@@ -68,6 +72,8 @@ impl Figure {
         Figure::SmallTransactions,
         Figure::Checksum,
         Figure::CachedScan,
+        Figure::CachedPage,
+        Figure::CachedHits,
     ];
 
     /// Its heading.
@@ -89,13 +95,15 @@ impl Figure {
             Figure::SmallTransactions => "SQLite, files opened for a few calls",
             Figure::Checksum => "what verifying costs",
             Figure::CachedScan => "a database that is larger than its memory",
+            Figure::CachedPage => "a page that is in the cache",
+            Figure::CachedHits => "which pages stay in the cache",
         }
     }
 
     /// Where it is written.
     pub fn document(self) -> Document {
         match self {
-            Figure::CachedScan => Document::Cache,
+            Figure::CachedScan | Figure::CachedPage | Figure::CachedHits => Document::Cache,
             _ => Document::Files,
         }
     }
@@ -120,6 +128,8 @@ impl fmt::Display for Figure {
             Figure::SmallTransactions => "small-transactions",
             Figure::Checksum => "checksum",
             Figure::CachedScan => "cached-scan",
+            Figure::CachedPage => "cached-page",
+            Figure::CachedHits => "cached-hits",
         })
     }
 }

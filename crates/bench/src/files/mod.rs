@@ -8,6 +8,7 @@
 //! both.
 
 mod aligned;
+mod cached;
 mod catalog;
 mod checksum;
 mod client;
@@ -18,6 +19,7 @@ mod plain;
 mod rounds;
 mod scaling;
 mod section;
+mod verdict;
 mod volume;
 
 use std::path::{Path, PathBuf};
@@ -26,15 +28,16 @@ use std::sync::atomic::AtomicBool;
 use anyhow::{Result, ensure};
 
 use crate::table::peers::check_installed;
-pub use client::serve_file_client;
 pub(crate) use client::{Ask, FileOp};
+pub use client::{Opening, serve_file_client};
 pub use figure::{Document, Figure};
 pub use fuse_floor::serve_fuse_floor;
-pub use section::{Section, Verdict, conditions, write as write_sections};
+pub use section::{Section, conditions, write as write_sections};
+pub use verdict::Verdict;
 pub(crate) use volume::{Kind, MountablePool, Spec, Surroundings, Volume};
 
 /// Smallest file: it needs enough blocks for random places.
-const BYTES_MIN: u64 = 16 << 20;
+pub const BYTES_MIN: u64 = 16 << 20;
 
 /// What `scripts/setup bench` installs.
 const PROGRAMS: [&str; 3] = ["nbdkit", "nbdfuse", "setpriv"];

@@ -51,6 +51,12 @@ impl Measured {
         Spread::of(pairs.map(|(one, other)| figure(one) / figure(other)))
     }
 
+    /// About how many operations a volume has carried out, all of the same length.
+    pub fn operations(&self, volume: &str, seconds: f64) -> f64 {
+        let of_it = self.0.iter().filter(|((_, on), _)| *on == volume);
+        of_it.flat_map(|(_, answers)| answers).map(|answer| answer.per_second * seconds).sum()
+    }
+
     fn rounds(&self, operation: &str, volume: &str) -> Option<&[Answer]> {
         let found = self.0.iter().find(|((of, on), _)| *of == operation && *on == volume);
         found.map(|(_, answers)| answers.as_slice())
@@ -120,5 +126,6 @@ mod tests {
         assert_eq!(measured.spread("read", "one", |it| it.p50_us).unwrap().middle, 30.0);
         assert_eq!(measured.ratio("read", "one", "nobody", |it| it.p50_us), None);
         assert_eq!(measured.spread("write", "one", |it| it.p50_us), None);
+        assert_eq!(measured.operations("other", 0.5).round(), 155_000.0);
     }
 }

@@ -4,7 +4,7 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::Result;
 
-use super::client::{Answer, Ask, FileOp};
+use super::client::{Answer, Ask, FileOp, Opening};
 use super::figure::Figure;
 use super::rounds::{Measured, Operation, one_by_one, together};
 use super::section::{Section, conditions};
@@ -24,7 +24,7 @@ const fn over(transport: &'static str, nodes: u32, name: &'static str) -> Spec {
 }
 
 const fn named(name: &'static str, kind: Kind) -> Spec {
-    Spec { id: name, name, kind, launcher: &[] }
+    Spec { id: name, name, kind, launcher: &[], opening: Opening::Direct }
 }
 
 /// One client with 1, 2, 4 and 8 nodes.

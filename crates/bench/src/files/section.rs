@@ -11,9 +11,9 @@ use std::path::Path;
 use anyhow::{Context, Result};
 
 use super::figure::{Document, Figure};
+use super::verdict::{MISSED, Verdict};
 use crate::folder::{make_folder, save};
 use crate::machine::Machine;
-use crate::spread::{Spread, ratio};
 
 const FILES_HEADER: &str = "\
 # Files in far memory: the papers' figures, ours
@@ -52,57 +52,49 @@ impl Document {
             Document::Cache => CACHE_HEADER,
         }
     }
+
+    /// Heads the table of a figure's promises, by which the table is found again (D2).
+    fn promises_head(self) -> &'static str {
+        match self {
+            Document::Files => "| promised | reached | met |\n|---|---|---|\n",
+            Document::Cache => "| promised | must | aim | reached | met |\n|---|---|---|---|---|\n",
+        }
+    }
+
+    fn promise(self, verdict: &Verdict) -> String {
+        match self {
+            Document::Files => verdict.row(),
+            Document::Cache => verdict.row_with_aim(),
+        }
+    }
+
+    /// The summary of all promises, whose rows begin with the figure.
+    fn summary(self, promises: &[String]) -> String {
+        let explained = match self {
+            Document::Files => String::new(),
+            Document::Cache => cache_explained(promises),
+        };
+        let head = self.promises_head().replacen('|', "| figure |", 1).replacen("\n|", "\n|---|", 1);
+        format!("{SUMMARY_HEAD}{explained}\n{head}{}", promises.concat())
+    }
 }
 
-/// Heads the table of a figure's promises, by which the table is found again (D2).
-const PROMISES_HEAD: &str = "| promised | reached | met |\n|---|---|---|\n";
+/// What the summary of the page cache's promises says first.
+fn cache_explained(promises: &[String]) -> String {
+    let missed = promises.iter().filter(|row| row.contains(MISSED)).count();
+    let kept = match missed {
+        0 => format!("All {} promises were kept.", promises.len()),
+        _ => format!("{missed} of {} promises were {MISSED}.", promises.len()),
+    };
+    format!("\n{kept} *Must* is what was promised, and *aim* what was hoped for.\n")
+}
+
 const SUMMARY_HEAD: &str = "\
 ## What was promised, and what was measured
 
 Each line is judged in its figure below, by the median of ratios that pair runs of one round; the range is in
 parentheses.
-
-| figure | promised | reached | met |
-|---|---|---|---|
 ";
-
-/// A promise of a figure, and whether it was met.
-#[derive(Clone, PartialEq, Debug)]
-pub struct Verdict {
-    promised: String,
-    reached: String,
-    met: bool,
-}
-
-impl Verdict {
-    /// For a value that must be at most `limit` times another.
-    pub fn at_most(what: &str, limit: f64, than: &str, reached: Spread) -> Self {
-        let (promised, met) = (format!("{what} ≤ {limit} × {than}"), reached.middle <= limit);
-        Verdict { promised, reached: ratio(Some(reached)), met }
-    }
-
-    /// For a value that must be at least `limit` times another.
-    pub fn at_least(what: &str, limit: f64, than: &str, reached: Spread) -> Self {
-        let (promised, met) = (format!("{what} ≥ {limit} × {than}"), reached.middle >= limit);
-        Verdict { promised, reached: ratio(Some(reached)), met }
-    }
-
-    /// For a share that must be at most `limit` of a whole.
-    pub fn share(what: &str, limit: f64, reached: Spread) -> Self {
-        let percent = |share: f64| format!("{:.1} %", 100.0 * share);
-        let Spread { middle, least, most } = reached;
-        Verdict {
-            promised: format!("{what} ≤ {:.0} %", 100.0 * limit),
-            reached: format!("{} ({}–{})", percent(middle), percent(least), percent(most)),
-            met: middle <= limit,
-        }
-    }
-
-    fn row(&self) -> String {
-        let Verdict { promised, reached, met } = self;
-        format!("| {promised} | {reached} | {} |\n", if *met { "yes" } else { "**no**" })
-    }
-}
 
 /// A figure with everything that belongs to it.
 pub struct Section {
@@ -134,11 +126,12 @@ impl Section {
 
     /// Its tables and its promises, in Markdown.
     pub fn tables(&self) -> String {
-        let rows: String = self.verdicts.iter().map(Verdict::row).collect();
+        let document = self.figure.document();
+        let rows: String = self.verdicts.iter().map(|verdict| document.promise(verdict)).collect();
         if rows.is_empty() {
             return self.body.clone();
         }
-        format!("{}\n{PROMISES_HEAD}{rows}", self.body)
+        format!("{}\n{}{rows}", self.body, document.promises_head())
     }
 }
 
@@ -193,10 +186,10 @@ fn renewed(document: Document, old: &str, sections: &[Section]) -> String {
     };
     let figures = Figure::ALL.into_iter().filter(|figure| figure.document() == document);
     let parts: Vec<(Figure, String)> = figures.filter_map(|figure| Some((figure, part(figure)?))).collect();
-    let promises: String = parts.iter().flat_map(|(figure, text)| promises_of(*figure, text)).collect();
+    let promises: Vec<String> = parts.iter().flat_map(|(figure, text)| promises_of(*figure, text)).collect();
     let mut text = document.header().to_owned();
     if !promises.is_empty() {
-        text += &format!("\n{SUMMARY_HEAD}{promises}");
+        text += &format!("\n{}", document.summary(&promises));
     }
     for (_, part) in parts {
         text += &format!("\n{}\n", part.trim());
@@ -206,8 +199,8 @@ fn renewed(document: Document, old: &str, sections: &[Section]) -> String {
 
 /// The rows of a figure's promises, each with a link to the figure in front.
 fn promises_of(figure: Figure, text: &str) -> Vec<String> {
-    let rows =
-        text.split(PROMISES_HEAD).skip(1).flat_map(|rest| rest.lines().take_while(|row| !row.is_empty()));
+    let tables = text.split(figure.document().promises_head()).skip(1);
+    let rows = tables.flat_map(|rest| rest.lines().take_while(|row| !row.is_empty()));
     rows.map(|row| format!("| [{figure}](#{}) {row}\n", anchor(&heading(figure)))).collect()
 }
 
@@ -228,6 +221,7 @@ fn part_of(document: &str, figure: Figure) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::spread::Spread;
 
     fn section(figure: Figure, body: &str) -> Section {
         let notes = vec![("Question", "how fast?".into())];
@@ -267,6 +261,20 @@ mod tests {
             &[section(Figure::Damon3, "three\n"), section(Figure::Checksum, "c\n")],
         );
         assert!(!without.contains("promised"), "{without}");
+    }
+
+    #[test]
+    fn the_promises_of_the_cache_have_aims_and_those_that_were_missed_are_counted() {
+        let verdict = |limit, aim| Verdict::at_least("ours", limit, "the disk", spread(4.0)).aiming_at(aim);
+        let verdicts = vec![verdict(3.0, Some(5.0)), verdict(8.0, Some(15.0)), verdict(4.0, None)];
+        let with = Section { verdicts, ..section(Figure::CachedScan, "| a table |\n") };
+        let document = renewed(Document::Cache, "", &[with]);
+        assert!(document.contains("1 of 3 promises were **missed**"), "{document}");
+        let head = "| figure | promised | must | aim | reached | met |\n|---|---|---|---|---|---|\n| [cached-scan](#";
+        assert!(document.contains(head), "{document}");
+        let row = "| ours | ≥ 3 × the disk | ≥ 5 × | 4.00 (2.00–8.00) | yes, but not the aim |\n";
+        assert_eq!(document.matches(row).count(), 2, "in the summary and in the figure: {document}");
+        assert_eq!(renewed(Document::Cache, &document, &[]), document);
     }
 
     #[test]

@@ -13,7 +13,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use farpool_fabric::TransportChoice;
 
-use super::client::{Answer, Ask, answer_of, ask_line};
+use super::cached::Cached;
+use super::client::{Answer, Ask, Opening, answer_of, ask_line};
 use super::fuse_floor;
 use super::ping_pong::PingPong;
 use crate::child::{Child, Talk, tied_politely};
@@ -47,6 +48,8 @@ pub struct Spec {
     pub kind: Kind,
     /// Arguments between `farpool` and the client's own ones: `run --` runs the client with the interposer.
     pub launcher: &'static [&'static str],
+    /// How the client opens the file.
+    pub opening: Opening,
 }
 
 /// The kinds of volumes.
@@ -71,6 +74,13 @@ pub enum Kind {
     Tmpfs,
     /// A folder on the machine's disk.
     Disk,
+    /// The same, with a file that the kernel has in its page cache.
+    KernelCached,
+    /// The same, with a page cache in far memory: the client is run with it.
+    Cached {
+        /// The cache's transport: shm or tcp.
+        transport: &'static str,
+    },
     /// A folder on the throttled volume, if there is one.
     Throttled,
     /// A FUSE file in the memory of nbdkit, reached through a Unix socket.
@@ -112,12 +122,13 @@ enum Worker {
 struct Client {
     talk: Talk,
     _process: Child,
-    _ground: Ground,
+    ground: Ground,
 }
 
 /// What lies below a file. Fields are dropped in this order.
 #[derive(Default)]
 struct Ground {
+    cache: Option<Cached>,
     _server: Option<Child>,
     _nbdkit: Option<Nbdkit>,
     _pool: Option<MountablePool>,
@@ -157,7 +168,7 @@ impl Spec {
     fn occupy(&self, around: &Surroundings<'_>, ground: Result<(Ground, PathBuf)>) -> Result<Volume> {
         let (ground, file) = ground.with_context(|| format!("cannot start {}", self.name))?;
         let (process, talk) = self.client(around, &file)?;
-        let client = Client { talk, _process: process, _ground: ground };
+        let client = Client { talk, _process: process, ground };
         Ok(Volume { spec: *self, worker: Worker::Client(Box::new(client)) })
     }
 
@@ -172,7 +183,12 @@ impl Spec {
             }
             Kind::PingPong => bail!("a ping-pong has no file"),
             Kind::Tmpfs => Ground::folder(Path::new("/dev/shm")),
-            Kind::Disk => Ground::folder(around.disk),
+            Kind::Disk | Kind::KernelCached => Ground::folder(around.disk),
+            Kind::Cached { transport } => {
+                let (mut ground, file) = Ground::folder(around.disk)?;
+                ground.cache = Some(Cached::attach(around, file.clone(), transport)?);
+                Ok((ground, file))
+            }
             Kind::Throttled => Ground::folder(around.throttled.context("there is no throttled volume")?),
             Kind::NbdfuseUnix => {
                 let bytes = around.bytes.to_string();
@@ -190,7 +206,13 @@ impl Spec {
         if !self.launcher.is_empty() {
             command.args(self.launcher).arg(around.farpool);
         }
+        if let (Kind::Cached { .. }, Some(folder)) = (self.kind, file.parent()) {
+            command.args(["run", "--cache"]).arg(folder).arg("--").arg(around.farpool);
+        }
         command.args(["bench", "file-client", "--bytes"]).arg(around.bytes.to_string()).arg(file);
+        if self.opening == Opening::Buffered {
+            command.arg("--buffered");
+        }
         Child::talking(format!("the client of {}", self.name), command)
     }
 }
@@ -309,6 +331,28 @@ impl Volume {
     /// The volume's description.
     pub fn spec(&self) -> &Spec {
         &self.spec
+    }
+
+    /// Makes the file what its kind says, after all files were filled.
+    pub fn warm(&mut self) -> Result<()> {
+        let name = self.spec.name;
+        self.cache().map_or(Ok(()), Cached::warm).with_context(|| format!("cannot fill the cache: {name}"))
+    }
+
+    /// Checks that the pages that the client has read came from where its kind says. Returns what readers of
+    /// the figure must know.
+    pub fn check(&mut self, pages: f64) -> Result<Option<String>> {
+        let name = self.spec.name;
+        let Some(cache) = self.cache() else { return Ok(None) };
+        let remark = cache.check(pages).with_context(|| name)?;
+        Ok(remark.map(|remark| format!("{name}: {remark}")))
+    }
+
+    fn cache(&mut self) -> Option<&mut Cached> {
+        match &mut self.worker {
+            Worker::Client(client) => client.ground.cache.as_mut(),
+            Worker::PingPong(_) => None,
+        }
     }
 
     /// Makes the client begin a slice. A volume without a client process does all the work in

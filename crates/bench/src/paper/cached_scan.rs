@@ -3,7 +3,8 @@
 //!
 //! Each case has a server of its own, with the same data. A control group limits the memory of the server and
 //! of the kernel's page cache for it. Nine tenths of the pages at least are in far memory before anything is
-//! measured.
+//! measured. In the end, a server whose cache is warm is stopped and started again: its first second shows
+//! whether it still finds its pages.
 
 use std::ffi::OsString;
 use std::fs;
@@ -12,39 +13,58 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use farpool_fabric::TransportChoice;
 use tempfile::TempDir;
 
 use super::Effort;
 use super::range_scan::{self, load, pgbench};
 use super::stage::subfolder;
 use crate::cgroup::MemoryLimit;
-use crate::local_pool::{Lend, LocalPool};
 use crate::machine;
-use crate::page_cache::PageCache;
+use crate::page_cache::{CacheOptions, PageCache};
 use crate::postgres::{Server, ServerOptions};
 use crate::progress::Progress;
 use crate::stop::StopFlag;
 use crate::throttle::ThrottledVolume;
 
-/// Rows at scale 1: 2.8 GB with the index.
-const ROWS_PER_SCALE: f64 = 10_000_000.0;
+/// Rows at scale 1: 3.1 GB with the index.
+const ROWS_PER_SCALE: f64 = 11_000_000.0;
 /// Fewest rows, at any scale: a hundred times as many as a scan reads.
 const LEAST_ROWS: u64 = 10_000;
 /// Bytes of a row in the table and in the index, about.
 const BYTES_PER_ROW: u64 = 300;
 /// The data are this many times as large as the memory of the server.
 const DATA_OVER_LIMIT: u64 = 4;
-/// The lowest limit: the server's own buffers (128 MiB) and its processes need about that.
+/// The server's own buffers are this part of the data, within these limits; the larger one is PostgreSQL's
+/// usual size.
+const DATA_OVER_BUFFERS: u64 = 16;
+const BUFFERS_MIN_MIB: u64 = 1;
+const BUFFERS_MAX_MIB: u64 = 128;
+/// The lowest limit: the server's own buffers and its processes need about that.
 const LIMIT_MIN_MIB: u64 = 384;
-/// Memory for what is not a page: processes of 32 sessions, and the log.
+/// Memory for what is not a page: processes of 32 sessions. On a disk: an empty cluster, and temporary
+/// files.
 const SPARE_MIB: u64 = 1024;
+/// Checkpoints keep the server's log at about this part of the data, within these limits. Freezing alone
+/// logs a copy of each page, since there are checksums.
+const LOG_DATA_DIVISOR: u64 = 3;
+const LOG_MIN_MIB: u64 = 128;
+const LOG_MAX_MIB: u64 = 1024;
+/// Room for a log, in multiples of that size: it goes on growing until the checkpoint has ended.
+const LOG_ROOM: u64 = 2;
 /// Numbers of concurrent sessions.
 pub const SESSIONS: [u32; 2] = [8, 32];
 /// The module beside the program, and its name in a folder that the server's user can read.
 const MODULE: &str = "libfarpool_postgres.so";
 /// How long the daemon may take until it has all the memory, and the pages may take to come in.
 const FILL_WITHIN: Duration = Duration::from_secs(300);
+/// The case in which the server is started again.
+pub const RESTARTED: Case = Case::CacheShm;
+/// Concurrent sessions before and after a restart.
+pub const RESTART_SESSIONS: u32 = 8;
+/// Most restarts: if the cache is lost, each costs as long as filling it.
+const RESTARTS_MAX: usize = 3;
+/// How long is measured after a restart.
+const FIRST_SECOND: Duration = Duration::from_secs(1);
 /// Which part of the pages are compared with the disk in the end.
 const VERIFIED_ONE_IN: u32 = 20;
 /// A cache has this share of the data when it counts as full: some pages are in the server's own buffers.
@@ -90,11 +110,11 @@ impl Case {
         }
     }
 
-    /// How the cache reaches its nodes, if there is one, and the name of that option.
-    fn transport(self) -> Option<(TransportChoice, &'static str)> {
+    /// How the cache reaches its nodes, if there is one.
+    fn transport(self) -> Option<&'static str> {
         match self {
-            Case::CacheShm => Some((TransportChoice::Shm, "shm")),
-            Case::CacheTcp => Some((TransportChoice::Tcp, "tcp")),
+            Case::CacheShm => Some("shm"),
+            Case::CacheTcp => Some("tcp"),
             Case::Tmpfs | Case::Disk | Case::Throttled => None,
         }
     }
@@ -141,15 +161,28 @@ pub struct Scanned {
     pub per_second: f64,
 }
 
+/// A restart of a server whose cache was warm.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Restarted {
+    /// Scans per second before.
+    pub warm: f64,
+    /// Those of the first second in which the server could be used again.
+    pub first_second: f64,
+}
+
 /// The results of all slices.
 #[derive(Clone, Debug)]
 pub struct CachedScanReport {
     /// Each case once per round, mix and number of sessions.
     pub slices: Vec<Scanned>,
+    /// Restarts of [`RESTARTED`].
+    pub restarts: Vec<Restarted>,
     /// Rows of the table.
     pub rows: u64,
     /// The limit of the memory of each server but that on tmpfs.
     pub limit_mib: u64,
+    /// Each server's own buffers.
+    pub buffers_mib: u64,
     /// The server's version.
     pub postgres: String,
     /// Bytes of the table and its index.
@@ -161,7 +194,6 @@ struct Scene {
     case: Case,
     server: Server,
     cache: Option<PageCache>,
-    _pool: Option<LocalPool>,
     limit: MemoryLimit,
 }
 
@@ -183,6 +215,19 @@ impl Stage<'_> {
     fn limit_mib(&self) -> u64 {
         LIMIT_MIN_MIB.max(self.data_mib() / DATA_OVER_LIMIT)
     }
+
+    fn buffers_mib(&self) -> u64 {
+        (self.data_mib() / DATA_OVER_BUFFERS).clamp(BUFFERS_MIN_MIB, BUFFERS_MAX_MIB)
+    }
+
+    fn log_mib(&self) -> u64 {
+        (self.data_mib() / LOG_DATA_DIVISOR).clamp(LOG_MIN_MIB, LOG_MAX_MIB)
+    }
+
+    /// What a server may take on a disk.
+    fn room_mib(&self) -> u64 {
+        2 * self.data_mib() + LOG_ROOM * self.log_mib() + SPARE_MIB
+    }
 }
 
 /// Measures all cases in turn, round by round.
@@ -196,9 +241,9 @@ pub fn measure(effort: &Effort<'_>, stop: &StopFlag) -> Result<CachedScanReport>
     let module = readable_module(effort.farpool, &work)?;
     let stage = Stage { effort, work: work.path(), tmpfs: tmpfs.path(), volume: &mount_point, module, rows };
     let on_volume = Case::ALL.iter().filter(|case| case.is_on_volume()).count() as u64;
-    let volume_mib = on_volume * (2 * stage.data_mib() + SPARE_MIB);
-    machine::require_space(tmpfs.path(), 2 * stage.data_mib())?;
-    machine::require_disk(work.path(), volume_mib + 2 * stage.data_mib())?;
+    let volume_mib = on_volume * stage.room_mib();
+    machine::require_space(tmpfs.path(), stage.room_mib())?;
+    machine::require_disk(work.path(), volume_mib + stage.room_mib())?;
     let mut volume = ThrottledVolume::make(work.path(), &mount_point, volume_mib, None)?;
     let scripts = Scripts::write(work.path(), rows)?;
     let mut scenes = Vec::new();
@@ -216,12 +261,12 @@ pub fn measure(effort: &Effort<'_>, stop: &StopFlag) -> Result<CachedScanReport>
         }
     }
     let slices = rounds(&mut scenes, effort, &scripts, &progress, stop)?;
+    let restarts = restarts(&mut scenes, effort, &scripts, data_bytes, stop)?;
     let postgres = scenes[0].server.version()?;
-    for scene in scenes {
-        scene.tear_down()?;
-    }
+    scenes.into_iter().try_for_each(Scene::tear_down)?;
     volume.remove()?;
-    Ok(CachedScanReport { slices, rows, limit_mib: stage.limit_mib(), postgres, data_bytes })
+    let (limit_mib, buffers_mib) = (stage.limit_mib(), stage.buffers_mib());
+    Ok(CachedScanReport { slices, restarts, rows, limit_mib, buffers_mib, postgres, data_bytes })
 }
 
 fn rounds(
@@ -248,6 +293,31 @@ fn rounds(
         }
     }
     Ok(slices)
+}
+
+/// Starts a server with a warm cache again, some times.
+fn restarts(
+    scenes: &mut [Scene],
+    effort: &Effort<'_>,
+    scripts: &Scripts,
+    data_bytes: u64,
+    stop: &StopFlag,
+) -> Result<Vec<Restarted>> {
+    let progress = Progress::on_stderr();
+    let scene = scenes.iter_mut().find(|scene| scene.case == RESTARTED).context("nothing to start again")?;
+    let scans = scripts.of(Mix::Scans);
+    let restart = |round| {
+        let step = progress.step(format!("restart, round {}", round + 1));
+        // Otherwise the shutdown would write what the updates have changed, for as long as that takes.
+        scene.checkpoint()?;
+        scene.fill(data_bytes, stop)?;
+        let warm = pgbench(&mut scene.server, &scans, RESTART_SESSIONS, effort.slice)?;
+        scene.server.start_again(stop)?;
+        let first_second = pgbench(&mut scene.server, &scans, RESTART_SESSIONS, FIRST_SECOND)?;
+        step.done("measured");
+        Ok(Restarted { warm, first_second })
+    };
+    (0..effort.rounds.min(RESTARTS_MAX)).map(restart).collect()
 }
 
 /// What pgbench repeats.
@@ -306,9 +376,13 @@ impl Scene {
         };
         let limit = MemoryLimit::create(&format!("farpool-cache-bench-{}", case.folder()), limit_mib)?;
         let log = stage.work.join(format!("{}.log", case.folder()));
-        let libraries = stage.module.display().to_string();
-        let settings =
-            [("shared_preload_libraries", if case.transport().is_some() { &libraries } else { "" })];
+        let libraries = case.transport().map_or(String::new(), |_| stage.module.display().to_string());
+        let [buffers, log_size] = [stage.buffers_mib(), stage.log_mib()].map(|size| format!("{size}MB"));
+        let settings = [
+            ("shared_preload_libraries", &*libraries),
+            ("shared_buffers", &buffers),
+            ("max_wal_size", &log_size),
+        ];
         let of_server = ServerOptions {
             limit: Some(&limit),
             initdb_args: &["--data-checksums"],
@@ -317,52 +391,45 @@ impl Scene {
         };
         let server = Server::start(&of_server, stop)?;
         load(&server, stage.rows)?;
-        let mut scene = Scene { case, server, cache: None, _pool: None, limit };
+        let mut scene = Scene { case, server, cache: None, limit };
         if let Some(transport) = case.transport() {
             scene.attach(stage, transport)?;
         }
         Ok(scene)
     }
 
-    fn attach(&mut self, stage: &Stage<'_>, (transport, name): (TransportChoice, &str)) -> Result<()> {
+    fn attach(&mut self, stage: &Stage<'_>, transport: &'static str) -> Result<()> {
         // A quarter more than the data: updates make more pages.
-        let memory_mib = stage.data_mib() * 5 / 4;
-        let lend =
-            Lend { nodes: 2, bytes_each: (memory_mib << 20) / 2 + REGION_BYTES, region_bytes: REGION_BYTES };
-        let pool = LocalPool::lending(stage.effort.farpool, lend, transport)?;
-        let options =
-            ["--memory", &format!("{memory_mib}MiB"), "--broker", &pool.broker, "--transport", name];
-        let options = options.map(OsString::from);
-        let data = self.server.data_directory();
-        self.cache = Some(PageCache::attach(stage.effort.farpool, data, options)?);
-        self._pool = Some(pool);
+        let memory_bytes = (stage.data_mib() * 5 / 4) << 20;
+        let options = CacheOptions { memory_bytes, nodes: 2, transport };
+        let cache = PageCache::attach_with_pool(stage.effort.farpool, self.server.data_directory(), options)?;
+        self.cache = Some(cache);
         Ok(())
     }
 
     /// Reads everything until the cache has the pages.
     fn fill(&mut self, data_bytes: u64, stop: &StopFlag) -> Result<()> {
-        let Some(cache) = &self.cache else { return Ok(()) };
         let started = Instant::now();
+        let cache = self.cache.as_ref().context("there is no cache to fill")?;
         let mut client = self.server.connect()?;
         loop {
             stop.check()?;
+            let used = cache.status()?.used_bytes();
+            if used as f64 >= FULL * data_bytes as f64 {
+                return Ok(());
+            }
+            let (used_mib, data_mib) = (used >> 20, data_bytes >> 20);
+            ensure!(started.elapsed() < FILL_WITHIN, "the cache has only {used_mib} of {data_mib} MiB");
             // By the index, and by the table.
             let read = "SET enable_seqscan = off; SELECT count(*) FROM ranges WHERE id > 0; \
                         SET enable_seqscan = on; SELECT sum(value) FROM ranges";
             client.batch_execute(read).context("cannot read the table")?;
-            let status = cache.status()?;
-            let used = status["cache"]["used_bytes"].as_u64();
-            let used = used.with_context(|| format!("the cache is not open: {status}"))?;
-            if used as f64 >= FULL * data_bytes as f64 {
-                return Ok(());
-            }
-            ensure!(
-                started.elapsed() < FILL_WITHIN,
-                "the cache has only {} of {} MiB",
-                used >> 20,
-                data_bytes >> 20
-            );
         }
+    }
+
+    /// Writes what is only in memory.
+    fn checkpoint(&self) -> Result<()> {
+        self.server.connect()?.batch_execute("CHECKPOINT").context("cannot make a checkpoint")
     }
 
     fn data_bytes(&self) -> Result<u64> {
@@ -374,14 +441,11 @@ impl Scene {
         if let Some(cache) = &self.cache {
             cache.verify(VERIFIED_ONE_IN)?;
         }
-        let detached = self.cache.as_mut().map(PageCache::detach);
-        let ended = [self.server.stop(), detached.unwrap_or(Ok(())), self.limit.remove()];
-        ended.into_iter().collect()
+        self.checkpoint()?;
+        let cache = self.cache.as_mut().map_or(Ok(()), PageCache::detach);
+        [self.server.stop(), cache, self.limit.remove()].into_iter().collect()
     }
 }
-
-/// Size of the regions of the pools.
-const REGION_BYTES: u64 = 64 << 20;
 
 impl CachedScanReport {
     /// Transactions per second of a case, round by round.
@@ -394,5 +458,10 @@ impl CachedScanReport {
     pub fn ratios(&self, case: Case, other: Case, mix: Mix, sessions: u32) -> Vec<f64> {
         let others = self.per_second(other, mix, sessions);
         self.per_second(case, mix, sessions).into_iter().zip(others).map(|(one, other)| one / other).collect()
+    }
+
+    /// What a value is at each restart.
+    pub fn of_restarts(&self, value: impl Fn(&Restarted) -> f64) -> Vec<f64> {
+        self.restarts.iter().map(value).collect()
     }
 }

@@ -1,12 +1,14 @@
 //! The papers' figures for which a database runs. Of paper 1: Hash+Sort by where its temporary files lie,
 //! with its traffic over time ([`hash_sort`], figure 14), RangeScan by where the whole database lies
 //! ([`range_scan`]), and the cost of lending memory for the lender ([`lending`], figure 13). Of paper 2:
-//! TPC-H's queries ([`tpch_queries`], figures 4 and 5, table 1). RangeScan through the page cache
-//! ([`cached_scan`]) is in a document of its own.
+//! TPC-H's queries ([`tpch_queries`], figures 4 and 5, table 1). The page cache has a document of its own:
+//! RangeScan through it ([`cached_scan`]), a page that is in it (`files/cached.rs`), and which pages stay in
+//! it ([`cached_hits`]).
 //!
 //! Every round measures all variants in turn, so that ratios can be paired. [`run_paper`] measures these
 //! figures and those about files alone ([`files`](crate::files)), and writes them down ([`report`]).
 
+pub mod cached_hits;
 pub mod cached_scan;
 mod effort;
 mod half;

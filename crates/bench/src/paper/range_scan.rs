@@ -189,7 +189,7 @@ pub(super) fn pgbench(
     slice: Duration,
 ) -> Result<f64> {
     let (program, mut args) = server.client_program("pgbench")?;
-    let seconds = slice.as_secs().max(1).to_string();
+    let seconds = whole_seconds(slice).to_string();
     let sessions = sessions.to_string();
     args.extend(["-n", "-j", ASKERS, "-c", &sessions, "-T", &seconds].map(Into::into));
     args.extend(scripts.iter().flat_map(|script| ["-f".into(), script.clone()]));
@@ -200,6 +200,11 @@ pub(super) fn pgbench(
         Err(error)
     })?;
     per_second(&said).with_context(|| format!("cannot parse pgbench's output: {said}"))
+}
+
+/// pgbench takes whole seconds, at least one.
+fn whole_seconds(slice: Duration) -> u64 {
+    (slice.as_secs_f64().round() as u64).max(1)
 }
 
 /// Parses the line "tps = 1234.5 (without initial connection time)"; `None` if a session failed.
@@ -238,6 +243,12 @@ mod tests {
             "number of failed transactions: 0 (0.000%)\ntps = 1234.5 (without initial connection time)\n";
         assert_eq!(per_second(said), Some(1234.5));
         assert_eq!([per_second("tps = 0.000 (x)"), per_second("pgbench: error: no")], [None; 2]);
+    }
+
+    #[test]
+    fn pgbench_runs_for_the_nearest_whole_second_and_at_least_for_one() {
+        let seconds = [0.02, 0.6, 1.4, 1.5, 2.9, 3.0].map(|s| whole_seconds(Duration::from_secs_f64(s)));
+        assert_eq!(seconds, [1, 1, 1, 2, 3, 3]);
     }
 
     #[test]

@@ -9,8 +9,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use clap::Subcommand;
 use farpool_bench::{
-    DEFAULT_WORK_DIR, Document, Figure, PaperEffort, PaperOptions, StopFlag, is_about_files_alone, run_paper,
-    run_paper_cache, serve_file_client, serve_fuse_floor,
+    DEFAULT_WORK_DIR, Document, Figure, Opening, PaperEffort, PaperOptions, StopFlag, is_about_files_alone,
+    run_paper, run_paper_cache, serve_file_client, serve_fuse_floor,
 };
 
 use super::{check_memory, own_file, parse_seconds};
@@ -85,18 +85,21 @@ struct FilesArgs {
     work_dir: PathBuf,
 }
 
-/// Measure a database behind the page cache, beside memory and disks
+/// Measure the page cache: a database behind it, a single hit, and which pages stay in it
 ///
 /// What `make bench-cache` runs. Each figure replaces its section of cache.md and its drawing in the folder.
-/// Needs root and control groups, PostgreSQL, the module beside this program (make postgres-module), and at
-/// scale 1 20 GiB of memory and 30 GiB of disk.
+/// cached-scan needs root and control groups, PostgreSQL, the module beside this program (make
+/// postgres-module), and at scale 1 20 GiB of memory and 40 GiB of disk. cached-page needs the interposer's
+/// library beside this program (cargo build -p farpool-preload), and at scale 1 3 GiB of memory and 2 GiB of
+/// disk. cached-hits measures no times.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
   farpool bench paper cache --figure all --out docs/bench
-  farpool bench paper cache --figure cached-scan --out /tmp/bench --scale 0.6 --rounds 1 --seconds 3")]
+  farpool bench paper cache --figure cached-scan --out /tmp/bench --scale 0.6 --rounds 1
+  farpool bench paper cache --figure cached-page,cached-hits --out /tmp/bench --scale 0.1")]
 struct CacheArgs {
-    /// all, or cached-scan
+    /// all, or some of cached-scan, cached-page, cached-hits
     #[arg(long, value_name = "NAME", value_delimiter = ',', required = true)]
     figure: Vec<Wanted>,
 
@@ -108,11 +111,13 @@ struct CacheArgs {
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
     rounds: u16,
 
-    /// How long to measure each time, in seconds
-    #[arg(long, value_name = "N", default_value = "5", value_parser = parse_seconds)]
+    /// How long to measure a database each time, in seconds: whole ones, at least one. A single hit is
+    /// measured for a twelfth of it
+    #[arg(long, value_name = "N", default_value = "3", value_parser = parse_seconds)]
     seconds: Duration,
 
-    /// Ten million rows, 2.8 GB, times this factor
+    /// The size of the data. At 1 it is 3.1 GB for a database, 512 MB for single hits and 400 MB for what
+    /// stays in the cache
     #[arg(long, value_name = "FACTOR", default_value_t = 1.0, value_parser = parse_scale)]
     scale: f64,
 
@@ -154,6 +159,9 @@ pub struct FileClientArgs {
     /// How far it is filled
     #[arg(long)]
     bytes: u64,
+    /// Open it without O_DIRECT
+    #[arg(long)]
+    buffered: bool,
 }
 
 /// A bare FUSE file.
@@ -199,7 +207,9 @@ const MEMORY_PER_SCALE: f64 = 20e9;
 
 fn run_cache(args: CacheArgs) -> Result<()> {
     let figures = wanted(&args.figure, Document::Cache)?;
-    check_memory((args.scale * MEMORY_PER_SCALE) as u64, "this needs about", "lower --scale")?;
+    if figures.contains(&Figure::CachedScan) {
+        check_memory((args.scale * MEMORY_PER_SCALE) as u64, "this needs about", "lower --scale")?;
+    }
     let (farpool, stop) = (own_file()?, StopFlag::on_signals()?);
     let effort = PaperEffort {
         rounds: usize::from(args.rounds),
@@ -234,7 +244,8 @@ const FILES_IN_MEMORY: u64 = 23;
 
 /// Reads and writes as standard input requests.
 pub fn serve_client(args: &FileClientArgs) -> Result<()> {
-    serve_file_client(&args.file, args.bytes, stdin().lock(), tell)
+    let opening = if args.buffered { Opening::Buffered } else { Opening::Direct };
+    serve_file_client(&args.file, args.bytes, opening, stdin().lock(), tell)
 }
 
 /// Serves until asked to stop.

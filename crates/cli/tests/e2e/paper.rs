@@ -156,6 +156,39 @@ fn figures_with_a_database_are_whole_and_leave_nothing() {
     scene.assert_clean();
 }
 
+/// The page cache's figures that need neither a database nor root.
+#[test]
+fn figures_of_the_page_cache_are_whole_and_say_what_was_promised() {
+    let scene = Scene::new();
+    let work = tempfile::tempdir_in("/var/tmp").unwrap();
+    let mut command = farpool(["bench", "paper", "cache", "--figure", "cached-page,cached-hits"]);
+    command.args(["--rounds", "2", "--seconds", "0.24", "--scale", "0.01", "--out"]).arg(scene.out.path());
+    command.arg("--work-dir").arg(work.path());
+    command.env("TMPDIR", scene.temporary.path()).env("FARPOOL_PRELOAD", interposer());
+    let output = run_command(command);
+    assert!(output.status.success(), "{}", output.stderr);
+    let document = std::fs::read_to_string(scene.out.path().join("cache.md")).unwrap();
+    for figure in ["cached-page", "cached-hits"] {
+        assert_whole(&document, figure);
+        assert!(scene.out.path().join(format!("cache-{figure}.svg")).exists());
+    }
+    for row in ["tmpfs", "page cache, shm", "page cache, tcp", "Zipf and scans", "uniform"] {
+        assert!(document.contains(&format!("\n| {row} |")), "{row}: {document}");
+    }
+    // No speed is judged here. Hit rates are the same each time.
+    let promise = |what: &str| document.lines().find(|line| line.contains(what)).expect(what).to_owned();
+    assert!(promise("page cache, shm | ≤ 1.25 × tmpfs | ≤ 1 × |").contains("cached-page"));
+    assert!(promise("Zipf and scans | ≥ 60 % |").ends_with("| yes |"), "{document}");
+    assert_eq!(std::fs::read_dir(&work).unwrap().count(), 0);
+    scene.assert_clean();
+}
+
+#[test]
+fn a_figure_of_another_document_is_a_usage_error_that_names_the_command() {
+    let args = ["bench", "paper", "files", "--figure", "cached-hits", "--out", "/nonexistent"];
+    assert_complaint(&run_command(farpool(args)), 2, "farpool bench paper cache --figure cached-hits");
+}
+
 #[test]
 fn interrupted_figure_leaves_no_process_mount_or_folder() {
     let scene = Scene::new();

@@ -5,21 +5,45 @@ use anyhow::Result;
 use crate::chart::{Bar, Chart, FLOOR, OURS, PEER, draw};
 use crate::files::{Figure, Section, Verdict, conditions};
 use crate::paper::Effort;
-use crate::paper::cached_scan::{self, CachedScanReport, Case, Mix, SESSIONS};
+use crate::paper::cached_scan::{
+    self, CachedScanReport, Case, Mix, RESTART_SESSIONS, RESTARTED, Restarted, SESSIONS,
+};
 use crate::spread::{Spread, middle, ratio};
 use crate::stop::StopFlag;
 
-/// What is promised: the case, beside which other it is at least how many times as fast, for what, and how
-/// many sessions.
-const PROMISES: [(Case, f64, Case, Mix, u32); 7] = [
-    (Case::CacheShm, 0.8, Case::Tmpfs, Mix::Scans, 8),
-    (Case::CacheShm, 0.9, Case::Tmpfs, Mix::Scans, 32),
-    (Case::CacheShm, 20.0, Case::Throttled, Mix::Scans, 32),
-    (Case::CacheShm, 3.0, Case::Disk, Mix::Scans, 32),
-    (Case::CacheTcp, 8.0, Case::Throttled, Mix::Scans, 32),
-    (Case::CacheShm, 6.0, Case::Throttled, Mix::Updates, 8),
-    (Case::CacheShm, 3.0, Case::Throttled, Mix::Updates, 32),
+/// A promise: a case is at least so many times as fast as another one.
+struct Promise {
+    mix: Mix,
+    sessions: u32,
+    case: Case,
+    than: Case,
+    must: f64,
+    aim: Option<f64>,
+}
+
+const fn scans(sessions: u32, case: Case, than: Case, (must, aim): (f64, f64)) -> Promise {
+    Promise { mix: Mix::Scans, sessions, case, than, must, aim: Some(aim) }
+}
+
+const fn updates(sessions: u32, must: f64) -> Promise {
+    let (case, than) = (Case::CacheShm, Case::Throttled);
+    Promise { mix: Mix::Updates, sessions, case, than, must, aim: None }
+}
+
+const PROMISES: [Promise; 9] = [
+    scans(8, Case::CacheShm, Case::Tmpfs, (0.8, 0.95)),
+    scans(32, Case::CacheShm, Case::Tmpfs, (0.9, 1.0)),
+    scans(8, Case::CacheShm, Case::Throttled, (20.0, 30.0)),
+    scans(32, Case::CacheShm, Case::Throttled, (20.0, 30.0)),
+    scans(8, Case::CacheShm, Case::Disk, (3.0, 5.0)),
+    scans(32, Case::CacheShm, Case::Disk, (3.0, 5.0)),
+    scans(32, Case::CacheTcp, Case::Throttled, (8.0, 15.0)),
+    updates(8, 6.0),
+    updates(32, 3.0),
 ];
+/// What is promised for the first second after a restart, in multiples of the speed before.
+const RESTART_AT_LEAST: f64 = 0.7;
+const RESTART_AIM: f64 = 0.9;
 
 /// Measures, and reports.
 pub fn measure(effort: &Effort<'_>, stop: &StopFlag) -> Result<Section> {
@@ -41,29 +65,66 @@ fn section(report: &CachedScanReport, effort: &Effort<'_>) -> Section {
             body += &format!("| {name} | {mix} | {sessions} | {per_second} | {tmpfs} | {throttled} |\n");
         }
     }
-    let promised = |(case, limit, other, mix, sessions): (Case, f64, Case, Mix, u32)| {
+    body += &restart_table(report);
+    let promised = |promise: &Promise| {
+        let &Promise { mix, sessions, case, than, must, aim } = promise;
         let what = format!("{}, {sessions} sessions: {}", mix.name(), case.name());
-        Some(Verdict::at_least(&what, limit, other.name(), paired(case, other, mix, sessions)?))
+        let reached = paired(case, than, mix, sessions)?;
+        Some(Verdict::at_least(&what, must, than.name(), reached).aiming_at(aim))
     };
+    let restart = Spread::of(report.of_restarts(kept)).map(|reached| {
+        let what = format!("first second after a restart, {RESTART_SESSIONS} sessions: {}", RESTARTED.name());
+        Verdict::at_least(&what, RESTART_AT_LEAST, "before", reached).aiming_at(Some(RESTART_AIM))
+    });
     let chart = |mix: Mix, sessions| Chart {
         title: format!("{}, {sessions} sessions: transactions per second (more is better)", mix.name()),
         digits: 0,
         mark: None,
         bars: Case::ALL.into_iter().filter_map(|case| bar(case, speed(case, mix, sessions))).collect(),
     };
-    let charts: Vec<Chart> =
-        Mix::ALL.into_iter().flat_map(|mix| SESSIONS.map(|sessions| chart(mix, sessions))).collect();
+    let loads = Mix::ALL.into_iter().flat_map(|mix| SESSIONS.map(|sessions| chart(mix, sessions)));
+    let charts: Vec<Chart> = loads.chain([restart_chart(report)]).collect();
     Section {
         figure: Figure::CachedScan,
         notes: notes(report, effort),
         body,
-        verdicts: PROMISES.into_iter().filter_map(promised).collect(),
+        verdicts: PROMISES.iter().filter_map(promised).chain(restart).collect(),
         drawing: Some(draw(&charts)),
     }
 }
 
+/// What was kept of the speed before a restart.
+fn kept(restarted: &Restarted) -> f64 {
+    restarted.first_second / restarted.warm
+}
+
+fn restart_table(report: &CachedScanReport) -> String {
+    let of_restarts = |value: fn(&Restarted) -> f64| Spread::of(report.of_restarts(value));
+    let [warm, first] =
+        [of_restarts(|it| it.warm), of_restarts(|it| it.first_second)].map(|it| middle(it, 0));
+    let (name, kept) = (RESTARTED.name(), ratio(of_restarts(kept)));
+    format!(
+        "\n| restart | sessions | scans per second before | in the first second | × before |\n\
+         |---|--:|--:|--:|--:|\n| {name} | {RESTART_SESSIONS} | {warm} | {first} | {kept} |\n"
+    )
+}
+
+fn restart_chart(report: &CachedScanReport) -> Chart {
+    let bar = |name: &str, value: fn(&Restarted) -> f64| {
+        Some(Bar { name: name.into(), colour: OURS, spread: Spread::of(report.of_restarts(value))? })
+    };
+    let bars = [bar("before", |it| it.warm), bar("in the first second after it", |it| it.first_second)];
+    let name = RESTARTED.name();
+    Chart {
+        title: format!("restart, {RESTART_SESSIONS} sessions, {name}: scans per second (more is better)"),
+        digits: 0,
+        mark: None,
+        bars: bars.into_iter().flatten().collect(),
+    }
+}
+
 fn notes(report: &CachedScanReport, effort: &Effort<'_>) -> Vec<(&'static str, String)> {
-    let CachedScanReport { rows, limit_mib, data_bytes, .. } = report;
+    let CachedScanReport { rows, limit_mib, buffers_mib, data_bytes, .. } = report;
     vec![
         (
             "Question",
@@ -79,15 +140,17 @@ fn notes(report: &CachedScanReport, effort: &Effort<'_>) -> Vec<(&'static str, S
             format!(
                 "RangeScan of Li et al., section 5.2.1: the sum over 100 keys in a row, by the index, of {rows} rows of 245 \
                  bytes ({} MiB with the index and data checksums), chosen uniformly; for 20 % updates, every fifth \
-                 transaction adds one to a value. PostgreSQL's own buffers have 128 MiB. A control group limits the memory \
+                 transaction adds one to a value. PostgreSQL's own buffers have {buffers_mib} MiB. A control group limits the memory \
                  of each server, with the kernel's page cache for it, to {limit_mib} MiB; on tmpfs the limit has room for \
                  the files. The files of the cached databases lie on the throttled volume. At the beginning, nine tenths of \
                  all pages at least are in the cache (two nodes on this machine). pgbench runs on the same two processors. {} rounds, in each \
                  of which all cases take turns for {} s each; ratios paired by round, medians with the smallest and the \
-                 largest. Afterwards one page in 20 of the cache is compared with the disk.",
+                 largest. Then the server is shut down with its cache warm, and started again, {} times: the first second \
+                 begins when it accepts connections. In the end one page in 20 of the cache is compared with the disk.",
                 data_bytes >> 20,
                 effort.rounds,
-                effort.slice.as_secs_f64()
+                effort.slice.as_secs_f64(),
+                report.restarts.len()
             ),
         ),
         conditions(&format!("PostgreSQL {}", report.postgres)),
@@ -128,8 +191,10 @@ mod tests {
         });
         let report = CachedScanReport {
             slices: slices.collect(),
+            restarts: vec![Restarted { warm: 1000.0, first_second: 750.0 }],
             rows: 10_000,
             limit_mib: 384,
+            buffers_mib: 8,
             postgres: "15".into(),
             data_bytes: 3 << 20,
         };
@@ -139,8 +204,12 @@ mod tests {
         let tables = section.tables();
         let row = "| page cache, shm | scans | 32 | 850 | 0.85 (0.85–0.85) | 21.25 (21.25–21.25) |";
         assert!(tables.contains(row), "{tables}");
-        // Not: 0.9 of tmpfs with 32 sessions, and 8 times the throttled volume over TCP.
-        let counts = ["| yes |", "| **no** |"].map(|verdict| tables.matches(verdict).count());
-        assert_eq!(counts, [5, 2], "{tables}");
+        assert!(section.drawing.unwrap().contains(">in the first second after it<"));
+        let row = "| page cache, shm | 8 | 1\u{202f}000 | 750 | 0.75 (0.75–0.75) |";
+        assert!(tables.contains(row), "{tables}");
+        // Missed: 0.9 of tmpfs with 32 sessions, and 8 times the throttled volume over TCP. The updates have
+        // no aim, and no other aim is met.
+        let met = ["| yes |", "| yes, but not the aim |", "| yes, the aim too |", "| **missed** |"];
+        assert_eq!(met.map(|verdict| tables.matches(verdict).count()), [2, 6, 0, 2], "{tables}");
     }
 }

@@ -1,5 +1,6 @@
 //! The reports on the papers' figures that run a database, each with its goals and its drawing.
 
+mod cached_hits;
 mod cached_scan;
 mod hash_sort;
 mod lending;
@@ -18,6 +19,7 @@ use crate::stop::StopFlag;
 /// Whether [`measure`] gives this figure.
 pub fn has(figure: Figure) -> bool {
     let here = [
+        Figure::CachedHits,
         Figure::CachedScan,
         Figure::RangeScan,
         Figure::Sigmod13,
@@ -44,6 +46,9 @@ pub fn measure(figures: &[Figure], effort: &Effort<'_>, stop: &StopFlag) -> Resu
     }
     if figures.contains(&Figure::CachedScan) {
         sections.push(cached_scan::measure(effort, stop)?);
+    }
+    if figures.contains(&Figure::CachedHits) {
+        sections.push(cached_hits::measure(effort, stop)?);
     }
     if figures.contains(&Figure::Sigmod14) {
         sections.push(hash_sort::measure(effort, stop)?);
