@@ -84,7 +84,7 @@ fn cache_explained(promises: &[String]) -> String {
     let missed = promises.iter().filter(|row| row.contains(MISSED)).count();
     let kept = match missed {
         0 => format!("All {} promises were kept.", promises.len()),
-        _ => format!("{missed} of {} promises were {MISSED}.", promises.len()),
+        _ => format!("Promises that were {MISSED}: {missed} of {}.", promises.len()),
     };
     format!("\n{kept} *Must* is what was promised, and *aim* what was hoped for.\n")
 }
@@ -269,7 +269,7 @@ mod tests {
         let verdicts = vec![verdict(3.0, Some(5.0)), verdict(8.0, Some(15.0)), verdict(4.0, None)];
         let with = Section { verdicts, ..section(Figure::CachedScan, "| a table |\n") };
         let document = renewed(Document::Cache, "", &[with]);
-        assert!(document.contains("1 of 3 promises were **missed**"), "{document}");
+        assert!(document.contains("Promises that were **missed**: 1 of 3."), "{document}");
         let head = "| figure | promised | must | aim | reached | met |\n|---|---|---|---|---|---|\n| [cached-scan](#";
         assert!(document.contains(head), "{document}");
         let row = "| ours | ≥ 3 × the disk | ≥ 5 × | 4.00 (2.00–8.00) | yes, but not the aim |\n";
