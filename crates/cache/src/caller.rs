@@ -16,6 +16,9 @@ use crate::words::{Door, Entry, EntryState, FileWord, Header, Key, SlotState, Sl
 /// Longest write that invalidates block by block. A longer one changes the file as a whole.
 pub(crate) const MAX_BLOCKS: u32 = 64;
 
+/// Words of a line of the processor's cache.
+const LINE_WORDS: usize = 8;
+
 /// What became of a read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Outcome<P> {
@@ -125,6 +128,15 @@ impl<G: Ground, R: Rules> Caller<G, R> {
         pread: impl AsyncFnOnce(&mut [u8]) -> io::Result<usize>,
     ) -> io::Result<Outcome<G::Page>> {
         self.occupying(async |caller| caller.read_occupying(file, block, to, exists, pread).await).await
+    }
+
+    /// Has the processor fetch what a read of this block is likely to look at first: the lines of its home
+    /// bucket.
+    pub(crate) fn prefetch(&self, file: &KnownFile, block: u32) {
+        if let Some(number) = file.last_number() {
+            let header = self.layout.header(self.layout.home(number, block));
+            [header, header + LINE_WORDS].into_iter().for_each(|at| self.ground.prefetch(at));
+        }
     }
 
     /// Enters this process's place, runs a call, and leaves the place (C4).

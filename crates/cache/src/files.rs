@@ -46,6 +46,11 @@ impl KnownFile {
         KnownFile { id, last: None }
     }
 
+    /// The number under which it was found last.
+    pub(crate) fn last_number(&self) -> Option<u32> {
+        self.last.map(|last| last.file)
+    }
+
     /// Which file it is.
     pub fn id(&self) -> FileId {
         self.id

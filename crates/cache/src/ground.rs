@@ -28,6 +28,10 @@ pub trait Ground {
     /// the place is left, its words can be accessed. `None`: this process cannot use the index.
     fn layout(&self) -> impl Future<Output = Option<Layout>>;
 
+    /// Has the processor fetch a line of words that may be loaded soon. Accesses nothing, so any word may be
+    /// named at any time.
+    fn prefetch(&self, _at: usize) {}
+
     /// A sequentially consistent fence.
     fn barrier(&self) -> impl Future<Output = ()>;
 

@@ -178,6 +178,12 @@ impl CacheSession {
         mut pread: impl FnMut(&mut [u8], u64) -> io::Result<usize>,
         mut found: impl FnMut(&[u8]),
     ) -> Option<u64> {
+        // While the kernel says which file it is.
+        if let (Some(Some(seen)), Ok(block)) =
+            (self.seen.get(fd.as_raw_fd() as usize), u32::try_from(range.start / PAGE))
+        {
+            self.caller.prefetch(&seen.known, block);
+        }
         let replacements = self.replacements.so_far(fd);
         let FileUse::File { mut seen, has_name } = self.file_use(fd) else { return None };
         if !seen.is_cacheable || (seen.readable_at != Some(replacements) && !may_read(fd)) {

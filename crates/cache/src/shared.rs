@@ -120,6 +120,14 @@ impl<S: Slots> Ground for Shared<S> {
         index.as_ref().map(|(_, index)| index.layout)
     }
 
+    fn prefetch(&self, at: usize) {
+        let index = self.index.borrow();
+        let behind = index.as_ref().zip(at.checked_sub(Layout::place(self.places)));
+        if let Some(((_, index), at)) = behind {
+            index.words.prefetch(at as u64 * WORD_BYTES, WORD_BYTES as usize);
+        }
+    }
+
     async fn barrier(&self) {
         // Pairs with the other process's barrier: a writer's with an admitter's (C2), a call's with the
         // keeper's (C4).

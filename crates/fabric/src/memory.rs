@@ -197,7 +197,7 @@ impl Mapping {
     }
 
     /// Starts to fetch the first bytes at `offset` into the processor's cache, if they are within bounds.
-    pub(crate) fn prefetch(&self, offset: u64, length: usize) {
+    pub fn prefetch(&self, offset: u64, length: usize) {
         if let Ok(place) = self.place(offset, length.max(1)) {
             copy::prefetch(place, length);
         }
