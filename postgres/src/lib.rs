@@ -42,11 +42,13 @@ fn init() -> Result<(PathBuf, usize), String> {
     }
     check_version(&data)?;
     let kept = farpool_preload::switch_on_cache(&data).map_err(|error| error.to_string())?;
-    server::call_at_end(sign_at_end);
+    if !server::call_at_end(sign_at_end) {
+        server::report(Level::Warning, "farpool: no page outlasts a restart: the server has no on_proc_exit");
+    }
     Ok((data, kept))
 }
 
-/// Called by the postmaster when all its children have ended. It still has `postmaster.pid`, so no other
+/// Called by the postmaster when all its children but the logging collector have ended. It still has `postmaster.pid`, so no other
 /// server uses the files.
 extern "C" fn sign_at_end(_: c_int, _: usize) {
     // Otherwise the disk may not have what the server has written, and the server replays its log at the next
@@ -57,16 +59,17 @@ extern "C" fn sign_at_end(_: c_int, _: usize) {
     }
 }
 
-/// Where `pg_control` has the state of the server, and the states of a server that has shut down, as primary
-/// or as standby (`pg_control.h`).
+/// Where `pg_control` has the state of the server (`pg_control.h`).
 const CONTROL_STATE: Range<usize> = 16..20;
-const SHUT_DOWN: [u32; 2] = [1, 2];
+/// A server that has shut down as a primary. (A standby may leave out its last restartpoint: then the disk may
+/// lack what it has written, and it replays its log.)
+const SHUT_DOWN: u32 = 1;
 
 /// Whether the server has written everything to the disk, and its log has nothing to replay.
 fn has_shut_down(data: &Path) -> bool {
     let control = std::fs::read(data.join("global/pg_control")).unwrap_or_default();
     let state = control.get(CONTROL_STATE).and_then(|state| Some(u32::from_ne_bytes(state.try_into().ok()?)));
-    state.is_some_and(|state| SHUT_DOWN.contains(&state))
+    state == Some(SHUT_DOWN)
 }
 
 /// Other versions may write files in ways that no test has tried.

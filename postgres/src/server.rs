@@ -53,13 +53,15 @@ pub fn setting(name: &CStr) -> Option<String> {
     (!value.is_null()).then(|| unsafe { CStr::from_ptr(value) }.to_string_lossy().into_owned())
 }
 
-/// Has a function called when this process ends, but not when its children do. (The server has room for twenty
-/// such functions, and uses a few.)
-pub fn call_at_end(function: AtEnd) {
+/// Has a function called when this process ends, but not when its children do. `false`: the server cannot do
+/// that. (The server ends if all its twenty entries for such functions are taken; it uses a few, and M1 rests on
+/// that.)
+pub fn call_at_end(function: AtEnd) -> bool {
     type OnProcExit = unsafe extern "C" fn(AtEnd, usize);
-    let Some(register) = symbol(c"on_proc_exit") else { return };
+    let Some(register) = symbol(c"on_proc_exit") else { return false };
     // SAFETY: the server's function of this name has this type. The function is never unloaded.
     unsafe { std::mem::transmute::<*mut c_void, OnProcExit>(register)(function, 0) };
+    true
 }
 
 /// Reports a message.

@@ -134,7 +134,7 @@ impl CacheClient {
 
     /// Signs the files of which pages are cached, for [`resume_files`](Self::resume_files). The database has
     /// ended, all that its processes have written is on the disk, and none of them uses a file any more.
-    /// Returns how many files were signed: not those that somebody has just changed.
+    /// Returns how many files were signed. Files that were changed within the last tick are left out (R2).
     pub fn sign_files(self: &Arc<Self>) -> usize {
         std::thread::sleep(signatures::TICK); // so that the last changes of the database have settled
         let sign = async |caller: &mut OwnCaller, found: &_| caller.sign_files(found).await;
@@ -147,13 +147,14 @@ impl CacheClient {
         let resume = async |caller: &mut OwnCaller, found: &_| caller.resume_files(found).await;
         let kept = self.with_signatures(Unsettled::Signed, resume).flatten().unwrap_or(0);
         if kept == 0 {
+            // Also if the index could not be used: its keeper empties it once the door was closed.
             at_once(change_outside(&*self.door, async || ()));
         }
         kept
     }
 
-    /// Runs an operation with the signatures of the files of which pages are cached. `None`: there is no
-    /// index, or this process cannot use it.
+    /// Runs an operation with the signatures of the files of which pages are cached. `None`: this
+    /// process has no place, there is no index, or this process cannot use it.
     fn with_signatures<T>(
         self: &Arc<Self>,
         unsettled: Unsettled,

@@ -235,7 +235,7 @@ impl Layout {
     /// The home bucket of a file's block, and its other bucket. They are the same if there is only one. They
     /// do not depend on the file's id, so that a writer finds them whatever happens to the id meanwhile.
     pub(crate) fn buckets(&self, file: u32, block: u32) -> [u32; 2] {
-        // Consecutive blocks go to different buckets.
+        // Consecutive blocks are scattered.
         let mixed = mix(u64::from(file) << 32 | u64::from(block));
         let home = scale(mixed, self.buckets);
         let distance = 1 + scale(mix(mixed), self.buckets - 1);

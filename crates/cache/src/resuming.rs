@@ -19,7 +19,8 @@ use crate::layout;
 use crate::rules::Rules;
 use crate::words::{Door, FileWord};
 
-/// What tells a state of a file from other states of it. It is not 0.
+/// A number for one state of a file; another state has another number (R2). Never 0, which means *not
+/// signed*.
 pub type Signature = u64;
 
 impl<G: Ground, R: Rules> Caller<G, R> {

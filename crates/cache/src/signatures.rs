@@ -39,7 +39,7 @@ impl Changed {
     }
 }
 
-/// The signatures of these files, as far as they lie in the door's directory and pages of them are cached.
+/// The signatures of those files that have a name in the door's directory under which files are cached.
 pub(crate) fn of_files(
     door: &DoorFile,
     files: &[FileId],

@@ -23,6 +23,8 @@ use crate::errors::describe;
 use crate::output::complain;
 use crate::size::ByteSize;
 
+pub(crate) use status::{explain, state};
+
 /// Cache the files of a database in far memory
 ///
 /// The files stay where they are, on a local disk, which always has the current data. Programs that are

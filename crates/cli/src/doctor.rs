@@ -27,7 +27,7 @@ pub struct DoctorArgs {
     broker: BrokerAt,
 
     /// Check also whether the files in DIR can be cached (see `farpool cache`), and whether the PostgreSQL
-    /// server that has them uses the cache
+    /// server that has them has loaded the module
     #[arg(long, value_name = "DIR")]
     cache: Option<PathBuf>,
 

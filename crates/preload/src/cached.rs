@@ -151,11 +151,14 @@ impl Cached {
         }
     }
 
-    /// Lets the cache lose the pages of files that were changed since they were signed. Returns how many
-    /// files keep their pages.
+    /// Lets the cache lose the pages of all files that were not signed, or were changed since. Returns how
+    /// many files keep their pages.
     pub fn resume(&self) -> usize {
         let resume = |door: &Arc<DoorFile>| CacheClient::new(door.clone()).resume_files();
-        within(|| self.door().map(resume)).unwrap_or(0)
+        within(|| self.door().map(resume)).unwrap_or_else(|| {
+            self.empty();
+            0
+        })
     }
 
     /// Signs the files: this process is the last one of the database.

@@ -14,7 +14,7 @@ use crate::page_cache::{CacheOptions, CacheUse, PageCache};
 const PAGE_BYTES: u64 = 8192;
 /// While a file is younger, each hit asks the kernel for more than usual: two seconds, and a tick.
 const YOUNG: Duration = Duration::from_secs(4);
-/// With fewer hits a figure does not show what a hit costs. A few pages find their buckets full.
+/// With fewer hits a figure does not show what a hit costs.
 const HIT_RATE_AT_LEAST: f64 = 0.95;
 
 /// The cache of a file.
@@ -73,8 +73,8 @@ fn remark(read: CacheUse, left_out: u64, pages: u64) -> Option<String> {
     let is_complete = left_out == 0 && read.misses == 0;
     (!is_complete).then(|| {
         format!(
-            "of {pages} pages, {left_out} found no room in the cache when it was filled, because their \
-             buckets were full; {misses:.2} % of the reads were misses."
+            "of {pages} pages, {left_out} were not in the cache when it was filled; {misses:.2} % of the reads \
+             were misses."
         )
     })
 }
@@ -99,9 +99,9 @@ mod tests {
     }
 
     #[test]
-    fn a_remark_is_made_of_pages_that_found_no_room() {
+    fn a_remark_is_made_of_pages_that_are_not_in_the_cache() {
         assert_eq!(remark(CacheUse { hits: 9, misses: 0, turns: 0 }, 0, 64), None);
         let said = remark(CacheUse { hits: 199, misses: 1, turns: 0 }, 3, 64).unwrap();
-        assert!(said.contains("of 64 pages, 3 found no room") && said.contains("0.50 %"), "{said}");
+        assert!(said.contains("of 64 pages, 3 were not in the cache") && said.contains("0.50 %"), "{said}");
     }
 }

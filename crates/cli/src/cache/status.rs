@@ -83,7 +83,7 @@ struct CachedFile {
 }
 
 /// The state of a cache in a word. `answers`: its daemon has handed out the index.
-pub(super) fn state(door: Door, is_attached: bool, answers: bool) -> &'static str {
+pub(crate) fn state(door: Door, is_attached: bool, answers: bool) -> &'static str {
     match (door, is_attached) {
         (Door::Open, true) if !answers => "silent",
         (Door::Open, true) => "open",
@@ -95,7 +95,7 @@ pub(super) fn state(door: Door, is_attached: bool, answers: bool) -> &'static st
 }
 
 /// What a user may do about a state.
-fn explain(state: &str, outsiders: u64) -> &'static str {
+pub(crate) fn explain(state: &str, outsiders: u64) -> &'static str {
     match state {
         "closed" if outsiders > 0 => {
             ": a program changes a file without a place in the cache. If it was killed, stop all programs that use \

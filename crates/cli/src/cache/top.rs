@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use farpool_cache::{CacheClient, DoorFile, DoorStatus};
 
-use super::{is_attached, size_of_pages, status::state};
+use super::{is_attached, size_of_pages, state};
 use crate::output::tell_next;
 use crate::size::ByteSize;
 

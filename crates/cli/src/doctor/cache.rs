@@ -5,12 +5,12 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use farpool_cache::{Door, DoorFile, DoorStatus};
+use farpool_cache::{DoorError, DoorFile, DoorStatus};
 use rustix::fs::{AtFlags, StatxFlags, statx};
 
 use super::Check;
 
-/// The name of each file of the module, as it was built or renamed, has this in it.
+/// The module is recognised by this in the name of its file.
 const MODULE: &str = "farpool";
 const PROCESSES: &str = "/proc";
 /// What the kernel calls the descriptor of an `io_uring`.
@@ -51,7 +51,7 @@ fn births(records: io::Result<bool>) -> Check {
     }
 }
 
-fn door(found: Result<Option<DoorFile>, farpool_cache::DoorError>, dir: &Path) -> Check {
+fn door(found: Result<Option<DoorFile>, DoorError>, dir: &Path) -> Check {
     let name = "cache door";
     match found {
         Ok(Some(door)) if !door.shares_process_ids() => Check::fail(
@@ -59,9 +59,15 @@ fn door(found: Result<Option<DoorFile>, farpool_cache::DoorError>, dir: &Path) -
             "it was made in another namespace of process ids, such as a container",
             "run the cache there, or stop the programs that use the files, and remove the door",
         ),
-        Ok(Some(door)) => state(door.status(), dir),
+        Ok(Some(door)) => match door.is_locked() {
+            Ok(is_attached) => state(door.status(), is_attached, dir),
+            Err(error) => Check::warn(name, error.to_string(), "run this as the owner of the files"),
+        },
         Ok(None) => Check::warn(name, "no program has used the cache", attach(dir)),
-        Err(error) => Check::fail(name, error.to_string(), "see `farpool cache attach --help`"),
+        Err(error) => {
+            let fix = "run this as root or as the owner of the files, or do what the message says";
+            Check::fail(name, error.to_string(), fix)
+        }
     }
 }
 
@@ -69,16 +75,14 @@ fn attach(dir: &Path) -> String {
     format!("farpool cache attach {} --memory SIZE", dir.display())
 }
 
-fn state(status: DoorStatus, dir: &Path) -> Check {
+fn state(status: DoorStatus, is_attached: bool, dir: &Path) -> Check {
     let name = "cache door";
-    match status.door {
-        Door::Open => Check::ok(name, "open: pages are found in far memory"),
-        _ if status.outsiders > 0 => Check::warn(
-            name,
-            format!("closed while {} processes change files without a place", status.outsiders),
-            "if it stays closed, stop the programs that use the files, and remove the door",
-        ),
-        _ => Check::warn(name, "closed: all pages are read from the disk", attach(dir)),
+    let word = crate::cache::state(status.door, is_attached, true);
+    let found = format!("{word}{}", crate::cache::explain(word, status.outsiders));
+    match word {
+        "open" => Check::ok(name, "open: pages are found in far memory"),
+        "detached" | "abandoned" => Check::warn(name, found, attach(dir)),
+        _ => Check::warn(name, found, format!("farpool cache status {}", dir.display())),
     }
 }
 
@@ -101,21 +105,29 @@ fn module(process: &Path) -> Check {
 
 fn module_in(maps: io::Result<String>) -> Check {
     let name = "cache module";
-    let is_module = |line: &&str| {
-        let file = line.split_whitespace().nth(5).map(Path::new).and_then(Path::file_name);
-        file.and_then(OsStr::to_str).is_some_and(|file| file.contains(MODULE) && file.contains(".so"))
-    };
     match maps {
-        Ok(maps) => match maps.lines().find(is_module).and_then(|line| line.split_whitespace().nth(5)) {
-            Some(path) => Check::ok(name, format!("the server has loaded {path}")),
-            None => Check::fail(
+        Ok(maps) => match maps.lines().filter_map(mapped_file).find(|path| is_module(path)) {
+            Some(path) => {
+                Check::ok(name, format!("the server has loaded {path}; its log says whether it caches"))
+            }
+            None => Check::warn(
                 name,
-                "the server runs without the module",
+                format!("the server has loaded no library with `{MODULE}` in its name"),
                 "name it in shared_preload_libraries in postgresql.conf, and restart the server",
             ),
         },
         Err(error) => Check::warn(name, error.to_string(), "run this as root or as the server's user"),
     }
+}
+
+/// The path at the end of a line of `/proc/PID/maps`.
+fn mapped_file(line: &str) -> Option<&str> {
+    line.find('/').map(|start| &line[start..])
+}
+
+fn is_module(path: &str) -> bool {
+    let name = Path::new(path).file_name().and_then(OsStr::to_str).unwrap_or_default();
+    name.contains(MODULE) && name.contains(".so")
 }
 
 fn method(process: &Path) -> Check {
@@ -140,6 +152,8 @@ fn method_of(descriptors: io::Result<Vec<PathBuf>>) -> Check {
 
 #[cfg(test)]
 mod tests {
+    use farpool_cache::Door;
+
     use super::super::State;
     use super::*;
 
@@ -150,9 +164,11 @@ mod tests {
     }
 
     #[test]
-    fn a_server_without_the_module_or_with_io_uring_fails() {
-        assert_eq!(module_in(maps("/opt/farpool/libfarpool_postgres.so")).state, State::Ok);
-        assert_eq!(module_in(maps("/opt/farpool/other.so")).state, State::Fail);
+    fn a_server_without_the_module_is_a_warning_and_io_uring_a_failure() {
+        let loaded = module_in(maps("/opt/my farpool/libfarpool_postgres.so"));
+        assert_eq!(loaded.state, State::Ok);
+        assert!(loaded.found.contains("/opt/my farpool/libfarpool_postgres.so;"), "{loaded:?}");
+        assert_eq!(module_in(maps("/opt/farpool/other.so")).state, State::Warn);
         assert_eq!(module_in(Err(io::ErrorKind::PermissionDenied.into())).state, State::Warn);
         assert_eq!(method_of(Ok(vec!["/dev/null".into()])).state, State::Ok);
         assert_eq!(method_of(Ok(vec!["/dev/null".into(), RING.into()])).state, State::Fail);
@@ -160,14 +176,17 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_door_is_a_warning_and_names_the_command() {
-        let closed = state(DoorStatus::default(), Path::new("/srv/data"));
-        assert_eq!(closed.state, State::Warn);
-        assert_eq!(closed.fix.as_deref(), Some("farpool cache attach /srv/data --memory SIZE"));
-        let open = state(DoorStatus { door: Door::Open, ..DoorStatus::default() }, Path::new("/srv/data"));
-        assert_eq!(open.state, State::Ok);
-        let outsiders = state(DoorStatus { outsiders: 2, ..DoorStatus::default() }, Path::new("/srv/data"));
-        assert!(outsiders.found.contains("2 processes"), "{outsiders:?}");
+    fn a_door_that_is_not_open_is_a_warning_and_names_the_command() {
+        let dir = Path::new("/srv/data");
+        let fix = |door, is_attached| {
+            let check = state(DoorStatus { door, ..DoorStatus::default() }, is_attached, dir);
+            assert_eq!(check.state, if check.fix.is_some() { State::Warn } else { State::Ok });
+            check.fix
+        };
+        let attach = Some("farpool cache attach /srv/data --memory SIZE".to_owned());
+        assert_eq!(fix(Door::Open, true), None);
+        assert_eq!((fix(Door::Closed, false), fix(Door::Open, false)), (attach.clone(), attach));
+        assert_eq!(fix(Door::Closed, true).as_deref(), Some("farpool cache status /srv/data"));
     }
 
     #[test]
