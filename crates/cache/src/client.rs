@@ -136,6 +136,9 @@ impl CacheClient {
     /// ended, all that its processes have written is on the disk, and none of them uses a file any more.
     /// Returns how many files were signed. Files that were changed within the last tick are left out (R2).
     pub fn sign_files(self: &Arc<Self>) -> usize {
+        if self.index().is_none() {
+            return 0;
+        }
         std::thread::sleep(signatures::TICK); // so that the last changes of the database have settled
         let sign = async |caller: &mut OwnCaller, found: &_| caller.sign_files(found).await;
         self.with_signatures(Unsettled::LeftOut, sign).unwrap_or(0)

@@ -238,8 +238,9 @@ impl Layout {
         // Consecutive blocks are scattered.
         let mixed = mix(u64::from(file) << 32 | u64::from(block));
         let home = scale(mixed, self.buckets);
-        let distance = 1 + scale(mix(mixed), self.buckets - 1);
-        [home, (home + distance) % self.buckets]
+        let other = home + 1 + scale(mix(mixed), self.buckets - 1);
+        // Without a division: this is done for each read.
+        [home, if other < self.buckets { other } else { other - self.buckets }]
     }
 
     /// The home bucket of a file's block: its header counts the block's writers.

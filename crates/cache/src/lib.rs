@@ -77,6 +77,7 @@ mod shared;
 mod signatures;
 mod slot_set;
 mod vacating;
+mod walk;
 mod words;
 
 pub use attached::{AttachError, AttachedCache, CacheConfig};
@@ -96,6 +97,7 @@ pub use rules::{Rules, Shipped};
 pub use session::{CacheSession, Replacements, may_be_cached};
 pub use shared::{FindIndex, Index, Shared, Slots};
 pub use vacating::Vacating;
+pub use walk::entries_below;
 pub use words::Door;
 
 use std::future::Future;

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::door::{DOOR_PREFIX, LOCK_PATIENCE, door_name, is_locked};
+use crate::walk::entries_below;
 
 /// Most directories below another one that are looked at.
 const MAX_DIRECTORIES: usize = 1 << 16;
@@ -55,18 +56,15 @@ fn find_below(doors: &Path, data: &Path) -> Option<PathBuf> {
     let own = look_at(data).map(|found| door_name(&found));
     let others: BTreeSet<String> =
         names.filter(|name| name.starts_with(DOOR_PREFIX) && Some(name) != own.as_ref()).collect();
-    let mut left = if others.is_empty() { Vec::new() } else { vec![data.to_owned()] };
-    for _ in 0..MAX_DIRECTORIES {
-        let below = std::fs::read_dir(left.pop()?).into_iter().flatten().flatten();
-        for path in below.map(|below| below.path()) {
-            let Some(found) = look_at(&path) else { continue };
-            if others.contains(&door_name(&found)) && is_attached(doors, &path) {
-                return Some(path);
-            }
-            left.push(path);
-        }
+    if others.is_empty() {
+        return None;
     }
-    None
+    let directories =
+        entries_below(data).map(|entry| entry.path()).filter_map(|path| Some((look_at(&path)?, path)));
+    directories
+        .take(MAX_DIRECTORIES)
+        .find(|(found, path)| others.contains(&door_name(found)) && is_attached(doors, path))
+        .map(|(_, path)| path)
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ use crate::door::DoorFile;
 use crate::files::FileId;
 use crate::identity::{FdKind, id_of, stat_fd};
 use crate::resuming::Signature;
+use crate::walk::entries_below;
 
 /// Longer than a tick of the kernel's clock, from which file systems take the times of changes.
 pub(crate) const TICK: Duration = Duration::from_millis(50);
@@ -46,20 +47,11 @@ pub(crate) fn of_files(
     unsettled: Unsettled,
 ) -> BTreeMap<FileId, Signature> {
     let inodes: BTreeSet<u64> = files.iter().map(|id| id.inode).collect();
-    let mut signatures = BTreeMap::new();
-    let mut left = vec![door.data().to_owned()];
-    while let Some(folder) = left.pop() {
-        for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
-            let Ok(kind) = entry.file_type() else { continue };
-            if kind.is_dir() {
-                left.push(entry.path());
-            } else if kind.is_file() && inodes.contains(&entry.ino()) && door.is_cacheable_path(&entry.path())
-            {
-                signatures.extend(sign(&entry, unsettled));
-            }
-        }
-    }
-    signatures
+    entries_below(door.data())
+        .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_file()) && inodes.contains(&entry.ino()))
+        .filter(|entry| door.is_cacheable_path(&entry.path()))
+        .filter_map(|entry| sign(&entry, unsettled))
+        .collect()
 }
 
 fn sign(entry: &DirEntry, unsettled: Unsettled) -> Option<(FileId, Signature)> {

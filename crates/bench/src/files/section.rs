@@ -83,7 +83,7 @@ impl Document {
 fn cache_explained(promises: &[String]) -> String {
     let missed = promises.iter().filter(|row| row.contains(MISSED)).count();
     let kept = match missed {
-        0 => format!("All {} promises were kept.", promises.len()),
+        0 => "Every promise was kept.".to_owned(),
         _ => format!("Promises that were {MISSED}: {missed} of {}.", promises.len()),
     };
     format!("\n{kept} *Must* is what was promised, and *aim* what was hoped for.\n")

@@ -18,6 +18,7 @@ mod options;
 mod report;
 mod run;
 
+pub use chooser::Chooser;
 pub use options::{KvMix, KvOptions};
 pub use report::KvReport;
 pub use run::run_kv;

@@ -21,7 +21,7 @@ use farpool_cache::{
 use farpool_fabric::{Mapping, SharedMemory};
 
 use super::Effort;
-use crate::places::Random;
+use crate::kv::Chooser;
 use crate::progress::Progress;
 use crate::stop::StopFlag;
 
@@ -135,21 +135,15 @@ fn hit_rates(reads: Reads, pages: u32, seed: u64, stop: &StopFlag) -> Result<Hit
 struct Trace {
     reads: Reads,
     pages: u32,
-    random: Random,
+    chooser: Chooser,
     number: u64,
-    /// For each rank, the sum of the weights up to it.
-    sums: Vec<f64>,
     /// Where the scans are.
     scanned: u32,
 }
 
 impl Trace {
     fn new(reads: Reads, pages: u32, seed: u64) -> Self {
-        let weights = (1..=pages).scan(0.0, |sum, rank| {
-            *sum += 1.0 / f64::from(rank).powf(SKEW);
-            Some(*sum)
-        });
-        Trace { reads, pages, random: Random::new(seed), number: 0, sums: weights.collect(), scanned: 0 }
+        Trace { reads, pages, chooser: Chooser::new(pages.into(), SKEW, seed), number: 0, scanned: 0 }
     }
 
     fn next(&mut self) -> u32 {
@@ -166,20 +160,16 @@ impl Trace {
                 self.scanned = (self.scanned + 1) % self.pages;
                 self.scanned
             }
-            Reads::ZipfAndScans => self.by_rank(),
+            Reads::ZipfAndScans => {
+                let [page] = self.chooser.choose();
+                page as u32
+            }
             Reads::Uniform => self.below(self.pages),
         }
     }
 
     fn below(&mut self, limit: u32) -> u32 {
-        self.random.below(limit.into()) as u32
-    }
-
-    fn by_rank(&mut self) -> u32 {
-        let drawn = self.random.fraction() * self.sums.last().copied().unwrap_or_default();
-        let rank = self.sums.partition_point(|sum| *sum < drawn) as u64;
-        // Ranks are scattered over the pages: the factor is a prime number.
-        (rank * 7919 % u64::from(self.pages)) as u32
+        self.chooser.random().below(limit.into()) as u32
     }
 }
 

@@ -2,12 +2,13 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
+use std::fs::DirEntry;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use farpool_cache::{CacheClient, Contents, Door, DoorFile, DoorStatus};
+use farpool_cache::{CacheClient, Contents, Door, DoorFile, DoorStatus, entries_below};
 use serde::Serialize;
 
 use super::{is_attached, relations, size_of_pages};
@@ -186,7 +187,7 @@ fn cache_behind(door: &Arc<DoorFile>, most_files: usize) -> Option<Cache> {
 
 /// The files with most pages. The segments of a table are one of them, pinned if one of them is.
 fn files(data: &Path, is_postgres: bool, contents: &Contents, most: usize) -> Vec<CachedFile> {
-    let mut named: HashMap<(u64, u64), PathBuf> = paths_below(data).into_iter().collect();
+    let mut named = paths_below(data);
     let mut files: BTreeMap<Option<PathBuf>, CachedFile> = BTreeMap::new();
     for found in &contents.files {
         let path = named.remove(&(found.id.device, found.id.inode));
@@ -213,22 +214,13 @@ fn without_segment(path: PathBuf) -> PathBuf {
 }
 
 /// All files below a directory: device and inode, and the path from there. What cannot be read is left out.
-pub(super) fn paths_below(data: &Path) -> Vec<((u64, u64), PathBuf)> {
-    let (mut found, mut left) = (Vec::new(), vec![data.to_owned()]);
-    while let Some(folder) = left.pop() {
-        for name in std::fs::read_dir(folder).into_iter().flatten().flatten() {
-            match name.metadata() {
-                Ok(metadata) if metadata.is_dir() => left.push(name.path()),
-                Ok(metadata) => {
-                    let path = name.path();
-                    let below = path.strip_prefix(data).unwrap_or(&path).to_owned();
-                    found.push(((metadata.dev(), metadata.ino()), below));
-                }
-                Err(_) => {}
-            }
-        }
-    }
-    found
+pub(super) fn paths_below(data: &Path) -> HashMap<(u64, u64), PathBuf> {
+    let below = |entry: DirEntry| {
+        let metadata = entry.metadata().ok().filter(|found| !found.is_dir())?;
+        let path = entry.path();
+        Some(((metadata.dev(), metadata.ino()), path.strip_prefix(data).unwrap_or(&path).to_owned()))
+    };
+    entries_below(data).filter_map(below).collect()
 }
 
 #[cfg(test)]

@@ -1,6 +1,5 @@
 //! `farpool cache verify`: are pages in the cache as on the disk?
 
-use std::collections::HashMap;
 use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
@@ -72,7 +71,7 @@ pub fn verify(args: &VerifyArgs) -> Result<()> {
     let contents = CacheClient::new(door.clone()).contents().with_context(|| {
         format!("the cache of {data} is closed or does not answer: see `farpool cache status {data}`")
     })?;
-    let paths: HashMap<_, _> = paths_below(door.data()).into_iter().collect();
+    let paths = paths_below(door.data());
     let mut session = session(door.clone())?;
     // Other pages each time.
     let passed = RandomState::new().hash_one(()) % u64::from(args.sample.0);
