@@ -9,12 +9,16 @@
 
 mod magic;
 mod server;
+mod watcher;
 
-use std::ffi::c_int;
+use std::ffi::{CStr, c_int};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use server::Level;
+
+/// Of the setting `farpool.enabled`, in `pg_settings`.
+const WHAT_IT_SWITCHES: &CStr = c"Reads pages from far memory and puts pages there.";
 
 /// Called by the server when it has loaded the module.
 #[unsafe(no_mangle)]
@@ -37,19 +41,30 @@ pub extern "C" fn _PG_init() {
 
 fn init() -> Result<(PathBuf, usize), String> {
     let data = server::data_directory().ok_or("the server does not say where its data are")?;
+    check_version(&data)?;
+    // Also if nothing is cached: then it has no effect, but the server knows its name.
+    if !server::define_switch(c"farpool.enabled", WHAT_IT_SWITCHES, farpool_preload::cache_switch()) {
+        server::report(
+            Level::Warning,
+            "farpool: there is no setting farpool.enabled: the server has no settings of modules",
+        );
+    }
+    server::reserve_settings(c"farpool");
     if let Some(method) = server::setting(c"io_method").filter(|method| method == "io_uring") {
         return Err(format!("io_method = {method} reads files by itself: set it to worker or sync"));
     }
-    check_version(&data)?;
     let kept = farpool_preload::switch_on_cache(&data).map_err(|error| error.to_string())?;
     if !server::call_at_end(sign_at_end) {
         server::report(Level::Warning, "farpool: no page outlasts a restart: the server has no on_proc_exit");
     }
+    if let Err(why) = watcher::register(&data) {
+        server::report(Level::Warning, &format!("farpool: changes of the cache are not logged: {why}"));
+    }
     Ok((data, kept))
 }
 
-/// Called by the postmaster when all its children but the logging collector have ended. It still has `postmaster.pid`, so no other
-/// server uses the files.
+/// Called by the postmaster when all its children but the logging collector have ended. It still has
+/// `postmaster.pid`, so no other server uses the files.
 extern "C" fn sign_at_end(_: c_int, _: usize) {
     // Otherwise the disk may not have what the server has written, and the server replays its log at the next
     // start: that must find the pages of the disk.

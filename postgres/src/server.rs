@@ -4,6 +4,7 @@
 use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
 
 /// Levels of messages (`elog.h`).
 #[derive(Clone, Copy)]
@@ -53,6 +54,37 @@ pub fn setting(name: &CStr) -> Option<String> {
     (!value.is_null()).then(|| unsafe { CStr::from_ptr(value) }.to_string_lossy().into_owned())
 }
 
+/// Who may change a setting, and when (`PGC_SUSET`): a superuser at any time, so also the configuration, a
+/// database and a role.
+const BY_SUPERUSER: c_int = 5;
+
+/// Defines a setting that is on or off, and begins on. `false`: the server cannot do that. (It ends if the
+/// setting is there already, or if it has no memory; M1 rests on that neither is so.)
+pub fn define_switch(name: &'static CStr, what: &'static CStr, variable: &'static AtomicBool) -> bool {
+    type Text = *const c_char;
+    type Hook = *const c_void;
+    type Define = unsafe extern "C" fn(Text, Text, Text, *mut bool, bool, c_int, c_int, Hook, Hook, Hook);
+    let Some(define) = symbol(c"DefineCustomBoolVariable") else { return false };
+    let (variable, none) = (variable.as_ptr(), std::ptr::null());
+    // SAFETY: the server's function of this name has this type; a hook may be null. The strings and the
+    // variable are never freed. The server stores true and false there from its only thread.
+    unsafe {
+        let define = std::mem::transmute::<*mut c_void, Define>(define);
+        let (name, what) = (name.as_ptr(), what.as_ptr());
+        define(name, what, std::ptr::null(), variable, true, BY_SUPERUSER, 0, none, none, none);
+    }
+    true
+}
+
+/// Has the server warn of settings with this prefix that nobody has defined, and refuse them later.
+pub fn reserve_settings(prefix: &CStr) {
+    type Reserve = unsafe extern "C" fn(*const c_char);
+    if let Some(reserve) = symbol(c"MarkGUCPrefixReserved") {
+        // SAFETY: the server's function of this name has this type. It copies the string.
+        unsafe { std::mem::transmute::<*mut c_void, Reserve>(reserve)(prefix.as_ptr()) };
+    }
+}
+
 /// Has a function called when this process ends, but not when its children do. `false`: the server cannot do
 /// that. (The server ends if all its twenty entries for such functions are taken; it uses a few, and M1 rests on
 /// that.)
@@ -62,6 +94,77 @@ pub fn call_at_end(function: AtEnd) -> bool {
     // SAFETY: the server's function of this name has this type. The function is never unloaded.
     unsafe { std::mem::transmute::<*mut c_void, OnProcExit>(register)(function, 0) };
     true
+}
+
+/// Process id of the postmaster.
+pub fn postmaster() -> Option<u32> {
+    let variable = symbol(c"PostmasterPid")?.cast::<c_int>();
+    // SAFETY: the server's variable of this name is an `int`, which the postmaster sets before its first fork.
+    u32::try_from(unsafe { variable.read() }).ok()
+}
+
+/// Bytes of names (`BGW_MAXLEN`, `BGW_EXTRALEN` in `bgworker.h`).
+const WORKER_NAME_BYTES: usize = 96;
+const WORKER_EXTRA_BYTES: usize = 128;
+/// Every worker has the server's shared memory (`BGWORKER_SHMEM_ACCESS`). This one needs no database.
+const WORKER_FLAGS: c_int = 1;
+/// Started with the postmaster: also while the server is in recovery (`BgWorkerStart_PostmasterStart`).
+const AT_START: c_int = 0;
+/// How long a worker that has failed waits for its next start.
+const RESTART_SECONDS: c_int = 10;
+
+/// `BackgroundWorker`, whose name of the library is longer since version 17 (`MAXPGPATH`).
+#[repr(C)]
+struct BackgroundWorker<const LIBRARY_BYTES: usize> {
+    name: [u8; WORKER_NAME_BYTES],
+    kind: [u8; WORKER_NAME_BYTES],
+    flags: c_int,
+    start: c_int,
+    restart_seconds: c_int,
+    library: [u8; LIBRARY_BYTES],
+    function: [u8; WORKER_NAME_BYTES],
+    argument: usize,
+    extra: [u8; WORKER_EXTRA_BYTES],
+    to_notify: libc::pid_t,
+}
+
+/// Text with zeros behind it. `None`: it has no room.
+fn padded<const BYTES: usize>(text: &[u8]) -> Option<[u8; BYTES]> {
+    let mut padded = [0; BYTES];
+    padded[..BYTES - 1].get_mut(..text.len())?.copy_from_slice(text);
+    Some(padded)
+}
+
+/// Has the postmaster start a process that runs a function of a library. If all workers that the server may
+/// have are taken (`max_worker_processes`), it logs that. `None`: the server cannot do that, or a name is too
+/// long.
+pub fn register_worker(version: c_int, name: &str, library: &CStr, function: &str) -> Option<()> {
+    if version < 17 {
+        register::<96>(name, library, function)
+    } else {
+        register::<1024>(name, library, function)
+    }
+}
+
+fn register<const LIBRARY_BYTES: usize>(name: &str, library: &CStr, function: &str) -> Option<()> {
+    type Register<const BYTES: usize> = unsafe extern "C" fn(*mut BackgroundWorker<BYTES>);
+    let register = symbol(c"RegisterBackgroundWorker")?;
+    let mut worker = BackgroundWorker::<LIBRARY_BYTES> {
+        name: padded(name.as_bytes())?,
+        kind: padded(name.as_bytes())?,
+        flags: WORKER_FLAGS,
+        start: AT_START,
+        restart_seconds: RESTART_SECONDS,
+        library: padded(library.to_bytes())?,
+        function: padded(function.as_bytes())?,
+        argument: 0,
+        extra: [0; WORKER_EXTRA_BYTES],
+        to_notify: 0,
+    };
+    // SAFETY: the server's function of this name has this type, in the version whose structure this is. It
+    // copies the structure, and reports what is wrong with it at the level LOG (M2).
+    unsafe { std::mem::transmute::<*mut c_void, Register<LIBRARY_BYTES>>(register)(&raw mut worker) };
+    Some(())
 }
 
 /// Reports a message.

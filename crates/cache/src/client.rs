@@ -36,6 +36,8 @@ use crate::words::Door;
 const SLOT_DEADLINE: Duration = Duration::from_millis(500);
 /// Room for a page in each direction.
 const ARENA_BYTES: usize = 4 * PAGE_BYTES;
+/// What a process asks the daemon first.
+const JOINING: Ask = Ask::Join(GuestJoin { version: GUEST_VERSION });
 /// How long a daemon may take to answer: calls of the program wait for it.
 const JOIN_PATIENCE: Duration = Duration::from_millis(200);
 /// After a daemon could not be joined, it is left in peace for this long, and for twice as long each further
@@ -208,7 +210,7 @@ impl CacheClient {
     fn join(&self, number: u64, shape: Shape) -> io::Result<Mapped> {
         let invalid = || io::Error::new(io::ErrorKind::InvalidData, "the daemon's answer is invalid");
         let line = line_to(&self.door, number)?;
-        let (answer, descriptors) = line.ask(Ask::Join(GuestJoin { version: GUEST_VERSION }))?;
+        let (answer, descriptors) = line.ask(JOINING)?;
         let [words, table] = <[OwnedFd; 2]>::try_from(descriptors).map_err(|_| invalid())?;
         let map = |fd: &OwnedFd, bytes| Mapping::new(fd.as_fd(), bytes, Protection::ReadWrite).map(Arc::new);
         let words = map(&words, Layout::new(shape).index_bytes())?;
@@ -230,6 +232,11 @@ fn line_to(door: &DoorFile, number: u64) -> io::Result<Arc<Line>> {
         return Err(io::ErrorKind::PermissionDenied.into());
     }
     Ok(line)
+}
+
+/// Whether the daemon of the index with this number hands it out.
+pub(crate) fn daemon_answers(door: &DoorFile, number: u64) -> bool {
+    line_to(door, number).and_then(|line| line.ask(JOINING)).is_ok()
 }
 
 /// The process of the daemon that serves these files, as a descriptor (`pidfd`).

@@ -348,6 +348,11 @@ impl DoorFile {
         std::fs::remove_file(&self.path)
     }
 
+    /// The door's state, and the number of the index behind it.
+    pub(crate) fn state(&self) -> (Door, u64) {
+        (Door::of(at_once(self.load(layout::DOOR))), at_once(self.load(layout::INDEX)))
+    }
+
     /// The door's state, and what was counted in all places.
     pub fn status(&self) -> DoorStatus {
         let word = at_once(self.load(layout::DOOR));

@@ -7,7 +7,7 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rustix::fs::OFlags;
 
@@ -91,6 +91,8 @@ pub struct CacheSession {
     client: Arc<CacheClient>,
     caller: Caller<Shared<FarSlots>>,
     replacements: &'static Replacements,
+    /// While it is false, no page is found or admitted. Changes are announced all the same.
+    is_enabled: &'static AtomicBool,
     /// By descriptor.
     seen: Vec<Option<Seen>>,
     page: Box<Page>,
@@ -118,14 +120,26 @@ enum FileUse {
 }
 
 impl CacheSession {
-    /// A session for this thread. `None`: there is no place, or the door cannot be used.
-    pub fn new(client: &Arc<CacheClient>, replacements: &'static Replacements) -> Option<CacheSession> {
+    /// A session for this thread. While `is_enabled` is false, it finds and admits no page, and announces
+    /// changes as always. `None`: there is no place, or the door cannot be used.
+    pub fn new(
+        client: &Arc<CacheClient>,
+        replacements: &'static Replacements,
+        is_enabled: &'static AtomicBool,
+    ) -> Option<CacheSession> {
         if !client.door().shares_process_ids() {
             return None; // the keeper would take this process for a dead one
         }
         let caller = client.take_place()?;
         let page = Box::new(Page([0; PAGE_BYTES]));
-        Some(CacheSession { client: client.clone(), caller, replacements, seen: Vec::new(), page })
+        let (client, seen) = (client.clone(), Vec::new());
+        Some(CacheSession { client, caller, replacements, is_enabled, seen, page })
+    }
+
+    /// Whether pages of a file are found and admitted now.
+    fn uses_pages_of(&self, seen: &Seen) -> bool {
+        // Relaxed: the switch guards nothing. A call that began before it was turned may end as it began.
+        seen.is_cacheable && self.is_enabled.load(Ordering::Relaxed)
     }
 
     /// Whether a descriptor meant this file all the time since then.
@@ -186,7 +200,7 @@ impl CacheSession {
         }
         let replacements = self.replacements.so_far(fd);
         let FileUse::File { mut seen, has_name } = self.file_use(fd) else { return None };
-        if !seen.is_cacheable || (seen.readable_at != Some(replacements) && !may_read(fd)) {
+        if !self.uses_pages_of(&seen) || (seen.readable_at != Some(replacements) && !may_read(fd)) {
             return None;
         }
         seen.readable_at = Some(replacements);
@@ -245,8 +259,8 @@ impl CacheSession {
             FileUse::Unknown => at_once(self.caller.change_unknown(async || pwrite(None))),
             FileUse::File { mut seen, .. } => {
                 let before = Before { stamp: seen.stamp, replacements };
-                let is_page =
-                    seen.is_cacheable && range.start.is_multiple_of(PAGE) && range.end - range.start == PAGE;
+                let is_page = range.start.is_multiple_of(PAGE) && range.end - range.start == PAGE;
+                let is_page = is_page && self.uses_pages_of(&seen);
                 let page = fill.filter(|_| is_page && !appends(fd)).map(|fill| {
                     fill(&mut self.page.0);
                     &self.page.0[..]

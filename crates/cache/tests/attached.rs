@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use farpool_cache::{
@@ -13,6 +14,7 @@ use farpool_testpool::{Rig, wait_until};
 
 const BLOCKS: u32 = 40;
 static REPLACEMENTS: Replacements = Replacements::new();
+static ENABLED: AtomicBool = AtomicBool::new(true);
 const SETTINGS: CacheConfig = CacheConfig { slots: 64, max_slots: 64, files: 16 };
 
 /// A directory with a file of a database, and its door.
@@ -54,8 +56,12 @@ impl Database {
     }
 
     fn start_process(&self) -> Process {
-        let session =
-            CacheSession::new(&CacheClient::new(self.door().into()), &REPLACEMENTS).expect("a place");
+        self.start_process_with(&ENABLED)
+    }
+
+    fn start_process_with(&self, is_enabled: &'static AtomicBool) -> Process {
+        let client = CacheClient::new(self.door().into());
+        let session = CacheSession::new(&client, &REPLACEMENTS, is_enabled).expect("a place");
         let file = File::options().read(true).write(true).open(self.path()).unwrap();
         Process { session, file }
     }
@@ -79,6 +85,17 @@ impl Process {
         assert_eq!(read, Some(PAGE_BYTES as u64));
         assert!(page == page_of(block, version), "block {block}, version {version}: {is_hit}");
         is_hit
+    }
+
+    /// Reads a block, which must have this version on the disk. Returns whether the cache had nothing to do
+    /// with the call.
+    fn reads_past_the_cache(&mut self, block: u32, version: u32) -> bool {
+        let at = u64::from(block) * PAGE_BYTES as u64;
+        let mut page = vec![0; PAGE_BYTES];
+        self.file.read_exact_at(&mut page, at).unwrap();
+        assert!(page == page_of(block, version), "block {block}, version {version}");
+        let pread = |to: &mut [u8], at| self.file.read_at(to, at);
+        self.session.read(self.file.as_fd(), at..at + PAGE_BYTES as u64, pread, |_| ()).is_none()
     }
 
     fn writes(&mut self, block: u32, version: u32) {
@@ -141,6 +158,27 @@ fn pages_of_files_that_nobody_has_changed_outlast_a_restart_of_the_database() {
     }
     assert_eq!(client().resume_files(), 0);
     wait_until(|| has_all(1));
+}
+
+#[test]
+fn a_process_that_is_switched_off_finds_and_admits_nothing_and_invalidates_what_it_writes() {
+    static SWITCH: AtomicBool = AtomicBool::new(true);
+    let (rig, database) = (Rig::new(1, 4), Database::new());
+    let (mut switched, mut other) = (database.start_process_with(&SWITCH), database.start_process());
+    let _cache = database.attach(&rig);
+    wait_until(|| other.hits(0) == BLOCKS as usize && switched.hits(0) == BLOCKS as usize);
+
+    SWITCH.store(false, Ordering::Relaxed);
+    let hits_before = database.door().status().hits;
+    assert!((0..BLOCKS).all(|block| switched.reads_past_the_cache(block, 0)));
+    assert_eq!(database.door().status().hits, hits_before);
+    (0..BLOCKS).for_each(|block| switched.writes(block, 1));
+    assert!((0..BLOCKS).all(|block| switched.reads_past_the_cache(block, 1)));
+
+    SWITCH.store(true, Ordering::Relaxed);
+    // What it wrote is found by nobody: the first reads are misses with the new bytes.
+    assert_eq!(switched.hits(1), 0);
+    wait_until(|| other.hits(1) == BLOCKS as usize && switched.hits(1) == BLOCKS as usize);
 }
 
 #[test]

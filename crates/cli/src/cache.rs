@@ -14,6 +14,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, Result, bail};
 use clap::Subcommand;
@@ -23,7 +24,7 @@ use crate::errors::describe;
 use crate::output::complain;
 use crate::size::ByteSize;
 
-pub(crate) use status::{explain, state};
+pub(crate) use status::explain;
 
 /// Cache the files of a database in far memory
 ///
@@ -136,7 +137,8 @@ fn bytes_of_page(page: u64) -> Range<u64> {
 fn session(door: Arc<DoorFile>) -> Result<CacheSession> {
     /// Never counted up: no other thread closes descriptors of this process.
     static REPLACEMENTS: Replacements = Replacements::new();
-    CacheSession::new(&CacheClient::new(door), &REPLACEMENTS).context(
+    static IS_ENABLED: AtomicBool = AtomicBool::new(true);
+    CacheSession::new(&CacheClient::new(door), &REPLACEMENTS, &IS_ENABLED).context(
         "no place in the cache: stop some of the programs that use it, or run this command outside of a container",
     )
 }

@@ -41,6 +41,8 @@ pub struct Cached {
     key: AtomicU32,
     /// Of descriptors of the program.
     pub replacements: Replacements,
+    /// While it is false, pages are neither found nor admitted. Changes are announced all the same.
+    pub is_enabled: AtomicBool,
 }
 
 /// What a thread has while it makes no call: its session, with the generation of its process.
@@ -113,6 +115,7 @@ impl Cached {
             keeps_door_closed: AtomicBool::new(false),
             key: AtomicU32::new(0),
             replacements: Replacements::new(),
+            is_enabled: AtomicBool::new(true),
         }
     }
 
@@ -248,10 +251,9 @@ impl Cached {
             if !engine.process.is_owner() {
                 return None; // the place would be that of a process that ends before its parent
             }
-            held.0 = Some((
-                generation,
-                CacheSession::new(self.client()?, &crate::hooks::engine().cached.replacements)?,
-            ));
+            let cached = &crate::hooks::engine().cached;
+            let session = CacheSession::new(self.client()?, &cached.replacements, &cached.is_enabled)?;
+            held.0 = Some((generation, session));
         }
         call(&mut held.0.as_mut()?.1)
     }

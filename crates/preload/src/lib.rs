@@ -51,4 +51,4 @@ mod process;
 mod sys;
 mod table;
 
-pub use hooks::{sign_cached_files, switch_on_cache, use_backend};
+pub use hooks::{cache_switch, sign_cached_files, switch_on_cache, use_backend};

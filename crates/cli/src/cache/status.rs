@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use farpool_cache::{CacheClient, Contents, Door, DoorFile, DoorStatus, entries_below};
+use farpool_cache::{CacheClient, Contents, DoorFile, DoorStatus, entries_below, state};
 use serde::Serialize;
 
 use super::{is_attached, relations, size_of_pages};
@@ -81,18 +81,6 @@ struct CachedFile {
     relation: Option<String>,
     bytes: u64,
     pinned: bool,
-}
-
-/// The state of a cache in a word. `answers`: its daemon has handed out the index.
-pub(crate) fn state(door: Door, is_attached: bool, answers: bool) -> &'static str {
-    match (door, is_attached) {
-        (Door::Open, true) if !answers => "silent",
-        (Door::Open, true) => "open",
-        (Door::Invalidating, true) => "opening",
-        (Door::Closed, true) => "closed",
-        (Door::Closed, false) => "detached",
-        (Door::Open | Door::Invalidating, false) => "abandoned",
-    }
 }
 
 /// What a user may do about a state.

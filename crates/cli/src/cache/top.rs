@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
-use farpool_cache::{CacheClient, DoorFile, DoorStatus};
+use farpool_cache::{CacheClient, DoorFile, DoorStatus, state};
 
-use super::{is_attached, size_of_pages, state};
+use super::{is_attached, size_of_pages};
 use crate::output::tell_next;
 use crate::size::ByteSize;
 

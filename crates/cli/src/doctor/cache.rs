@@ -82,7 +82,7 @@ fn attach(dir: &Path) -> String {
 
 fn state(status: DoorStatus, is_attached: bool, answers: bool, dir: &Path) -> Check {
     let name = "cache door";
-    let word = crate::cache::state(status.door, is_attached, answers);
+    let word = farpool_cache::state(status.door, is_attached, answers);
     let found = format!("{word}{}", crate::cache::explain(word, status.outsiders));
     match word {
         "open" => Check::ok(name, "open: pages are found in far memory"),

@@ -6,6 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use farpool_cache::{CacheClient, CacheSession, DoorFile, PAGE_BYTES, Replacements};
@@ -192,6 +193,7 @@ fn commands_outlast_a_daemon_that_pauses_and_status_says_that_it_does_not_answer
 #[test]
 fn a_node_that_hangs_holds_up_one_read_and_is_left_alone_then() {
     static REPLACEMENTS: Replacements = Replacements::new();
+    static IS_ENABLED: AtomicBool = AtomicBool::new(true);
     const PAGES: u64 = 40;
     let (pool, files) = (Pool::start(PoolOptions::default()), Files::new());
     let args = ["cache", "attach", files.name(), "--memory", "8MiB", "--broker", &pool.address];
@@ -199,7 +201,8 @@ fn a_node_that_hangs_holds_up_one_read_and_is_left_alone_then() {
     let path = files.0.path().join("table");
     std::fs::write(&path, vec![7; PAGES as usize * PAGE_BYTES]).unwrap();
     let (file, door) = (File::open(path).unwrap(), DoorFile::open(files.0.path()).unwrap());
-    let mut session = CacheSession::new(&CacheClient::new(Arc::new(door)), &REPLACEMENTS).unwrap();
+    let client = CacheClient::new(Arc::new(door));
+    let mut session = CacheSession::new(&client, &REPLACEMENTS, &IS_ENABLED).unwrap();
     let mut read = |page: u64| {
         let (mut is_hit, range) = (true, page * PAGE_BYTES as u64..(page + 1) * PAGE_BYTES as u64);
         let pread = |to: &mut [u8], at| {

@@ -14,6 +14,7 @@ mod programs;
 
 use std::io;
 use std::path::Path;
+use std::sync::atomic::AtomicBool;
 
 use crate::backend::Backend;
 use crate::engine::Engine;
@@ -54,6 +55,12 @@ pub fn switch_on_cache(directory: &Path) -> io::Result<usize> {
     ENGINE.cached.switch_on(directory)?;
     crate::patching::hook_process().inspect_err(|_| ENGINE.cached.switch_off())?;
     Ok(ENGINE.cached.resume())
+}
+
+/// Whether this process finds and admits pages. Its children begin with the same. It may be changed at any
+/// time; changes of files are announced whatever it says.
+pub fn cache_switch() -> &'static AtomicBool {
+    &ENGINE.cached.is_enabled
 }
 
 /// Signs the files, so that their pages outlast the end of the database. No process uses them any more, and
