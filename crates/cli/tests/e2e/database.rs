@@ -183,7 +183,9 @@ fn assert_isolated_while_workers_die(transport: &str, partitions: &'static str) 
         started += 1;
         workers.push(ground.work(started, transport, SECONDS));
     }
-    for (worker, _) in &stopped {
+    for (worker, since) in &stopped {
+        // The workers that were started last go on meanwhile, and evict it.
+        std::thread::sleep(STOPPED.saturating_sub(since.elapsed()));
         worker.signal(Signal::CONT);
     }
     let mut evicted = 0;
