@@ -54,8 +54,8 @@ pub fn setting(name: &CStr) -> Option<String> {
     (!value.is_null()).then(|| unsafe { CStr::from_ptr(value) }.to_string_lossy().into_owned())
 }
 
-/// Who may change a setting, and when (`PGC_SUSET`): a superuser at any time, so also the configuration, a
-/// database and a role.
+/// The level of a setting that superusers may change at any time (`PGC_SUSET`). The configuration file, and
+/// the settings of a database or a role, may change it, too.
 const BY_SUPERUSER: c_int = 5;
 
 /// Defines a setting that is on or off, and begins on. `false`: the server cannot do that. (It ends if the
