@@ -51,7 +51,7 @@ pub async fn acquire(
     placing.answer(&pool.lock(), now())
 }
 
-/// Has the nodes take leases back.
+/// Asks nodes, one after another, to take leases of an owner back.
 pub async fn take_back(
     pool: &Mutex<Pool>,
     peers: &Peers,

@@ -51,7 +51,7 @@ impl<P: Deref<Target = [u8]>> Outcome<P> {
 #[derive(Debug)]
 pub struct Caller<G, R = Shipped> {
     pub(crate) ground: G,
-    /// That of the index which this process has used last.
+    /// The layout of the index that this process used last.
     pub(crate) layout: Layout,
     place: u32,
     /// Where the next free slot is looked for.
@@ -64,12 +64,12 @@ pub struct Caller<G, R = Shipped> {
 /// What a page's admission rests on: all of it must be the same when the entry is taken.
 #[derive(Clone, Copy)]
 struct Token {
-    /// Of the block: the home bucket first.
+    /// The block's buckets, its home bucket first.
     buckets: [u32; 2],
     key: Key,
-    /// That of the home bucket.
+    /// The home bucket's header when the page was about to be read or written.
     header: u64,
-    /// Writers that it counts, other than this process.
+    /// Number of writers other than this process that `header` counts.
     writers: u64,
     file_at: usize,
     file: FileWord,

@@ -75,9 +75,9 @@ const MAX_REQUEST_BYTES: u32 = MAX_TRANSFER_BYTES as u32;
 /// Most requests of the kernel's own (readahead, pages that it writes back) in flight; more would only wait
 /// behind the worker threads.
 const MAX_BACKGROUND: u16 = 64;
-/// The capabilities that the daemon asks the kernel for: writes collected into large ones (M4), `open` that
-/// truncates, directories read by several processes at once and with attributes, symbolic links and pages
-/// kept (M6).
+/// The capabilities that the daemon asks the kernel for: to collect writes into large ones (M4; not on a
+/// mount with direct clients), to truncate a file in `open`, to let several processes read a directory at
+/// once, to read directories with attributes, and to keep symbolic links and pages in its cache (M6).
 ///
 /// Not `FUSE_ASYNC_DIO`: with it, the kernel drops its pages of the range before an asynchronous direct
 /// write, but not again when the write is done. A page that another process reads in between would stay out

@@ -79,8 +79,8 @@ const TIMESTAMP_BITS: u32 = 32;
 const MOST_GENERATIONS: u64 = 1 << 16;
 /// The most commits left in the generation of a slot that starts near its end: fewer than clients make.
 const MOST_TO_THE_EDGE: u64 = 12;
-/// The same for slots whose sessions reach the edge by preparing transactions and abandoning them: more
-/// counts than a slot gives out beyond its watermark.
+/// Most counts left in the generation of a slot whose sessions use them up by preparing transactions and
+/// abandoning them: more counts than a slot gives out beyond its watermark.
 const FAR_TO_THE_EDGE: u64 = 300;
 /// Places of a ring. In the smaller rings, writers often find versions that a snapshot still needs.
 const OLD_VERSIONS: [usize; 6] = [1, 1, 2, 3, 4, 8];

@@ -114,14 +114,14 @@ pub async fn list_grants(
     memory.write(&at.piece, at.layout.grants(seat.slot).start, &at.layout.encode_grants(grants)).await
 }
 
-/// Gives a seat back once all duties of its member have finished, and looks every `pause` whether they have.
-/// Returns whether it did: it does not if something of a duty may still be in flight. Then the others find
-/// that this member is dead. Nothing else of the member may be in flight, and it must write nothing
-/// afterwards. While this waits, it calls `meanwhile` each time to send a heartbeat: a duty may be waiting
-/// for a node.
+/// Waits until all duties of the member have finished, with a check every `pause`, and gives its seat back.
+/// `false`: the seat was not given back, because an operation of a duty may still be in flight; the other
+/// members then find that this member is dead. The caller ensures that nothing else of the member is in
+/// flight, and writes nothing for it afterwards. Before each pause, `meanwhile` is called to send a
+/// heartbeat, since a duty may be waiting for a node.
 ///
 /// # Errors
-/// When far memory does not answer: then the others find that the member is dead, too.
+/// When far memory does not answer. Then, too, the other members find that this member is dead.
 pub async fn leave_seat<R: SeatRules, E: From<MemoryError>>(
     memory: &Memory,
     at: &MembersAt,

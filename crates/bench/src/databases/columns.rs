@@ -198,8 +198,8 @@ fn sum_read(mut file: &File) -> Result<Sum> {
     Ok(sum)
 }
 
-/// Truncates the second half and extends the file again, so that it reads as zeros. Unlinks the file while it
-/// is mapped, which must not lose its contents.
+/// Truncates the file to half its length and extends it again, so that the second half reads as zeros. Then
+/// unlinks the file while it is mapped, which must not lose the contents. Returns the sum of the values.
 fn cut_and_grow(file: &File, path: &Path, length: usize) -> Result<Sum> {
     file.set_len(length as u64 / 2)?;
     file.set_len(length as u64)?;

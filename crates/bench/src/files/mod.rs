@@ -79,8 +79,8 @@ pub fn is_about_files_alone(figure: Figure) -> bool {
     plain::has(figure) || matches!(figure, Figure::Sigmod5 | Figure::Sigmod6 | Figure::Checksum)
 }
 
-/// Measures figures. `farpool` is this program's file. Call it on the main thread: child processes are tied
-/// to the thread that starts them.
+/// Measures figures. `farpool` is the path of this program, which runs as child processes, too. Call this
+/// function on the main thread: child processes are tied to the thread that starts them.
 pub fn run_files(
     figures: &[Figure],
     options: &FilesOptions,

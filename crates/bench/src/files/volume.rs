@@ -76,7 +76,7 @@ pub enum Kind {
     Disk,
     /// The same, with a file that the kernel has in its page cache.
     KernelCached,
-    /// The same, with a page cache in far memory: the client is run with it.
+    /// A file on the machine's disk, which the client reads through a page cache in far memory.
     Cached {
         /// The cache's transport: shm or tcp.
         transport: &'static str,

@@ -40,12 +40,12 @@ const LAST_PUBLICATION: Duration = Duration::from_secs(5);
 /// Time between two checks.
 const LOOK_EVERY: Duration = Duration::from_micros(100);
 
-/// Measures; over network cards if `card` brings their transport. `farpool` is this program's file, for child
-/// processes. Call it on the main thread, since they are tied to the thread that starts them. Once `stop` is
-/// set it ends soon, with an error.
+/// Measures an oracle, over network cards if `card` brings their transport. `farpool` is the path of this
+/// program, which runs as child processes, too. Call this function on the main thread: child processes are
+/// tied to the thread that starts them. Once `stop` is set, this function soon returns an error.
 ///
 /// # Errors
-/// If something cannot be started, fails, or breaks a promise.
+/// If a process or thread cannot be started, an operation fails, or the oracle breaks a promise.
 pub fn run_oracle(
     options: &OracleOptions,
     card: Option<CardTransport>,

@@ -1,4 +1,4 @@
-//! Control messages: what a control plane would send. They may be lost, doubled and reordered.
+//! Control messages: what a control plane would send. They may be lost, duplicated and reordered.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -12,7 +12,7 @@ use crate::sim::ProcessId;
 pub struct Letter {
     /// The sender.
     pub from: ProcessId,
-    /// What it says; a doubled message is the same one again.
+    /// The content of the message. The copies of a duplicated message share it.
     pub content: Arc<dyn Any + Send + Sync>,
 }
 

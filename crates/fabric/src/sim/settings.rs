@@ -26,7 +26,7 @@ impl Span {
     }
 }
 
-/// Speeds of the world.
+/// The simulated network: its speeds, and into how many parts it splits a transfer.
 #[derive(Clone, Debug)]
 pub struct Network {
     /// One way between two hosts, without the time on the wire.

@@ -79,7 +79,7 @@ struct Room {
 }
 
 impl Room {
-    /// Some of the room was taken. The next call looks how much is left.
+    /// Subtracts room that was taken. The next call of `room_bytes` starts another measurement.
     fn shrinks(&self, bytes: u64) {
         // Relaxed: a statistic, which pairs with nothing.
         let less = |room: u64| Some(room.saturating_sub(bytes));

@@ -68,9 +68,9 @@ impl<T: Copy> Pieces<T> {
             // SAFETY: volatile, so that the entry that is checked is the one that is used.
             // - In bounds: `at < count`, and the caller promises `count` entries; `list` is aligned and not
             //   null, checked above.
-            // - Exclusive: not guaranteed. A volatile read is relied on to be plain loads, and all bits make
-            //   a valid `iovec`. If another thread changes the entry meanwhile, the copy is old or new, or
-            //   mixed, and is checked below.
+            // - Exclusive: not guaranteed. This relies on volatile reads being plain loads, and every bit
+            //   pattern is a valid `iovec`. If another thread changes the entry meanwhile, the copy is old,
+            //   new or mixed, and is checked below.
             // - Alive: the caller promises the list for as long as the call lasts.
             let piece = unsafe { list.add(at).read_volatile() };
             if !is_usable(piece.iov_base, piece.iov_len) {
@@ -91,8 +91,8 @@ impl<T: Copy> Pieces<T> {
 }
 
 /// # Safety
-/// As for `preadv`: `count` entries can be read at `to`, and there is room where they say, for as long as the
-/// call lasts.
+/// As for `preadv`: `count` entries can be read at `to`, and the memory that they name can be written to,
+/// for as long as the call lasts.
 unsafe fn readv_here(fd: c_int, to: *const iovec, count: c_int, offset: off_t) -> Option<ssize_t> {
     if !engine().is_ours(fd) && !engine().cached.is_on() {
         return None;

@@ -112,7 +112,7 @@ fn has_torn_image(run: &Run, at: &OracleAt) -> bool {
     let images = at.board.images();
     let images = bytes(run, &at.piece, images.start as u64..images.end as u64);
     let nothing = vec![0; images.len() / 2];
-    // An image is whole if the board finds a cut beside nothing.
+    // An image is whole if the board decodes a cut from it when the other image is all zeros.
     images
         .chunks_exact(nothing.len())
         .any(|image| *image != nothing[..] && at.board.decode(&[image, &nothing[..]].concat()).is_none())

@@ -3,8 +3,9 @@
 //!
 //! N1. One operation fetches a commit timestamp and increments the counter, so each timestamp is given to at
 //!     most one client.
-//! N2. A client that is done writes its timestamp to its place in a list. One thread moves the read timestamp
-//!     over all timestamps that are done without a gap. Only this thread writes that word, which only grows.
+//! N2. A client that is done writes its timestamp to its place in a list. One thread advances the read
+//!     timestamp for as long as the next timestamp is in the list. Only this thread writes the word of the
+//!     read timestamp, which only grows.
 //! N3. A place of the list is used again only once the read timestamp has passed it.
 //!
 //! Not here: recovery. A client that dies with a commit timestamp stops the read timestamp for all (section
