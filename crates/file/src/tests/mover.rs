@@ -97,6 +97,19 @@ pub(crate) fn warnings_of_three_failures(
 }
 
 #[test]
+fn a_store_that_was_dropped_has_no_mover_any_more() {
+    let rig = Rig::new(1, 8);
+    let pool = rig.pool(TransportChoice::Auto);
+    // Often enough to notice a mover that ends only a moment later.
+    for _ in 0..50 {
+        let store = FileStore::new(pool.clone()).unwrap();
+        let core = Arc::downgrade(store.core());
+        drop(store);
+        assert_eq!(core.strong_count(), 0);
+    }
+}
+
+#[test]
 fn extents_that_need_not_move_stay_where_they_are() {
     let rig = Rig::new(2, 8);
     let bare = Bare::new(&rig);
