@@ -174,7 +174,7 @@ mdbook: setup
 	  || cargo install --locked --debug --no-default-features mdbook@$(MDBOOK_VERSION)
 
 .PHONY: mutants
-mutants: setup cargo-mutants ## change the protocols in small ways and see whether a test notices: hours; docs/src/mutants.md
+mutants: setup cargo-mutants ## change the protocols in small ways and see whether a test notices: about an hour; docs/src/mutants.md
 	scripts/setup mutants
 	testbed/mutants
 

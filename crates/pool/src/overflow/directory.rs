@@ -79,7 +79,7 @@ struct Room {
 }
 
 impl Room {
-    /// Subtracts room that was taken. The next call of `room_bytes` starts another measurement.
+    /// Subtracts room that was taken, and has `room_bytes` measure anew as soon as no measurement runs.
     fn shrinks(&self, bytes: u64) {
         // Relaxed: a statistic, which pairs with nothing.
         let less = |room: u64| Some(room.saturating_sub(bytes));
