@@ -3,9 +3,10 @@
 //! A1. One daemon at a time has a door: it holds the door's lock.
 //! A2. A new index is installed only after the door was closed, and after every call on the old index has
 //!     ended. Each index has another number.
-//! A3. A daemon that ends closes the door, and waits for nobody: the leases of its far memory end, and what
-//!     processes still store in its index is found by nobody. A daemon that is killed leaves the door as it
-//!     is. Processes go on until the leases end, and the next daemon begins with A2.
+//! A3. A daemon that ends closes the door, and waits for nobody: the leases of its far memory end, unless
+//!     another daemon takes them over (H1), and what processes still store in its index is found by nobody. A
+//!     daemon that is killed leaves the door as it is. Processes go on until the leases end, and the next
+//!     daemon begins with A2.
 
 use std::io;
 use std::ops::Range;
@@ -16,17 +17,19 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use farpool_fabric::{Mapping, SharedMemory};
-use farpool_pool::Pool;
+use farpool_keep::MemoryJournal;
 use farpool_pool::direct::Server;
+use farpool_pool::{Adoption, Pool, Stock};
 use rustix_futex_sync::Mutex;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 
 use crate::at_once;
 use crate::door::DoorFile;
 use crate::far::{FarMemory, FarTable, SLOTS_PER_EXTENT};
+use crate::handover::{Handing, HandoverError, HandoverList, Leases, TakeOver, TakenOver, Taking, give};
 use crate::keeper::{Census, Keeper};
 use crate::layout::{Layout, MAX_SLOTS, Shape};
-use crate::living::{Living, pid_of};
+use crate::living::{Living, pid_of, program_of};
 use crate::owner::{CacheOwner, socket_name};
 use crate::rules::Shipped;
 use crate::shared::{Index, Shared, Slots};
@@ -96,6 +99,14 @@ pub enum AttachError {
         /// How many were asked for.
         slots: u32,
     },
+    /// The cache that is taken over had more.
+    #[error(
+        "the cache that is handed over has room for {slots} pages of 8 KiB: raise --max-memory, or leave it out"
+    )]
+    TooSmall {
+        /// How many slots it has.
+        slots: u32,
+    },
     /// The operating system refuses something.
     #[error(transparent)]
     Io(#[from] io::Error),
@@ -106,12 +117,16 @@ pub struct AttachedCache {
     control: Arc<Control>,
     threads: Vec<JoinHandle<()>>,
     server: Option<Server>,
+    take_over: Option<watch::Receiver<TakeOver>>,
 }
 
 /// What the daemon's threads share.
 struct Control {
-    door: DoorFile,
+    door: Arc<DoorFile>,
     pool: Pool,
+    /// Of the leases; `None`: nobody can take them over.
+    journal: Option<Arc<MemoryJournal>>,
+    handing: Arc<Handing>,
     memory: FarMemory,
     /// Slots that have got memory, for the keeper.
     grown: Mutex<Vec<Range<u32>>>,
@@ -119,6 +134,14 @@ struct Control {
     census: Mutex<Census>,
     has_ended: AtomicBool,
     ending: Notify,
+}
+
+/// A cache that was handed over, on its way to the keeper's thread.
+struct ToTake {
+    list: HandoverList,
+    /// The slots that still have their memory.
+    slots: Vec<Range<u32>>,
+    report: watch::Sender<TakeOver>,
 }
 
 /// The keeper reads and writes no slots.
@@ -151,14 +174,25 @@ fn shape_of(door: &DoorFile, config: CacheConfig) -> Result<Shape, AttachError> 
 }
 
 impl AttachedCache {
-    /// Attaches a cache to a door. Its slots get memory from the pool, from which nothing else may take any.
+    /// Attaches a cache to a door. Its slots get memory from the pool, from which nothing else may take any,
+    /// or keep that of a cache which was handed over.
     ///
     /// # Errors
-    /// If there are too many slots, another daemon has the door or that of a directory above or
-    /// below, the door was made in another namespace of process ids, a call of a process does not end within
-    /// ten seconds, or the operating system has no room.
-    pub fn new(door: DoorFile, pool: Pool, config: CacheConfig) -> Result<AttachedCache, AttachError> {
+    /// If there are too many slots, or too few for the cache that was handed over; another daemon has the
+    /// door or that of a directory above or below; the door was made in another namespace of process ids; a
+    /// call of a process does not end within ten seconds; or the operating system has no room.
+    pub fn new(
+        door: DoorFile,
+        leases: impl Into<Leases>,
+        config: CacheConfig,
+    ) -> Result<AttachedCache, AttachError> {
+        let Leases { pool, journal, adopted } = leases.into();
         let shape = shape_of(&door, config)?;
+        if let Some((_, list)) = &adopted
+            && list.slots > shape.slots
+        {
+            return Err(AttachError::TooSmall { slots: list.slots });
+        }
         if !door.shares_process_ids() {
             return Err(AttachError::OtherNamespace { door: door.path().to_owned() });
         }
@@ -178,31 +212,49 @@ impl AttachedCache {
         let (words, stock) = (index.mapping().clone(), pool.stock().clone());
         let memory = FarMemory::new(stock.clone(), far);
         memory.want(config.slots);
-        let owner = CacheOwner { index, table, stock, trusted_uid: door.owner_uid() };
+        let handing = Arc::<Handing>::default();
+        let owner =
+            CacheOwner { index, table, stock, handing: handing.clone(), trusted_uid: door.owner_uid() };
         let server = Server::start(&socket_name(number), owner)?;
         door.want_slots(config.slots);
         at_once(vacating.install_index(&door, number, shape));
+        let door = Arc::new(door);
+        let (to_take, take_over) = adopted.map(|adopted| adopt(&memory, pool.stock(), adopted)).unzip();
         let control = Arc::new(Control {
             door,
             pool,
+            journal,
+            handing,
             memory,
             grown: Mutex::default(),
             census: Mutex::default(),
             has_ended: AtomicBool::new(false),
             ending: Notify::new(),
         });
-        let mut attached = AttachedCache { control, threads: Vec::new(), server: Some(server) };
-        attached.start_keeper(words, shape, number)?;
+        let (threads, server) = (Vec::new(), Some(server));
+        let mut attached = AttachedCache { control, threads, server, take_over };
+        attached.start_keeper(words, shape, number, to_take)?;
         attached.start_growth()?;
         Ok(attached)
     }
 
-    fn start_keeper(&mut self, words: Arc<Mapping>, shape: Shape, number: u64) -> io::Result<()> {
+    fn start_keeper(
+        &mut self,
+        words: Arc<Mapping>,
+        shape: Shape,
+        number: u64,
+        to_take: Option<ToTake>,
+    ) -> io::Result<()> {
         let control = self.control.clone();
         self.spawn("cache-keeper", move || {
             let index = Index::new(words, shape, NoSlots).expect("it has just been made for this shape");
             let ground = door_of(&control.door).expect("it was usable before").with_index(number, index);
-            control.keep(&mut at_once(Keeper::start(ground, Layout::new(shape), |_| false)));
+            let layout = Layout::new(shape);
+            let taking = to_take.map(|ToTake { list, slots, report }| {
+                (Taking::begin(&control.door, &list, shape.slots, &slots), report)
+            });
+            control.keep(&mut at_once(Keeper::start(ground, layout, |_| false)), &layout, taking);
+            control.handing.end();
         })
     }
 
@@ -220,6 +272,30 @@ impl AttachedCache {
     /// What the keeper has found last.
     pub fn census(&self) -> Census {
         *self.control.census.lock()
+    }
+
+    /// Waits until the server may be promoted: pages are taken over from now on, or it is known that none is.
+    /// Returns at once if no cache was handed over.
+    pub async fn may_be_promoted(&self) {
+        if let Some(take_over) = &self.take_over {
+            let mut take_over = take_over.clone();
+            let _ended = take_over.wait_for(|now| *now != TakeOver::Waiting).await;
+        }
+    }
+
+    /// Waits until the cache that was handed over has been taken over, and says what became of it. `None`:
+    /// there was none, or this cache ends before.
+    pub async fn taken_over(&self) -> Option<TakenOver> {
+        let mut take_over = self.take_over.clone()?;
+        match &*take_over.wait_for(|now| matches!(now, TakeOver::Ended(_))).await.ok()? {
+            TakeOver::Ended(taken) => Some(taken.clone()),
+            TakeOver::Waiting | TakeOver::Going => None,
+        }
+    }
+
+    /// Waits until this cache has been handed over. It should then be dropped.
+    pub async fn handed_over(&self) {
+        self.control.handing.passed_on().await;
     }
 
     /// The pool from which its memory comes.
@@ -240,9 +316,24 @@ impl Drop for AttachedCache {
             }
         }
         // After the keeper, which would open it again (A3).
-        at_once(Vacating::begin(&self.control.door));
+        at_once(Vacating::begin(&*self.control.door));
         self.server = None;
+        if let Some(journal) = self.control.journal.as_ref().filter(|_| !self.control.handing.is_given()) {
+            journal.abandon(); // so that the pool gives the leases back
+        }
     }
+}
+
+/// Gives slots the memory that they had in the cache that is taken over.
+fn adopt(
+    memory: &FarMemory,
+    stock: &Stock,
+    (mut adoption, list): (Adoption, HandoverList),
+) -> (ToTake, watch::Receiver<TakeOver>) {
+    let slots = memory.adopt(&list.groups, &mut adoption);
+    stock.finish_adoption(adoption);
+    let (report, take_over) = watch::channel(TakeOver::Waiting);
+    (ToTake { list, slots, report }, take_over)
 }
 
 /// Closes the door, and waits until nobody uses the index behind it.
@@ -255,8 +346,7 @@ fn vacate(door: &DoorFile) -> Result<Vacating, AttachError> {
             None => return Ok(vacating),
             Some(holder) if Instant::now() >= give_up_at => {
                 let pid = pid_of(holder);
-                let program = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-                return Err(AttachError::Occupied { pid, program: program.trim_end().to_owned() });
+                return Err(AttachError::Occupied { pid, program: program_of(pid) });
             }
             Some(_) => std::thread::sleep(VACATE_LOOK),
         }
@@ -269,7 +359,12 @@ impl Control {
     }
 
     /// The keeper's rounds, until the cache ends.
-    fn keep(&self, keeper: &mut Keeper<Shared<NoSlots>, Shipped>) {
+    fn keep(
+        &self,
+        keeper: &mut Keeper<Shared<NoSlots>, Shipped>,
+        layout: &Layout,
+        mut taking: Option<(Taking, watch::Sender<TakeOver>)>,
+    ) {
         let living = Living::default();
         // Rounds until a lap over all slots has found nothing to do.
         let mut until_idle = 0;
@@ -281,16 +376,45 @@ impl Control {
             let gone = self.memory.update();
             let has_changed = !(grown.is_empty() && gone.is_empty());
             grown.into_iter().for_each(|slots| keeper.restore_slots(slots));
-            gone.into_iter().for_each(|slots| keeper.withdraw_slots(slots));
+            for slots in gone {
+                taking.iter_mut().for_each(|(taking, _)| taking.forget(&slots));
+                keeper.withdraw_slots(slots);
+            }
             // Processes that start from now on do not find a door that was removed.
             let wanted = if self.door.is_there() { Door::Open } else { Door::Closed };
             let is_turned = at_once(keeper.turn_door(wanted));
             at_once(keeper.maintain_files());
+            if let Some((going, report)) = &mut taking {
+                self.handing.answer(|| Err(HandoverError::TakingOver));
+                let ended = going.step(keeper);
+                let has_ended = ended.is_some();
+                let now = if going.has_begun() { TakeOver::Going } else { TakeOver::Waiting };
+                report.send_replace(ended.map_or(now, TakeOver::Ended));
+                taking = taking.filter(|_| !has_ended);
+            } else if self.handing.answer(|| self.give(keeper, layout)) {
+                // Another daemon has the slots now.
+                self.has_ended.store(true, Ordering::Relaxed);
+                self.ending.notify_one();
+                return;
+            }
             *self.census.lock() = at_once(keeper.sweep());
-            let is_busy = has_changed || !is_turned || keeper.has_work();
+            let is_busy = has_changed || !is_turned || keeper.has_work() || taking.is_some();
             until_idle = if is_busy { keeper.sweeps_per_lap() } else { until_idle.saturating_sub(1) };
-            std::thread::park_timeout(if until_idle > 0 { ROUND } else { IDLE_ROUND });
+            if taking.as_ref().is_none_or(|(taking, _)| !taking.has_begun()) {
+                std::thread::park_timeout(if until_idle > 0 { ROUND } else { IDLE_ROUND });
+            }
         }
+        if let Some((mut taking, _)) = taking {
+            taking.end(keeper, None);
+        }
+    }
+
+    fn give(
+        &self,
+        keeper: &Keeper<Shared<NoSlots>, Shipped>,
+        layout: &Layout,
+    ) -> Result<HandoverList, HandoverError> {
+        give(&self.door, keeper.ground(), layout, &self.memory, self.journal.as_deref())
     }
 
     /// Takes memory from the pool for slots that have none, until the cache ends.

@@ -63,17 +63,17 @@ pub struct Caller<G, R = Shipped> {
 
 /// What a page's admission rests on: all of it must be the same when the entry is taken.
 #[derive(Clone, Copy)]
-struct Token {
+pub(crate) struct Token {
     /// The block's buckets, its home bucket first.
-    buckets: [u32; 2],
-    key: Key,
+    pub(crate) buckets: [u32; 2],
+    pub(crate) key: Key,
     /// The home bucket's header when the page was about to be read or written.
-    header: u64,
+    pub(crate) header: u64,
     /// Number of writers other than this process that `header` counts.
-    writers: u64,
-    file_at: usize,
-    file: FileWord,
-    door: u64,
+    pub(crate) writers: u64,
+    pub(crate) file_at: usize,
+    pub(crate) file: FileWord,
+    pub(crate) door: u64,
 }
 
 impl<G: Ground, R: Rules> Caller<G, R> {
@@ -208,7 +208,11 @@ impl<G: Ground, R: Rules> Caller<G, R> {
     }
 
     /// Finds a file. Asks the keeper to open it if it is not there.
-    async fn find_or_ask_for(&self, file: &mut KnownFile, exists: impl AsyncFn() -> bool) -> Option<FileRef> {
+    pub(crate) async fn find_or_ask_for(
+        &self,
+        file: &mut KnownFile,
+        exists: impl AsyncFn() -> bool,
+    ) -> Option<FileRef> {
         let found = file.find(&self.ground, &self.layout).await;
         match found {
             Some(found) => files::note_use(&self.ground, &self.layout, found).await,
@@ -224,7 +228,7 @@ impl<G: Ground, R: Rules> Caller<G, R> {
     }
 
     /// The file's word and id, if its pages may be found now.
-    async fn usable(&self, file: FileRef) -> Option<(FileWord, u32)> {
+    pub(crate) async fn usable(&self, file: FileRef) -> Option<(FileWord, u32)> {
         let word = FileWord(self.ground.load(self.layout.file(file.file)).await);
         word.usable_id().map(|id| (word, id))
     }
@@ -273,16 +277,28 @@ impl<G: Ground, R: Rules> Caller<G, R> {
 
     /// Makes a page that was read from the disk, or written there, findable (C2).
     async fn admit(&mut self, token: Token, page: &[u8]) {
-        if !R::may_admit(token.header, token.header, token.writers) || self.is_cached_or_pending(token).await
-        {
+        if !self.is_wanted(token).await {
             return;
         }
         let Some((slot, taken)) = self.take_slot().await else { return };
-        let entered = match self.write_slot(slot, page).await {
-            true => self.take_entry(token.buckets, slot).await,
-            false => None,
+        if self.write_slot(slot, page).await {
+            self.enter(token, slot, taken).await;
+        } else {
+            self.free_slot(slot, taken).await;
+        }
+    }
+
+    /// Whether a page may be admitted, and is not there already.
+    pub(crate) async fn is_wanted(&self, token: Token) -> bool {
+        R::may_admit(token.header, token.header, token.writers) && !self.is_cached_or_pending(token).await
+    }
+
+    /// Makes the page in a slot that this process has taken findable (C2). Returns whether it is.
+    pub(crate) async fn enter(&mut self, token: Token, slot: u32, taken: SlotWord) -> bool {
+        let Some((entry, claimed)) = self.take_entry(token.buckets, slot).await else {
+            self.free_slot(slot, taken).await;
+            return false;
         };
-        let Some((entry, claimed)) = entered else { return self.free_slot(slot, taken).await };
         let (at, pending) = (self.layout.entry(entry), claimed.pending());
         self.ground.store(self.layout.key(entry), token.key.0).await;
         if R::claims_entries() {
@@ -292,11 +308,12 @@ impl<G: Ground, R: Rules> Caller<G, R> {
         self.ground.store(self.layout.slot(slot), used.0).await;
         self.ground.barrier().await;
         if self.still_holds(token).await && self.ground.replace(at, pending.0, pending.validated().0).await {
-            return;
+            return true;
         }
         // A writer may have emptied it already.
         self.ground.replace(at, pending.0, pending.emptied().0).await;
         self.free_slot(slot, used).await;
+        false
     }
 
     async fn still_holds(&self, token: Token) -> bool {
@@ -317,6 +334,15 @@ impl<G: Ground, R: Rules> Caller<G, R> {
         false
     }
 
+    /// Takes a slot if `may_take` allows its state. Allow only states in which nobody has the slot.
+    pub(crate) async fn take_slot_if(&self, slot: u32, may_take: fn(SlotState) -> bool) -> Option<SlotWord> {
+        let found = SlotWord(self.ground.load(self.layout.slot(slot)).await);
+        let taken = found.next(SlotState::Taken, self.place);
+        let is_taken =
+            may_take(found.state()) && self.ground.replace(self.layout.slot(slot), found.0, taken.0).await;
+        is_taken.then_some(taken)
+    }
+
     /// Takes a free slot, if a hint names one.
     async fn take_slot(&mut self) -> Option<(u32, SlotWord)> {
         let (first, hints) = (self.next_hint, self.layout.hints());
@@ -329,11 +355,7 @@ impl<G: Ground, R: Rules> Caller<G, R> {
             }
             self.next_hint = (hint + 1) % hints;
             let Some(slot) = self.layout.hinted(found) else { continue };
-            let free = SlotWord(self.ground.load(self.layout.slot(slot)).await);
-            let taken = free.next(SlotState::Taken, self.place);
-            if free.state() == SlotState::Free
-                && self.ground.replace(self.layout.slot(slot), free.0, taken.0).await
-            {
+            if let Some(taken) = self.take_slot_if(slot, |state| state == SlotState::Free).await {
                 return Some((slot, taken));
             }
         }
@@ -341,10 +363,11 @@ impl<G: Ground, R: Rules> Caller<G, R> {
     }
 
     /// Frees a slot that no reader can have found.
-    async fn free_slot(&self, slot: u32, word: SlotWord) {
+    pub(crate) async fn free_slot(&self, slot: u32, word: SlotWord) {
         self.ground.store(self.layout.slot(slot), word.next(SlotState::Free, 0).0).await;
         // If the hint has been filled meanwhile, the keeper finds the slot.
-        let hint = self.layout.hint(self.next_hint);
+        // Before this process has taken a slot, `next_hint` is its place, which may be beyond the last hint.
+        let hint = self.layout.hint(self.next_hint % self.layout.hints());
         self.ground.replace(hint, 0, u64::from(slot) + 1).await;
     }
 

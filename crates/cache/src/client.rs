@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,7 +18,7 @@ use rustix_futex_sync::Mutex;
 
 use crate::at_once;
 use crate::caller::Caller;
-use crate::contents::{Contents, absent_slots};
+use crate::contents::{Contents, FilePages, absent_slots};
 use crate::door::DoorFile;
 use crate::far::{FarSlots, FarTable, NodePauses, PAGE_BYTES};
 use crate::files::FileId;
@@ -37,7 +38,7 @@ const SLOT_DEADLINE: Duration = Duration::from_millis(500);
 /// Room for a page in each direction.
 const ARENA_BYTES: usize = 4 * PAGE_BYTES;
 /// What a process asks the daemon first.
-const JOINING: Ask = Ask::Join(GuestJoin { version: GUEST_VERSION });
+pub(crate) const JOINING: Ask = Ask::Join(GuestJoin { version: GUEST_VERSION });
 /// How long a daemon may take to answer: calls of the program wait for it.
 const JOIN_PATIENCE: Duration = Duration::from_millis(200);
 /// After a daemon could not be joined, it is left in peace for this long, and for twice as long each further
@@ -48,7 +49,7 @@ const JOIN_PAUSE_MAX: Duration = Duration::from_secs(60);
 const FULL_PAUSE: Duration = Duration::from_secs(1);
 
 /// A user of the cache in this process.
-type OwnCaller = Caller<Shared<FarSlots>>;
+pub(crate) type OwnCaller = Caller<Shared<FarSlots>>;
 
 /// A process of the database. Its threads share what it has mapped.
 pub struct CacheClient {
@@ -118,6 +119,20 @@ impl CacheClient {
     pub fn contents(self: &Arc<Self>) -> Option<Contents> {
         let (ground, layout) = self.index()?;
         Some(Contents::of(&ground, &layout))
+    }
+
+    /// The cached files that have a name in the door's directory, by their paths from there. `None`: as for
+    /// [`contents`](Self::contents).
+    pub fn named_files(self: &Arc<Self>) -> Option<Vec<(PathBuf, FilePages)>> {
+        let cached = self.contents()?.files;
+        let ids: Vec<FileId> = cached.iter().map(|file| file.id).collect();
+        let by_id: BTreeMap<FileId, FilePages> = cached.into_iter().map(|file| (file.id, file)).collect();
+        let named = signatures::entries_of(&self.door, &ids).filter_map(|entry| {
+            let path = entry.path().strip_prefix(self.door.data()).ok()?.to_owned();
+            let (_, id) = signatures::file_at(&entry.path())?;
+            Some((path, *by_id.get(&id)?))
+        });
+        Some(named.collect())
     }
 
     /// How many slots have memory, and how many there are. `None`: as for [`contents`](Self::contents).
@@ -209,7 +224,7 @@ impl CacheClient {
     /// Asks the daemon for the index with this number.
     fn join(&self, number: u64, shape: Shape) -> io::Result<Mapped> {
         let invalid = || io::Error::new(io::ErrorKind::InvalidData, "the daemon's answer is invalid");
-        let line = line_to(&self.door, number)?;
+        let line = line_to(&self.door, number, JOIN_PATIENCE)?;
         let (answer, descriptors) = line.ask(JOINING)?;
         let [words, table] = <[OwnedFd; 2]>::try_from(descriptors).map_err(|_| invalid())?;
         let map = |fd: &OwnedFd, bytes| Mapping::new(fd.as_fd(), bytes, Protection::ReadWrite).map(Arc::new);
@@ -225,8 +240,8 @@ impl CacheClient {
 }
 
 /// A connection to the daemon of the index with this number.
-fn line_to(door: &DoorFile, number: u64) -> io::Result<Arc<Line>> {
-    let line = Line::open_within(&socket_name(number), JOIN_PATIENCE)?;
+pub(crate) fn line_to(door: &DoorFile, number: u64, patience: Duration) -> io::Result<Arc<Line>> {
+    let line = Line::open_within(&socket_name(number), patience)?;
     // Any user may listen on a name of the abstract namespace once the daemon has died.
     if !door.trusts(line.peer()?.uid.as_raw()) {
         return Err(io::ErrorKind::PermissionDenied.into());
@@ -236,7 +251,7 @@ fn line_to(door: &DoorFile, number: u64) -> io::Result<Arc<Line>> {
 
 /// Whether the daemon of the index with this number hands it out.
 pub(crate) fn daemon_answers(door: &DoorFile, number: u64) -> bool {
-    line_to(door, number).and_then(|line| line.ask(JOINING)).is_ok()
+    line_to(door, number, JOIN_PATIENCE).and_then(|line| line.ask(JOINING)).is_ok()
 }
 
 /// The process of the daemon that serves these files, as a descriptor (`pidfd`).
@@ -244,7 +259,7 @@ pub(crate) fn daemon_answers(door: &DoorFile, number: u64) -> bool {
 /// # Errors
 /// If there is none, or it does not accept a connection.
 pub fn daemon_process(door: &DoorFile) -> io::Result<OwnedFd> {
-    let line = line_to(door, at_once(door.load(layout::INDEX)))?;
+    let line = line_to(door, at_once(door.load(layout::INDEX)), JOIN_PATIENCE)?;
     let process = pidfd_open(line.peer()?.pid, PidfdFlags::empty())?;
     // If the daemon ended before `pidfd_open`, another process may have its number.
     if line.has_ended() { Err(io::ErrorKind::NotConnected.into()) } else { Ok(process) }

@@ -31,7 +31,7 @@ const DIR: &str = "/dev/shm";
 /// How the names of doors begin.
 pub(crate) const DOOR_PREFIX: &str = "farpool-cache-";
 /// Changes with every change of the words' meaning.
-const LAYOUT_VERSION: u32 = 5;
+const LAYOUT_VERSION: u32 = 6;
 /// Files that databases write as streams, and read once if at all: the journal, the log and the index of the
 /// log (a mapping) of SQLite, and the log of DuckDB.
 const UNCACHED_SUFFIXES: [&[u8]; 4] = [b"-journal", b"-wal", b"-shm", b".wal"];

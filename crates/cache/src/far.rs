@@ -19,8 +19,11 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use farpool_fabric::{ArenaBuf, Clock, Endpoint, Mapping, block_on};
+use farpool_keep::Kept;
 use farpool_pool::direct::{GuestRegions, RequestRegion, Terms};
-use farpool_pool::{AccessError, EXTENT_BYTES, Extent, OVERFLOW_NODE, SessionCore, Stock, Where};
+use farpool_pool::{
+    AccessError, Adoption, EXTENT_BYTES, Extent, OVERFLOW_NODE, SessionCore, Stock, Where, kept_regions,
+};
 use rustix_futex_sync::Mutex;
 
 use crate::layout::MAX_SLOTS;
@@ -178,10 +181,48 @@ impl FarMemory {
         let region = self.region_of(&extent);
         let mut groups = self.groups.lock();
         let group = if region < MAX_REGIONS { groups.vacant.pop()? } else { return None };
-        self.table.terms().publish(region, extent.region());
+        self.hold(&mut groups, group, extent);
+        Some(slots_of(group))
+    }
+
+    /// Lets a group have an extent, and tells the table.
+    fn hold(&self, groups: &mut Groups, group: u32, extent: Extent) {
+        self.table.terms().publish(self.region_of(&extent), extent.region());
         self.table.set_extent(group, Some(extent.number()));
         groups.extents[group as usize] = Some(extent);
-        Some(slots_of(group))
+    }
+
+    /// The groups that have memory, with the numbers of their extents.
+    pub fn extents(&self) -> Vec<(u32, u64)> {
+        let groups = self.groups.lock();
+        let numbered = (0..).zip(&groups.extents);
+        numbered.filter_map(|(group, held)| Some((group, held.as_ref()?.number()))).collect()
+    }
+
+    /// Of the records of leases, those of the regions in which these extents lie.
+    pub(crate) fn kept_regions(&self, kept: &Kept, extents: impl Iterator<Item = u64>) -> Kept {
+        kept_regions(kept, &extents.map(|extent| extent / self.stock.extents_per_region()).collect())
+    }
+
+    /// Gives groups the extents that they had in another daemon's cache, as far as these are still there.
+    /// Returns their slots, for `Keeper::restore_slots`.
+    pub fn adopt(&self, extents: &[(u32, u64)], adoption: &mut Adoption) -> Vec<Range<u32>> {
+        let groups = &mut *self.groups.lock();
+        let mut adopted = Vec::new();
+        for &(group, number) in extents {
+            if !matches!(groups.extents.get(group as usize), Some(None)) {
+                continue;
+            }
+            let extent = self.stock.adopt_extent(adoption, number);
+            let Some(extent) = extent.filter(|extent| !extent.region().has_ended()) else { continue };
+            if self.region_of(&extent) < MAX_REGIONS {
+                self.hold(groups, group, extent);
+                adopted.push(slots_of(group));
+            }
+        }
+        let Groups { extents, vacant, .. } = groups;
+        vacant.retain(|group| extents[*group as usize].is_none());
+        adopted
     }
 
     /// Publishes until when regions may be used, and drops memory that is being taken back or is lost, and
@@ -239,11 +280,11 @@ impl FarSlots {
         FarSlots { core: SessionCore::new(regions.clone(), endpoint), table, regions, pauses }
     }
 
-    /// The extent in which a slot lies, where in it, and a buffer for a page. `None`: it has no memory, there
-    /// is no room for a buffer, or the node is left alone because it has failed.
-    fn find(&self, slot: u32) -> Option<(Extent, u64, ArenaBuf)> {
+    /// The extent in which a slot lies, where in it, and a buffer of so many bytes. `None`: it has no memory,
+    /// there is no room for a buffer, or the node is left alone because it has failed.
+    fn find(&self, slot: u32, bytes: usize) -> Option<(Extent, u64, ArenaBuf)> {
         let extent = self.regions.extent(self.table.extent(slot / SLOTS_PER_EXTENT)?)?;
-        let buffer = self.core.buffer(PAGE_BYTES).ok()?;
+        let buffer = self.core.buffer(bytes).ok()?;
         let may_try = self.pauses.may_try(extent.region().id.node, || self.now_ns());
         may_try.then_some((extent, u64::from(slot % SLOTS_PER_EXTENT) * PAGE_BYTES as u64, buffer))
     }
@@ -264,8 +305,9 @@ impl FarSlots {
         done.is_ok()
     }
 
-    async fn read_page(&self, slot: u32) -> Option<ArenaBuf> {
-        let (extent, offset, buffer) = self.find(slot)?;
+    /// Reads the first bytes of a page, or all of them.
+    async fn read_bytes(&self, slot: u32, bytes: usize) -> Option<ArenaBuf> {
+        let (extent, offset, buffer) = self.find(slot, bytes)?;
         let (page, read) = self.core.read(&extent, offset, buffer).await;
         self.note(&extent, &read).then_some(page)
     }
@@ -274,7 +316,7 @@ impl FarSlots {
         if page.len() != PAGE_BYTES {
             return false;
         }
-        let Some((extent, offset, mut buffer)) = self.find(slot) else { return false };
+        let Some((extent, offset, mut buffer)) = self.find(slot, PAGE_BYTES) else { return false };
         buffer.copy_from_slice(page);
         let (_, written) = self.core.write(&extent, offset, buffer).await;
         self.note(&extent, &written)
@@ -291,7 +333,11 @@ impl Slots for FarSlots {
     type Page = ArenaBuf;
 
     fn read(&self, slot: u32) -> Option<ArenaBuf> {
-        block_on(self.core.endpoint(), self.read_page(slot))
+        block_on(self.core.endpoint(), self.read_bytes(slot, PAGE_BYTES))
+    }
+
+    fn read_head(&self, slot: u32) -> Option<[u8; 8]> {
+        block_on(self.core.endpoint(), self.read_bytes(slot, 8))?.first_chunk().copied()
     }
 
     fn write(&self, slot: u32, page: &[u8]) -> bool {

@@ -39,6 +39,12 @@ pub trait Ground {
     /// afterwards. `None`: it cannot be read. What is read need not be what was last written (C7).
     fn read_slot(&self, slot: u32) -> impl Future<Output = Option<Self::Page>>;
 
+    /// Reads the first eight bytes of a slot, like [`read_slot`](Self::read_slot). `None` also if there are
+    /// fewer.
+    fn read_head(&self, slot: u32) -> impl Future<Output = Option<[u8; 8]>> {
+        async move { self.read_slot(slot).await?.first_chunk().copied() }
+    }
+
     /// Writes a slot, before anything that this process stores afterwards. False: its contents are
     /// indeterminate, and the write may still take effect later.
     fn write_slot(&self, slot: u32, page: &[u8]) -> impl Future<Output = bool>;

@@ -52,6 +52,11 @@ impl<G: Ground, R: Rules> Keeper<G, R> {
         keeper
     }
 
+    /// The memory that it keeps.
+    pub(crate) fn ground(&self) -> &G {
+        &self.ground
+    }
+
     /// The door's state.
     pub async fn door(&self) -> Door {
         Door::of(self.ground.load(layout::DOOR).await)

@@ -20,6 +20,7 @@
 use std::ops::Range;
 
 use crate::files::FileId;
+use crate::words::Key;
 
 pub(crate) const WORD_BYTES: u64 = 8;
 /// Entries of a bucket.

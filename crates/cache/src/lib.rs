@@ -48,7 +48,8 @@
 //!
 //! Where slots lie in far memory is the subject of `far`. Rules N1 to N3 (`files`) say which files are
 //! known, rules A1 to A3 (`attached`) how a daemon comes and goes, rules R1 and R2 (`resuming`) which pages
-//! outlast a restart of the database. Not here: which calls of a program mean which operation.
+//! outlast a restart of the database, rules H1 to H3 (`handover`) which pages another server takes over. Not
+//! here: which calls of a program mean which operation.
 
 mod attached;
 mod caller;
@@ -59,6 +60,7 @@ mod far;
 mod files;
 mod grace;
 mod ground;
+mod handover;
 mod identity;
 mod keeper;
 mod layout;
@@ -70,6 +72,7 @@ mod overlap;
 mod owner;
 mod places;
 mod policy;
+mod postgres;
 mod resuming;
 mod rules;
 mod session;
@@ -89,10 +92,15 @@ pub use door::{DoorError, DoorFile, DoorStatus};
 pub use far::{FarMemory, FarSlots, FarTable, NodePauses, PAGE_BYTES, SLOTS_PER_EXTENT};
 pub use files::{FileId, KnownFile};
 pub use ground::Ground;
+pub use handover::{
+    HandedFile, HandedFiles, HandedPage, HandedPages, HandoverList, Leases, ListError, ListedPage, ServerEnd,
+    TakeOver, TakenOver, ask_for_handover, export,
+};
 pub use keeper::{Census, Keeper};
 pub use layout::{Layout, MAX_PLACES, MAX_SLOTS, Shape};
 pub use living::{Living, give_up_places, this_process};
 pub use outside::{change_outside, close_for_good, keep_closed};
+pub use postgres::{Checkpoint, ControlFile, ServerState, is_visibility_map, position_of_page};
 pub use resuming::Signature;
 pub use rules::{Rules, Shipped};
 pub use session::{CacheSession, Replacements, may_be_cached};

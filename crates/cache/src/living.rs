@@ -60,6 +60,12 @@ pub(crate) fn pid_of(holder: u64) -> u32 {
     (holder & ((1 << PID_BITS) - 1)) as u32
 }
 
+/// The program of a process, as the kernel names it; empty if the process has ended.
+pub(crate) fn program_of(pid: u32) -> String {
+    let program = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    program.trim_end().to_owned()
+}
+
 /// When a process started, in clock ticks since the boot; `None`: there is no such process.
 fn start_time(pid: u32) -> io::Result<Option<u64>> {
     let stat = match std::fs::read(format!("/proc/{pid}/stat")) {

@@ -11,6 +11,8 @@ use farpool_pool::direct::{GuestRegion, Owner};
 use farpool_wire::NodeId;
 use rustix::io::Errno;
 
+use crate::handover::Handing;
+
 /// The name, in the abstract namespace, of the socket of the daemon with this number.
 pub(crate) fn socket_name(owner: u64) -> String {
     format!("farpool-cache-{owner:016x}")
@@ -23,6 +25,8 @@ pub(crate) struct CacheOwner {
     pub(crate) table: SharedMemory,
     /// Where its far memory comes from.
     pub(crate) stock: Arc<Stock>,
+    /// Where `farpool cache handover` asks.
+    pub(crate) handing: Arc<Handing>,
     /// The user whose processes may join, besides root: the owner of the files.
     pub(crate) trusted_uid: u32,
 }
@@ -54,8 +58,10 @@ impl Owner for CacheOwner {
         self.stock.extents_per_region()
     }
 
-    fn redeem(&mut self, _: &[u8]) -> Result<OwnedFd, Errno> {
-        Err(Errno::STALE) // a cache has no tickets
+    /// Not a ticket: `farpool cache handover` asks for the list. Waits for the keeper; nobody joins
+    /// meanwhile.
+    fn redeem(&mut self, ticket: &[u8]) -> Result<OwnedFd, Errno> {
+        self.handing.ask(ticket)
     }
 
     fn region(&self, number: u64) -> Option<GuestRegion> {
@@ -74,5 +80,7 @@ impl Owner for CacheOwner {
         );
     }
 
-    fn bury(&mut self, _: Process) {} // the keeper clears places
+    fn bury(&mut self, _: Process) {
+        self.handing.process_ended(); // the keeper clears places
+    }
 }

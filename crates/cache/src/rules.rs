@@ -113,6 +113,17 @@ pub trait Rules {
         signed != 0 && found == Some(signed)
     }
 
+    /// Whether a page of another server's cache is taken over. `lsn`: its position in the log.
+    /// `restartpoint`: up to which position the new server has everything on its disk (H2).
+    fn takes_over(lsn: u64, restartpoint: u64) -> bool {
+        lsn <= restartpoint
+    }
+
+    /// Whether pages and files that were written since the new server was looked at stay out (H3).
+    fn skips_written_pages() -> bool {
+        true
+    }
+
     /// Whether the header of a dead writer's home bucket is replaced, rather than reduced by one (C6).
     fn replaces_dead_headers() -> bool {
         true

@@ -18,6 +18,11 @@ pub trait Slots {
     /// As [`Ground::read_slot`].
     fn read(&self, slot: u32) -> Option<Self::Page>;
 
+    /// As [`Ground::read_head`].
+    fn read_head(&self, slot: u32) -> Option<[u8; 8]> {
+        self.read(slot)?.first_chunk().copied()
+    }
+
     /// As [`Ground::write_slot`].
     fn write(&self, slot: u32, page: &[u8]) -> bool;
 }
@@ -136,6 +141,10 @@ impl<S: Slots> Ground for Shared<S> {
 
     async fn read_slot(&self, slot: u32) -> Option<S::Page> {
         self.behind(|index| index.slots.read(slot))
+    }
+
+    async fn read_head(&self, slot: u32) -> Option<[u8; 8]> {
+        self.behind(|index| index.slots.read_head(slot))
     }
 
     async fn write_slot(&self, slot: u32, page: &[u8]) -> bool {

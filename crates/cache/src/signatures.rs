@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::DirEntry;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::DirEntryExt;
+use std::path::Path;
 use std::time::Duration;
 
 use rustix::fs::{CWD, Mode, OFlags, fstat, openat};
@@ -46,21 +47,33 @@ pub(crate) fn of_files(
     files: &[FileId],
     unsettled: Unsettled,
 ) -> BTreeMap<FileId, Signature> {
+    entries_of(door, files).filter_map(|entry| sign(&entry, unsettled)).collect()
+}
+
+/// Entries of the door's directory under which one of these files is cached, or another one with its inode
+/// number.
+pub(crate) fn entries_of(door: &DoorFile, files: &[FileId]) -> impl Iterator<Item = DirEntry> {
     let inodes: BTreeSet<u64> = files.iter().map(|id| id.inode).collect();
     entries_below(door.data())
-        .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_file()) && inodes.contains(&entry.ino()))
+        .filter(move |entry| {
+            entry.file_type().is_ok_and(|kind| kind.is_file()) && inodes.contains(&entry.ino())
+        })
         .filter(|entry| door.is_cacheable_path(&entry.path()))
-        .filter_map(|entry| sign(&entry, unsettled))
-        .collect()
+}
+
+/// Opens what has this path, to look at it only, and says which file it is.
+pub(crate) fn file_at(path: &Path) -> Option<(OwnedFd, FileId)> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = openat(CWD, path, flags, Mode::empty()).ok()?;
+    let FdKind::File { stamp, .. } = stat_fd(file.as_fd()) else { return None };
+    let id = id_of(file.as_fd(), stamp)?;
+    Some((file, id))
 }
 
 fn sign(entry: &DirEntry, unsettled: Unsettled) -> Option<(FileId, Signature)> {
     // Before the file is looked at: what changes it afterwards is later.
     let now = clock_gettime(ClockId::Realtime);
-    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let file = openat(CWD, entry.path(), flags, Mode::empty()).ok()?;
-    let FdKind::File { stamp, .. } = stat_fd(file.as_fd()) else { return None };
-    let id = id_of(file.as_fd(), stamp)?;
+    let (file, id) = file_at(&entry.path())?;
     let found = fstat(&file).ok()?;
     let changed = Changed(found.st_ctime, found.st_ctime_nsec as u32);
     if unsettled == Unsettled::LeftOut && !changed.is_settled(Changed(now.tv_sec, now.tv_nsec as u32)) {

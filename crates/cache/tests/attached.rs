@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use farpool_cache::{
-    AttachError, AttachedCache, CacheClient, CacheConfig, CacheSession, DoorFile, PAGE_BYTES, Replacements,
+    AttachError, AttachedCache, CacheClient, CacheConfig, CacheSession, DoorFile, Leases, PAGE_BYTES,
+    Replacements,
 };
 use farpool_fabric::TransportChoice;
 use farpool_testpool::{Rig, wait_until};
@@ -67,7 +68,8 @@ impl Database {
     }
 
     fn attach(&self, rig: &Rig) -> AttachedCache {
-        AttachedCache::new(self.door(), rig.pool(TransportChoice::Auto), SETTINGS).unwrap()
+        let leases = Leases::connect(rig.config(TransportChoice::Auto)).unwrap();
+        AttachedCache::new(self.door(), leases, SETTINGS).unwrap()
     }
 }
 

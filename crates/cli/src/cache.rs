@@ -2,6 +2,7 @@
 
 mod attach;
 mod changes;
+mod handover;
 mod pinning;
 mod relations;
 mod status;
@@ -54,6 +55,7 @@ enum Command {
     Drop(changes::DropArgs),
     Top(top::TopArgs),
     Verify(verify::VerifyArgs),
+    Handover(handover::HandoverArgs),
     Detach(changes::DetachArgs),
 }
 
@@ -68,6 +70,7 @@ pub fn run(args: CacheArgs) -> Result<()> {
         Command::Drop(args) => changes::drop_pages(&args),
         Command::Top(args) => top::top(&args),
         Command::Verify(args) => verify::verify(&args),
+        Command::Handover(args) => handover::handover(&args),
         Command::Detach(args) => changes::detach(&args),
     }
 }

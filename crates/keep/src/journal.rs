@@ -29,8 +29,8 @@ pub trait Journal: Send + Sync + fmt::Debug {
     fn is_whole(&self) -> bool;
 }
 
-/// A journal in memory that outlives its writers, for simulations. [Successors](Self::successor) share its
-/// state; each writer [dies](Self::abandon) alone.
+/// A journal in memory: what it holds can be sent to a successor. In simulations, it outlives its writers:
+/// [successors](Self::successor) share its state, and each writer [dies](Self::abandon) alone.
 #[derive(Debug, Default)]
 pub struct MemoryJournal {
     kept: Arc<Mutex<Kept>>,
@@ -43,9 +43,10 @@ impl MemoryJournal {
         MemoryJournal { kept: self.kept.clone(), dead: AtomicBool::new(false) }
     }
 
-    /// From now on, changes that this writer appends are ignored, as those of a dead process would be.
+    /// From now on, changes that this writer appends are ignored, as those of a dead process would be, and
+    /// there is nothing to take over.
     pub fn abandon(&self) {
-        self.dead.store(true, Ordering::Relaxed); // pairs with nothing: a simulation runs on one thread
+        self.dead.store(true, Ordering::Relaxed); // guards no other memory
     }
 
     /// The state as it is now.
@@ -62,6 +63,6 @@ impl Journal for MemoryJournal {
     }
 
     fn is_whole(&self) -> bool {
-        true
+        !self.dead.load(Ordering::Relaxed)
     }
 }

@@ -148,6 +148,20 @@ pub(crate) fn regions_of(kept: &Kept) -> BTreeMap<u64, KeptRegion> {
     regions
 }
 
+/// The state of a pool without the records of other regions than those with these numbers.
+pub fn kept_regions(kept: &Kept, numbers: &BTreeSet<u64>) -> Kept {
+    let mut some = Kept::default();
+    let is_wanted = |key: &[u8]| match key.split_first() {
+        Some((&tables::REGION, rest)) => {
+            rest.first_chunk().is_some_and(|number| numbers.contains(&u64::from_be_bytes(*number)))
+        }
+        _ => true,
+    };
+    let wanted = kept.under(&[]).filter(|(key, _)| is_wanted(key));
+    some.apply(wanted.map(|(key, value)| Change::Put { key: key.into(), value: value.into() }));
+    some
+}
+
 fn region_of(lease: Lease) -> Option<KeptRegion> {
     Some(KeptRegion {
         id: lease.region_id()?,
@@ -192,6 +206,21 @@ mod tests {
         assert_eq!((found[&0].id.index, found[&0].is_gone), (13, false));
         assert_eq!(found[&0].doubts, BTreeSet::from([7]));
         assert_eq!((found[&1].is_gone, &found[&1].doubts), (true, &BTreeSet::from([6])));
+    }
+
+    #[test]
+    fn records_of_other_regions_are_left_out() {
+        let journal = Arc::new(MemoryJournal::default());
+        let pool = KeptPool { owner: 7, region_bytes: 64 << 20 };
+        journal.append(&[pool.put()]);
+        let keeping = Keeping::new(journal.clone());
+        (0..3).for_each(|number| keeping.held(number, &lease(10 + number as u32)));
+        keeping.doubted(1, 6);
+        let some = kept_regions(&journal.kept(), &BTreeSet::from([1, 9]));
+        assert_eq!(KeptPool::find(&some), Some(pool));
+        let found = regions_of(&some);
+        assert_eq!(found.keys().copied().collect::<Vec<_>>(), [1]);
+        assert_eq!(found[&1].doubts, BTreeSet::from([6]));
     }
 
     #[test]

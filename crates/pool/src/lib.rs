@@ -47,6 +47,7 @@ pub use giving_up::{Heard, Sign, is_given_up};
 pub use growth::Growth;
 pub use holder::{Acquired, Change, ClientGrant, GrowthOutcome, HeldLease, Holder, Renewal};
 pub use joint::{JointKeys, JointLeases};
+pub use keeping::kept_regions;
 pub use overflow::{OVERFLOW_NODE, Overflow, OverflowRegion, SharedFile};
 pub use pool::{KeptState, OverflowConfig, Pool, PoolConfig};
 pub use region::{LeasedRegion, NodeState};

@@ -1,6 +1,6 @@
 //! `sim cache`: processes of a database read and write files through the page cache, truncate and unlink
-//! them, stop and die, and are all started again, while the keeper evicts, turns the door and dies, too
-//! (`docs/src/cache.md`).
+//! them, stop and die, and are all started again, or on another server that takes the pages over, while the
+//! keeper evicts, turns the door and dies, too (`docs/src/cache.md`).
 //!
 //! Any process may run between two accesses to shared memory. The judge demands of each block what the disk
 //! alone would give: an atomic register.
@@ -9,6 +9,7 @@ mod broken;
 mod database;
 mod memory;
 mod restart;
+mod switch_over;
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,7 +26,8 @@ use crate::runner::{RunReport, Scenario, run_to_end};
 use crate::staying::Left;
 use broken::Broken;
 use database::{MIXES, Mix};
-use memory::{Disk, Memory};
+use memory::{Access, Disk, Memory};
+use switch_over::Handover;
 
 /// The scenario of the page cache.
 pub const CACHE: Scenario = Scenario { name: "cache", mutations: broken::MUTATIONS, run };
@@ -47,7 +49,8 @@ struct Run {
     host: HostId,
     notes: Notebook,
     layout: Layout,
-    memory: Rc<Memory>,
+    /// That of the server that is the primary now.
+    memory: RefCell<Rc<Memory>>,
     disk: Rc<Disk>,
     /// The files that have names.
     files: RefCell<Vec<FileNumber>>,
@@ -56,6 +59,12 @@ struct Run {
     /// When each file that was unlinked had been retired.
     retired: RefCell<BTreeMap<FileNumber, u64>>,
     history: RefCell<History>,
+    /// What happened on the servers that were primaries before.
+    past: RefCell<Vec<History>>,
+    /// The keeper, unless it is started again after its death.
+    keeper: Cell<Option<ProcessId>>,
+    /// The pages that are being taken over.
+    handover: RefCell<Option<Handover>>,
     /// The living processes of the database, with their holder numbers.
     living: RefCell<BTreeMap<u64, ProcessId>>,
     /// Those that are changing a file without a place. If one of them died, the door would stay closed.
@@ -92,6 +101,8 @@ type Block = (FileNumber, u32);
 /// What was read from, and written to, each block of each file.
 #[derive(Default)]
 struct History {
+    /// What the blocks held at the beginning; 0 if nothing is said.
+    initial: BTreeMap<Block, u64>,
     touches: BTreeMap<Block, Vec<Touch>>,
     /// Writes that have not ended, by the process that carries them out.
     open: BTreeMap<u64, Vec<Begun>>,
@@ -136,13 +147,23 @@ impl Run {
 
     fn judge(&self) -> u64 {
         let mut operations = 0;
-        for (((file, birth), block), touches) in &self.history.borrow().touches {
-            operations += touches.len() as u64;
-            if let Err(what) = check(0, touches) {
-                self.notes.complain(format!("file {file}.{birth}, block {block}: {what}"));
+        let (past, last) = (self.past.borrow(), self.history.borrow());
+        for history in past.iter().chain([&*last]) {
+            for (place, touches) in &history.touches {
+                operations += touches.len() as u64;
+                let initial = history.initial.get(place).copied().unwrap_or(0);
+                if let Err(what) = check(initial, touches) {
+                    let ((file, birth), block) = place;
+                    self.notes.complain(format!("file {file}.{birth}, block {block}: {what}"));
+                }
             }
         }
         operations
+    }
+
+    /// The memory as a process sees it.
+    fn access(&self) -> Access {
+        Access(self.memory.borrow().clone())
     }
 }
 
@@ -158,7 +179,7 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
     let layout = Layout::new(shape);
     let host = world.add_host(1_000_000);
     let run = Rc::new(Run {
-        memory: Rc::new(Memory::new(&world, &layout, Random::new(seed, 51))),
+        memory: Rc::new(Memory::new(&world, &layout, Random::new(seed, 51))).into(),
         disk: Rc::new(Disk::new(&world, Random::new(seed, 52))),
         world: world.clone(),
         tasks: executor.tasks(),
@@ -169,6 +190,9 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
         unlinked: RefCell::default(),
         retired: RefCell::default(),
         history: RefCell::default(),
+        past: RefCell::default(),
+        keeper: Cell::default(),
+        handover: RefCell::default(),
         living: RefCell::default(),
         outsiders: RefCell::default(),
         has_outsiders: Random::new(seed, 53).chance(OUTSIDERS_PERMILLE),

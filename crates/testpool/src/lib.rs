@@ -94,9 +94,13 @@ impl Rig {
     /// # Panics
     /// If the broker does not answer.
     pub fn pool(&self, transport: TransportChoice) -> Pool {
+        Pool::connect(self.config(transport)).unwrap()
+    }
+
+    /// How to reach the pool.
+    pub fn config(&self, transport: TransportChoice) -> PoolConfig {
         let broker = self.broker.to_string();
-        Pool::connect(PoolConfig { broker, tls: None, transport: transport.into(), limit_bytes: None })
-            .unwrap()
+        PoolConfig { broker, tls: None, transport: transport.into(), limit_bytes: None }
     }
 
     /// Asks each living node in turn to take back leases of an owner, as nodes do whose machines need memory:

@@ -1,4 +1,5 @@
 mod buckets;
+mod handover;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -49,6 +50,10 @@ impl Ground for Memory {
 
     async fn read_slot(&self, slot: u32) -> Option<Vec<u8>> {
         Some(vec![self.slots.borrow()[slot as usize]?])
+    }
+
+    async fn read_head(&self, slot: u32) -> Option<[u8; 8]> {
+        Some([self.slots.borrow()[slot as usize]?; 8])
     }
 
     async fn write_slot(&self, slot: u32, page: &[u8]) -> bool {

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use farpool_cache::{CacheClient, CacheSession, DoorFile, PAGE_BYTES};
+use farpool_cache::{CacheClient, CacheSession, DoorFile, PAGE_BYTES, is_visibility_map, position_of_page};
 
 use super::{attached_door, bytes_of_page, open_regular, session, status::paths_below};
 use crate::output::{complain, say};
@@ -40,6 +40,11 @@ pub struct VerifyArgs {
     /// Which part of the pages to compare
     #[arg(long, value_name = "1/N", default_value = "1/1000")]
     sample: Sample,
+
+    /// Also fail for pages of a PostgreSQL server that differ only in what is not in its log, such as hint
+    /// bits. There are such pages after a handover
+    #[arg(long)]
+    exact: bool,
 }
 
 /// One page in so many.
@@ -60,6 +65,8 @@ impl FromStr for Sample {
 struct Findings {
     compared: u64,
     differing: u64,
+    /// Pages that differ, but have the same position in PostgreSQL's log.
+    of_same_position: u64,
     /// Pages of files that were counted, whether in the sample or not.
     passed: u64,
 }
@@ -79,19 +86,23 @@ pub fn verify(args: &VerifyArgs) -> Result<()> {
     for cached in &contents.files {
         // A file that was removed since has no path. Only programs that still have it open can read it.
         if let Some(path) = paths.get(&(cached.id.device, cached.id.inode)) {
-            verify_file(&door, &mut session, path, args.sample, &mut findings)?;
+            verify_file(&door, &mut session, path, args, &mut findings)?;
         }
     }
-    let Findings { compared, differing, .. } = findings;
+    let Findings { compared, differing, of_same_position, .. } = findings;
     if differing > 0 {
         bail!(
             "{differing} of {compared} pages in the cache of {data} differ from the disk: a program may have changed the \
              files without the cache. `farpool cache drop {data}` empties it"
         );
     }
+    let hints = match of_same_position {
+        0 => String::new(),
+        pages => format!("; {pages} of them except for what is not in the server's log, such as hint bits"),
+    };
     say(match compared {
         0 => format!("nothing compared  {data}  no page of the sample is in the cache: try --sample 1/1"),
-        _ => format!("verified  {data}  {compared} pages in the cache are as on the disk"),
+        _ => format!("verified  {data}  {compared} pages in the cache are as on the disk{hints}"),
     });
     Ok(())
 }
@@ -100,7 +111,7 @@ fn verify_file(
     door: &DoorFile,
     session: &mut CacheSession,
     path: &Path,
-    Sample(sample): Sample,
+    args: &VerifyArgs,
     findings: &mut Findings,
 ) -> Result<()> {
     let whole = door.data().join(path);
@@ -111,15 +122,23 @@ fn verify_file(
         Err(error) => return Err(error),
     };
     let size = file.metadata().with_context(|| format!("cannot look at {}", whole.display()))?.len();
+    // Visibility maps change without a new position in the log.
+    let is_exact = args.exact || !door.is_postgres() || is_visibility_map(path);
     for block in 0..size / PAGE_BYTES as u64 {
         findings.passed += 1;
-        if !findings.passed.is_multiple_of(sample.into()) {
+        if !findings.passed.is_multiple_of(args.sample.0.into()) {
             continue;
         }
-        match compare(session, &file, block).with_context(|| format!("cannot read {}", whole.display()))? {
+        match compare(session, &file, block, is_exact)
+            .with_context(|| format!("cannot read {}", whole.display()))?
+        {
             None => {}
-            Some(true) => findings.compared += 1,
-            Some(false) => {
+            Some(Compared::Equal) => findings.compared += 1,
+            Some(Compared::EqualButForHints) if !is_exact => {
+                findings.compared += 1;
+                findings.of_same_position += 1;
+            }
+            Some(_) => {
                 findings.compared += 1;
                 findings.differing += 1;
                 complain(format!("farpool: page {block} of {} differs from the disk", whole.display()));
@@ -129,8 +148,23 @@ fn verify_file(
     Ok(())
 }
 
-/// Whether a page in the cache is as on the disk; `None`: it is not in the cache, or no more.
-fn compare(session: &mut CacheSession, file: &File, block: u64) -> io::Result<Option<bool>> {
+/// How a page in the cache compares with that on the disk.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Compared {
+    Equal,
+    /// It has the same position in PostgreSQL's log.
+    EqualButForHints,
+    Different,
+}
+
+/// Compares a page in the cache with the disk; `None`: it is not in the cache, or no more. Unless this
+/// `is_exact`, a difference in hints needs no further look.
+fn compare(
+    session: &mut CacheSession,
+    file: &File,
+    block: u64,
+    is_exact: bool,
+) -> io::Result<Option<Compared>> {
     for tries in 1..=TRIES {
         let Some(cached) = cached_page(session, file, block) else { return Ok(None) };
         let mut page = vec![0; PAGE_BYTES];
@@ -138,12 +172,26 @@ fn compare(session: &mut CacheSession, file: &File, block: u64) -> io::Result<Op
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None), // truncated since
             read => read?,
         }
-        if page == cached {
-            return Ok(Some(true));
+        match compare_pages(&page, &cached) {
+            Compared::EqualButForHints if !is_exact => return Ok(Some(Compared::EqualButForHints)),
+            Compared::Equal => return Ok(Some(Compared::Equal)),
+            Compared::EqualButForHints | Compared::Different => std::thread::sleep(PAUSE * tries),
         }
-        std::thread::sleep(PAUSE * tries);
     }
-    Ok(Some(false))
+    Ok(Some(Compared::Different))
+}
+
+/// How two pages compare. Pages of the same position in PostgreSQL's log differ in hints only; a page that
+/// was never logged has no position.
+fn compare_pages(one: &[u8], other: &[u8]) -> Compared {
+    let position = |page: &[u8]| position_of_page(*page.first_chunk().expect("a page is longer"));
+    if one == other {
+        Compared::Equal
+    } else if position(one) > 0 && position(one) == position(other) {
+        Compared::EqualButForHints
+    } else {
+        Compared::Different
+    }
 }
 
 /// A page as it is in the cache, if it is there. Admits nothing.
@@ -157,6 +205,15 @@ fn cached_page(session: &mut CacheSession, file: &File, block: u64) -> Option<Ve
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pages_of_the_same_position_differ_in_hints_only() {
+        let page = |position: u8, rest: u8| [&[0, 0, 0, 0, position, 0, 0, 0][..], &[rest; 8]].concat();
+        assert_eq!(compare_pages(&page(1, 2), &page(1, 3)), Compared::EqualButForHints);
+        assert_eq!(compare_pages(&page(1, 2), &page(1, 2)), Compared::Equal);
+        assert_eq!(compare_pages(&page(1, 2), &page(2, 2)), Compared::Different);
+        assert_eq!(compare_pages(&page(0, 2), &page(0, 3)), Compared::Different);
+    }
 
     #[test]
     fn a_sample_is_one_in_so_many() {

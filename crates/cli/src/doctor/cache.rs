@@ -4,9 +4,8 @@ use std::ffi::OsStr;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
-use farpool_cache::{CacheClient, DoorError, DoorFile, DoorStatus};
+use farpool_cache::{DoorError, DoorFile, look_at};
 use rustix::fs::{AtFlags, StatxFlags, statx};
 
 use super::Check;
@@ -60,12 +59,8 @@ fn door(found: Result<Option<DoorFile>, DoorError>, dir: &Path) -> Check {
             "it was made in another namespace of process ids, such as a container",
             "run the cache there, or stop the programs that use the files, and remove the door",
         ),
-        Ok(Some(door)) => match door.is_locked() {
-            Ok(is_attached) => {
-                let door = Arc::new(door);
-                let answers = !is_attached || CacheClient::new(door.clone()).slots().is_some();
-                state(door.status(), is_attached, answers, dir)
-            }
+        Ok(Some(door)) => match look_at(&door) {
+            Ok((word, _)) => state(word, door.status().outsiders, dir),
             Err(error) => Check::warn(name, error.to_string(), "run this as the owner of the files"),
         },
         Ok(None) => Check::warn(name, "no program has used the cache", attach(dir)),
@@ -80,10 +75,9 @@ fn attach(dir: &Path) -> String {
     format!("farpool cache attach {} --memory SIZE", dir.display())
 }
 
-fn state(status: DoorStatus, is_attached: bool, answers: bool, dir: &Path) -> Check {
+fn state(word: &str, outsiders: u64, dir: &Path) -> Check {
     let name = "cache door";
-    let word = farpool_cache::state(status.door, is_attached, answers);
-    let found = format!("{word}{}", crate::cache::explain(word, status.outsiders));
+    let found = format!("{word}{}", crate::cache::explain(word, outsiders));
     match word {
         "open" => Check::ok(name, "open: pages are found in far memory"),
         "detached" | "abandoned" => Check::warn(name, found, attach(dir)),
@@ -157,8 +151,6 @@ fn method_of(descriptors: io::Result<Vec<PathBuf>>) -> Check {
 
 #[cfg(test)]
 mod tests {
-    use farpool_cache::Door;
-
     use super::super::State;
     use super::*;
 
@@ -183,16 +175,16 @@ mod tests {
     #[test]
     fn a_door_that_is_not_open_is_a_warning_and_names_the_command() {
         let dir = Path::new("/srv/data");
-        let fix = |door, is_attached, answers| {
-            let check = state(DoorStatus { door, ..DoorStatus::default() }, is_attached, answers, dir);
+        let fix = |word| {
+            let check = state(word, 0, dir);
             assert_eq!(check.state, if check.fix.is_some() { State::Warn } else { State::Ok });
             check.fix
         };
         let attach = Some("farpool cache attach /srv/data --memory SIZE".to_owned());
-        assert_eq!(fix(Door::Open, true, true), None);
-        assert_eq!((fix(Door::Closed, false, true), fix(Door::Open, false, true)), (attach.clone(), attach));
+        assert_eq!(fix("open"), None);
+        assert_eq!((fix("detached"), fix("abandoned")), (attach.clone(), attach));
         let status = Some("farpool cache status /srv/data".to_owned());
-        assert_eq!((fix(Door::Closed, true, true), fix(Door::Open, true, false)), (status.clone(), status));
+        assert_eq!((fix("closed"), fix("silent")), (status.clone(), status));
     }
 
     #[test]

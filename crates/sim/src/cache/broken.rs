@@ -44,6 +44,10 @@ const UNSIGNED_KEPT: &str = "file-kept-after-an-unclean-end";
 const CHANGED_KEPT: &str = "signature-not-compared";
 /// A file is signed although another change may give it the same signature.
 const UNSETTLED_SIGNED: &str = "unsettled-file-signed";
+/// A page that is newer than the new server's disk is taken over.
+const OTHER_LSN: &str = "handed-over-page-with-later-lsn";
+/// A page is taken over although the new server has written its block or changed its file.
+const WRITTEN_TAKEN: &str = "written-page-taken-over";
 /// What is read from a slot is not compared with its checksum.
 const UNVERIFIED: &str = "slot-not-verified";
 
@@ -68,6 +72,8 @@ pub(super) const MUTATIONS: &[&str] = &[
     UNSIGNED_KEPT,
     CHANGED_KEPT,
     UNSETTLED_SIGNED,
+    OTHER_LSN,
+    WRITTEN_TAKEN,
 ];
 
 /// Whether files are signed whose last change may be followed by another one with the same time (R2).
@@ -158,6 +164,14 @@ impl Rules for Broken {
             Some(CHANGED_KEPT) => signed != 0 && found.is_some(),
             _ => Shipped::keeps_pages(signed, found),
         }
+    }
+
+    fn takes_over(lsn: u64, restartpoint: u64) -> bool {
+        is(OTHER_LSN) || Shipped::takes_over(lsn, restartpoint)
+    }
+
+    fn skips_written_pages() -> bool {
+        !is(WRITTEN_TAKEN) && Shipped::skips_written_pages()
     }
 
     fn replaces_dead_headers() -> bool {

@@ -8,6 +8,7 @@ use farpool_fabric::sim::Random;
 
 use super::memory::{Access, PAGE};
 use super::restart::restart;
+use super::switch_over::{TakingOver, switch_over};
 use super::{BLOCKS, BUSY, Block, DOORS, FileNumber, OpenFile, Run, id_of};
 use crate::register::Touch;
 
@@ -28,6 +29,8 @@ const PAUSE_NS: u64 = 60_000;
 /// thousandths.
 const RESTARTING_PERMILLE: u32 = 300;
 const RESTART_PERMILLE: u32 = 100;
+/// The share of restarts at which another server takes the pages over, in thousandths.
+const SWITCH_PERMILLE: u32 = 400;
 /// The share of operations that are changes by a process without its place, in worlds that have them, in
 /// thousandths. Each of them costs all pages.
 const OUTSIDE_PERMILLE: u32 = 50;
@@ -91,7 +94,7 @@ pub(super) fn start<R: Rules + 'static>(run: &Rc<Run>, processes: u32, random: &
     run.tasks.spawn(run.world.add_process(run.host), async move {
         start_keeper::<R>(&starting, turns, deaths);
         (0..processes).for_each(|_| start_process::<R>(&starting));
-        start_mishaps::<R>(&starting, mishaps, restarted);
+        start_mishaps::<R>(&starting, mishaps, restarted, turns);
         drop(staying);
     });
 }
@@ -126,8 +129,7 @@ pub(super) fn start_process<R: Rules + 'static>(run: &Rc<Run>) {
                 run.living.borrow_mut().remove(&holder);
                 return;
             }
-            if let Some(caller) = Caller::<_, R>::join(Access(run.memory.clone()), run.places(), holder).await
-            {
+            if let Some(caller) = Caller::<_, R>::join(run.access(), run.places(), holder).await {
                 break caller;
             }
             run.world.sleep(Duration::from_nanos(KEEPER_RESTS_NS)).await;
@@ -185,7 +187,7 @@ async fn change_outside_of_places(run: &Run, holder: u64, (number, block): Block
     let writes = run.fresh_values(number, block..block + 1);
     run.begin_write(holder, &writes);
     run.outsiders.borrow_mut().insert(holder);
-    let ground = Access(run.memory.clone());
+    let ground = run.access();
     let change = async || {
         run.world.sleep(waits).await;
         run.disk.write(&writes).await
@@ -253,10 +255,11 @@ impl Run {
 }
 
 /// Starts a keeper, and after its death another one, `deaths` times.
-fn start_keeper<R: Rules + 'static>(run: &Rc<Run>, turns_permille: u32, deaths: u32) {
+pub(super) fn start_keeper<R: Rules + 'static>(run: &Rc<Run>, turns_permille: u32, deaths: u32) {
     let process = run.world.add_process(run.host);
     let (run, staying) = (run.clone(), run.left.stay());
     let tasks = run.tasks.clone();
+    run.keeper.set(Some(process).filter(|_| deaths == 0));
     if deaths > 0 {
         let (run, staying) = (run.clone(), run.left.stay());
         tasks.spawn(run.world.add_process(run.host), async move {
@@ -274,9 +277,10 @@ fn start_keeper<R: Rules + 'static>(run: &Rc<Run>, turns_permille: u32, deaths: 
         let _staying = staying;
         let mut random = run.notes.random();
         let mut told: Vec<bool> =
-            (0..run.layout.shape().slots).map(|slot| run.memory.has_memory(slot)).collect();
-        let has_memory = |slot: u32| told[slot as usize];
-        let mut keeper = Keeper::<_, R>::start(Access(run.memory.clone()), run.layout, has_memory).await;
+            (0..run.layout.shape().slots).map(|slot| run.memory.borrow().has_memory(slot)).collect();
+        let mut taking = TakingOver::new(&run);
+        let has_memory = |slot: u32| told[slot as usize] && !taking.withholds(slot);
+        let mut keeper = Keeper::<_, R>::start(run.access(), run.layout, has_memory).await;
         let mut wanted = Door::Open;
         while run.is_busy.get() || !run.living.borrow().is_empty() {
             run.world.sleep(Duration::from_nanos(random.below(KEEPER_RESTS_NS))).await;
@@ -286,9 +290,11 @@ fn start_keeper<R: Rules + 'static>(run: &Rc<Run>, turns_permille: u32, deaths: 
             }
             step_door(&run, &mut keeper, wanted).await;
             tell_of_memory(&run, &mut keeper, &mut told, || random.chance(LEARNS_PERMILLE)).await;
+            taking.step(&run, &mut keeper, &told, &mut random).await;
             keeper.sweep().await;
             keeper.maintain_files().await;
         }
+        taking.end(&mut keeper, &told);
         if deaths == 0 {
             judge_end::<R>(&run, &mut keeper, told).await;
         }
@@ -313,7 +319,7 @@ async fn tell_of_memory<R: Rules>(
     mut learns: impl FnMut() -> bool,
 ) {
     for (slot, told) in (0..).zip(told) {
-        let has_memory = run.memory.has_memory(slot);
+        let has_memory = run.memory.borrow().has_memory(slot);
         if has_memory == *told || !learns() {
             continue;
         }
@@ -330,10 +336,10 @@ async fn tell_of_memory<R: Rules>(
 /// Checks that everything recovers once nobody dies any more: a slot whose memory has gone is left alone, no
 /// slot is lost, and pages are found again.
 async fn judge_end<R: Rules>(run: &Rc<Run>, keeper: &mut Keeper<Access, R>, mut told: Vec<bool>) {
-    run.memory.calm();
+    run.memory.borrow().calm();
     // First without the memory of slot 0, then with all memory.
     for absent in [1, 0] {
-        (0..run.layout.shape().slots).for_each(|slot| run.memory.set_memory(slot, slot >= absent));
+        (0..run.layout.shape().slots).for_each(|slot| run.memory.borrow().set_memory(slot, slot >= absent));
         tell_of_memory(run, keeper, &mut told, || true).await;
         if let Err(why) = settle(run, keeper, absent).await {
             return run.notes.complain(why);
@@ -366,8 +372,7 @@ async fn settle<R: Rules>(run: &Run, keeper: &mut Keeper<Access, R>, absent: u32
 
 /// Checks that each block is found after it was read from the disk.
 async fn check_blocks_are_found<R: Rules>(run: &Rc<Run>, keeper: &mut Keeper<Access, R>) {
-    let Some(mut caller) =
-        Caller::<_, R>::join(Access(run.memory.clone()), run.places(), run.notes.next_name()).await
+    let Some(mut caller) = Caller::<_, R>::join(run.access(), run.places(), run.notes.next_name()).await
     else {
         return run.notes.complain("all places are taken, and nobody is there".to_owned());
     };
@@ -395,11 +400,12 @@ async fn check_blocks_are_found<R: Rules>(run: &Rc<Run>, keeper: &mut Keeper<Acc
 }
 
 /// Lets processes die and stop, and slots break, and ends the busy time. `restarted`: how many processes end
-/// and start together now and then.
+/// and start together now and then. `turns`: as for the keeper.
 fn start_mishaps<R: Rules + 'static>(
     run: &Rc<Run>,
     (dies, pauses, breaks): (bool, bool, bool),
     restarted: Option<u32>,
+    turns: u32,
 ) {
     let (run, staying) = (run.clone(), run.left.stay());
     let tasks = run.tasks.clone();
@@ -414,14 +420,19 @@ fn start_mishaps<R: Rules + 'static>(
             if breaks && random.chance(300) {
                 let slot = random.below(run.layout.shape().slots.into()) as u32;
                 if random.chance(MEMORY_PERMILLE) {
-                    run.memory.set_memory(slot, !run.memory.has_memory(slot));
+                    run.memory.borrow().set_memory(slot, !run.memory.borrow().has_memory(slot));
                 } else {
-                    run.memory.break_slot(slot);
+                    run.memory.borrow().break_slot(slot);
                 }
                 continue;
             }
             if let Some(processes) = restarted.filter(|_| random.chance(RESTART_PERMILLE)) {
-                restart::<R>(&run, own, processes, &mut random).await;
+                match run.keeper.get().filter(|_| random.chance(SWITCH_PERMILLE)) {
+                    Some(keeper) => {
+                        switch_over::<R>(&run, (own, keeper), processes, turns, &mut random).await
+                    }
+                    None => restart::<R>(&run, own, processes, &mut random).await,
+                }
                 continue;
             }
             let living: Vec<u64> = run.living.borrow().keys().copied().collect();

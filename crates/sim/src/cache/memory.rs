@@ -98,6 +98,22 @@ impl Memory {
         }
     }
 
+    /// The memory of another server, which has the same slots and a new index. Late writes go to it, too.
+    pub(super) fn successor(&self) -> Memory {
+        Memory {
+            world: self.world.clone(),
+            random: self.random.borrow().clone().into(),
+            slow_permille: self.slow_permille,
+            words: vec![0; self.layout.words()].into(),
+            slots: self.slots.clone(),
+            late: self.late.take().into(),
+            layout: self.layout,
+            no_index_permille: self.no_index_permille.clone(),
+            given_up_permille: self.given_up_permille.clone(),
+            has_memory: self.has_memory.clone(),
+        }
+    }
+
     /// Gives a slot memory, or takes it away.
     pub(super) fn set_memory(&self, slot: u32, has_memory: bool) {
         self.has_memory.borrow_mut()[slot as usize] = has_memory;
@@ -222,6 +238,8 @@ pub(super) struct Disk {
     random: RefCell<Random>,
     long_permille: u32,
     blocks: RefCell<BTreeMap<Block, u64>>,
+    /// All writes in their order, as the database's log has them.
+    log: RefCell<Vec<(Block, u64)>>,
     /// The tick of the clock in which each file was changed last.
     changed: RefCell<BTreeMap<FileNumber, u64>>,
 }
@@ -234,6 +252,7 @@ impl Disk {
             random: random.into(),
             long_permille,
             blocks: RefCell::default(),
+            log: RefCell::default(),
             changed: RefCell::default(),
         }
     }
@@ -245,6 +264,26 @@ impl Disk {
             random.below(longest_ns)
         };
         self.world.sleep(Duration::from_nanos(ns)).await;
+    }
+
+    /// The end of the log.
+    pub(super) fn log_end(&self) -> u64 {
+        self.log.borrow().len() as u64
+    }
+
+    /// The position of a value in the log: just behind its write. A block that was never written
+    /// has 0, and a value that is not in the log `u64::MAX`.
+    pub(super) fn position(&self, value: u64) -> u64 {
+        let written = self.log.borrow().iter().position(|(_, written)| *written == value);
+        written.map_or(if value == 0 { 0 } else { u64::MAX }, |at| at as u64 + 1)
+    }
+
+    /// The disk becomes that of a server that has replayed the log up to a position. Returns its blocks.
+    pub(super) fn replay_until(&self, position: u64) -> BTreeMap<Block, u64> {
+        self.log.borrow_mut().truncate(position as usize);
+        let blocks: BTreeMap<Block, u64> = self.log.borrow().iter().copied().collect();
+        self.blocks.borrow_mut().clone_from(&blocks);
+        blocks
     }
 
     /// The time of a file's last change, as the file system has it.
@@ -269,6 +308,7 @@ impl Disk {
         for (block, value) in blocks {
             self.take_time().await;
             self.blocks.borrow_mut().insert(*block, *value);
+            self.log.borrow_mut().push((*block, *value));
             self.changed.borrow_mut().insert(block.0, self.world.now_ns() / TICK_NS);
         }
         self.take_time().await;
