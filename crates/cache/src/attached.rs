@@ -23,6 +23,7 @@ use farpool_pool::{Adoption, Pool, Stock};
 use rustix_futex_sync::Mutex;
 use tokio::sync::{Notify, watch};
 
+use crate::advice::Adviser;
 use crate::at_once;
 use crate::door::DoorFile;
 use crate::far::{FarMemory, FarTable, SLOTS_PER_EXTENT};
@@ -368,6 +369,7 @@ impl Control {
         let living = Living::default();
         // Rounds until a lap over all slots has found nothing to do.
         let mut until_idle = 0;
+        let mut adviser = at_once(Adviser::new(keeper.ground(), layout));
         while !self.has_ended() {
             at_once(keeper.clear_dead(|holder| living.is_alive(holder)));
             // Before the memory that has gone: that may have got memory before.
@@ -397,7 +399,9 @@ impl Control {
                 self.ending.notify_one();
                 return;
             }
-            *self.census.lock() = at_once(keeper.sweep());
+            let census = at_once(keeper.sweep());
+            *self.census.lock() = census;
+            at_once(adviser.go_on(keeper.ground(), layout, layout.shape().slots - census.absent));
             let is_busy = has_changed || !is_turned || keeper.has_work() || taking.is_some();
             until_idle = if is_busy { keeper.sweeps_per_lap() } else { until_idle.saturating_sub(1) };
             if taking.as_ref().is_none_or(|(taking, _)| !taking.has_begun()) {

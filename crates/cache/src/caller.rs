@@ -4,6 +4,7 @@ use std::io;
 use std::marker::PhantomData;
 use std::ops::Deref;
 
+use crate::advice;
 use crate::files::{self, FileRef, KnownFile};
 use crate::grace;
 use crate::ground::Ground;
@@ -167,6 +168,9 @@ impl<G: Ground, R: Rules> Caller<G, R> {
             return Ok(Outcome::Disk(pread(to).await?));
         };
         let (buckets, key) = (self.layout.buckets(file.file, block), Key::new(id, block));
+        if let Some(sample) = self.layout.sample_of(key) {
+            advice::note_sample(&self.ground, &self.layout, sample).await;
+        }
         let cached = self.read_cached(buckets, key).await;
         self.place().count_read(cached.is_some()).await;
         if let Some(page) = cached {

@@ -16,6 +16,7 @@ use farpool_wire::control::{GuestJoin, guest_request::Ask};
 use rustix::process::{PidfdFlags, pidfd_open};
 use rustix_futex_sync::Mutex;
 
+use crate::advice::Advice;
 use crate::at_once;
 use crate::caller::Caller;
 use crate::contents::{Contents, FilePages, absent_slots};
@@ -140,6 +141,13 @@ impl CacheClient {
         let (ground, layout) = self.index()?;
         let slots = layout.shape().slots;
         Some((slots - absent_slots(&ground, &layout), slots))
+    }
+
+    /// How often pages would be found if the cache had another size. `None`: as for
+    /// [`contents`](Self::contents), or too little was read since the cache was attached.
+    pub fn advice(self: &Arc<Self>) -> Option<Advice> {
+        let (ground, layout) = self.index()?;
+        at_once(Advice::load(&ground, &layout))
     }
 
     /// Unpins all files, also those that have no name any more. `false`: as for [`contents`](Self::contents).

@@ -12,6 +12,8 @@
 //! checksums  one word each: that of the page that was last written to the slot
 //! hints    one word each: numbers of slots that may be free
 //! signatures  one word for each file: what it was when the database ended, or 0
+//! samples  how many reads were sampled, 8 words of what the keeper has made of them (`advice`), and a ring
+//!          of the samples
 //! ```
 //!
 //! A block has two buckets, and its entry may lie in either. The header of its *home bucket* counts the
@@ -19,6 +21,7 @@
 
 use std::ops::Range;
 
+use crate::curve::{is_sampled, sampling_shift};
 use crate::files::FileId;
 use crate::words::Key;
 
@@ -35,6 +38,10 @@ pub(crate) const FILE_WAYS: u32 = 16;
 const HINT_DIVISOR: u32 = 32;
 /// Fewest hints, if there are that many slots.
 const HINTS_MIN: u32 = 1024;
+/// Words of what the keeper makes of the samples.
+pub(crate) const ADVICE_WORDS: usize = 8;
+/// Most samples that the ring has room for: those of some rounds of the keeper.
+const SAMPLES_MAX: u32 = 4096;
 /// Most hints: each sweep loads all of them.
 pub(crate) const HINTS_MAX: u32 = 8192;
 
@@ -61,6 +68,9 @@ pub struct Layout {
     shape: Shape,
     buckets: u32,
     hints: u32,
+    samples: u32,
+    /// Of the hash of a sampled block, so many low bits are 0.
+    sampling_shift: u32,
 }
 
 pub(crate) const DOOR: usize = 0;
@@ -104,7 +114,8 @@ impl Layout {
         assert!(shape.slots <= MAX_SLOTS, "{} slots: at most {MAX_SLOTS}", shape.slots);
         let buckets = shape.slots.div_ceil(4).max(1);
         let hints = (shape.slots / HINT_DIVISOR).clamp(HINTS_MIN.min(shape.slots), HINTS_MAX).max(1);
-        Layout { shape, buckets, hints }
+        let (samples, sampling_shift) = (shape.slots.clamp(1, SAMPLES_MAX), sampling_shift(shape.slots));
+        Layout { shape, buckets, hints, samples, sampling_shift }
     }
 
     /// How large it is.
@@ -128,7 +139,7 @@ impl Layout {
 
     /// How many words there are.
     pub fn words(&self) -> usize {
-        self.signature(self.shape.files)
+        self.sample(0) + self.samples as usize
     }
 
     pub(crate) fn hints(&self) -> u32 {
@@ -227,6 +238,31 @@ impl Layout {
         self.hint(self.hints) + file as usize
     }
 
+    /// Where it is counted how many reads were sampled.
+    pub(crate) fn sampled(&self) -> usize {
+        self.signature(self.shape.files)
+    }
+
+    /// Where a word of the keeper's advice lies.
+    pub(crate) fn advice(&self, number: usize) -> usize {
+        self.sampled() + 1 + number
+    }
+
+    /// Where the sample with this number lies, until a later one takes its place.
+    pub(crate) fn sample(&self, number: u64) -> usize {
+        self.advice(ADVICE_WORDS) + (number % u64::from(self.samples)) as usize
+    }
+
+    /// How many samples there is room for.
+    pub(crate) fn samples(&self) -> u32 {
+        self.samples
+    }
+
+    /// The hash of a block's key, if reads of the block are sampled.
+    pub(crate) fn sample_of(&self, key: Key) -> Option<u64> {
+        Some(mix(key.0)).filter(|hash| is_sampled(*hash, self.sampling_shift))
+    }
+
     /// The slot that the word of a hint names.
     pub(crate) fn hinted(&self, word: u64) -> Option<u32> {
         let slot = u32::try_from(word.checked_sub(1)?).ok()?;
@@ -294,6 +330,9 @@ mod tests {
         (0..9).for_each(|slot| mark(layout.checksum(slot), 1));
         (0..layout.hints()).for_each(|hint| mark(layout.hint(hint), 1));
         (0..2).for_each(|file| mark(layout.signature(file), 1));
+        mark(layout.sampled(), 1);
+        (0..ADVICE_WORDS).for_each(|number| mark(layout.advice(number), 1));
+        (0..layout.samples().into()).for_each(|number| mark(layout.sample(number), 1));
         assert!(used.iter().all(|count| *count == 1), "{used:?}");
     }
 

@@ -51,10 +51,12 @@
 //! outlast a restart of the database, rules H1 to H3 (`handover`) which pages another server takes over. Not
 //! here: which calls of a program mean which operation.
 
+mod advice;
 mod attached;
 mod caller;
 mod client;
 mod contents;
+mod curve;
 mod door;
 mod far;
 mod files;
@@ -84,6 +86,7 @@ mod vacating;
 mod walk;
 mod words;
 
+pub use advice::Advice;
 pub use attached::{AttachError, AttachedCache, CacheConfig};
 pub use caller::{Caller, Outcome};
 pub use client::{CacheClient, daemon_process};

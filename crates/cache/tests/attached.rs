@@ -184,6 +184,25 @@ fn a_process_that_is_switched_off_finds_and_admits_nothing_and_invalidates_what_
 }
 
 #[test]
+fn a_cache_says_how_often_pages_would_be_found_if_it_had_another_size() {
+    let (rig, database) = (Rig::new(1, 4), Database::new());
+    let mut process = database.start_process();
+    let attached = database.attach(&rig);
+    let client = CacheClient::new(database.door().into());
+    assert_eq!(client.advice(), None);
+    // All blocks fit into this cache, and not into one of half the size, where a loop finds none of them.
+    wait_until(|| {
+        process.hits(0);
+        client.advice().is_some_and(|advice| advice.samples > 100 && advice.hit_rates[1] > 0.9)
+    });
+    let advice = client.advice().unwrap();
+    assert_eq!(advice.sizes(), [32, 64, 128, 256]);
+    assert!(advice.hit_rates.is_sorted() && advice.hit_rates[0] < 0.5, "{advice:?}");
+    drop(attached);
+    assert_eq!(client.advice(), None);
+}
+
+#[test]
 fn pages_that_were_written_while_no_cache_was_attached_are_current_afterwards() {
     let (rig, database) = (Rig::new(1, 4), Database::new());
     let mut process = database.start_process();

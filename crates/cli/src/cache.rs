@@ -1,5 +1,6 @@
 //! `farpool cache`: a page cache in far memory for the files of a database.
 
+mod advise;
 mod attach;
 mod changes;
 mod handover;
@@ -55,6 +56,7 @@ enum Command {
     Drop(changes::DropArgs),
     Top(top::TopArgs),
     Verify(verify::VerifyArgs),
+    Advise(advise::AdviseArgs),
     Handover(handover::HandoverArgs),
     Detach(changes::DetachArgs),
 }
@@ -70,6 +72,7 @@ pub fn run(args: CacheArgs) -> Result<()> {
         Command::Drop(args) => changes::drop_pages(&args),
         Command::Top(args) => top::top(&args),
         Command::Verify(args) => verify::verify(&args),
+        Command::Advise(args) => advise::advise(&args),
         Command::Handover(args) => handover::handover(&args),
         Command::Detach(args) => changes::detach(&args),
     }

@@ -1,0 +1,123 @@
+//! How often pages would be found if the cache had another size.
+//!
+//! Processes put hashes of some of the blocks that they read into a ring (`curve` says of which ones). The
+//! keeper's thread draws the curve, and stores what it says of a few sizes beside the ring. A process that is
+//! overtaken by the ring, or a word that is read before it was stored, makes the curve a little wrong.
+
+use std::time::{Duration, Instant};
+
+use crate::curve::Curve;
+use crate::ground::Ground;
+use crate::layout::{ADVICE_WORDS, Layout};
+use crate::places::Place;
+
+/// The sizes in question, in eighths of the present one.
+const EIGHTHS: [u64; 4] = [4, 8, 16, 32];
+/// Words of the advice: the present size in pages, and the number of samples. The rates follow.
+const PAGES: usize = 0;
+const SAMPLES: usize = 1;
+const RATES: usize = 2;
+const _: () = assert!(RATES + EIGHTHS.len() <= ADVICE_WORDS);
+/// How often the advice is made anew.
+const ADVISE_EVERY: Duration = Duration::from_secs(1);
+
+/// The expected hit rates of caches that evict the page which was read the longest time ago (LRU).
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Advice {
+    /// How many pages the cache has memory for.
+    pub pages: u64,
+    /// How many reads of sampled blocks this rests on. With few of them it says little.
+    pub samples: u64,
+    /// For half of this size, this size, twice and four times as much.
+    pub hit_rates: [f64; 4],
+}
+
+impl Advice {
+    /// The sizes, in pages.
+    pub fn sizes(&self) -> [u64; 4] {
+        sizes(self.pages)
+    }
+
+    /// What the keeper has stored last. `None`: it has no samples yet.
+    pub(crate) async fn load<G: Ground>(ground: &G, layout: &Layout) -> Option<Advice> {
+        let pages = ground.load(layout.advice(PAGES)).await;
+        let samples = ground.load(layout.advice(SAMPLES)).await;
+        let mut hit_rates = [0.0; EIGHTHS.len()];
+        for (number, rate) in hit_rates.iter_mut().enumerate() {
+            *rate = f64::from_bits(ground.load(layout.advice(RATES + number)).await).clamp(0.0, 1.0);
+        }
+        (samples > 0).then_some(Advice { pages, samples, hit_rates })
+    }
+}
+
+fn sizes(pages: u64) -> [u64; 4] {
+    EIGHTHS.map(|eighths| pages * eighths / 8)
+}
+
+/// Notes that a sampled block is read.
+pub(crate) async fn note_sample<G: Ground>(ground: &G, layout: &Layout, sample: u64) {
+    let number = ground.add(layout.sampled(), 1).await;
+    ground.store(layout.sample(number), sample).await;
+}
+
+/// Makes the advice, on the keeper's thread.
+pub(crate) struct Adviser {
+    curve: Curve,
+    /// How many samples were drawn into the curve.
+    drawn: u64,
+    /// How many reads all places had counted by then.
+    reads: u64,
+    advised: Instant,
+}
+
+impl Adviser {
+    /// For an index that is new: there are no samples in it.
+    pub(crate) async fn new<G: Ground>(ground: &G, layout: &Layout) -> Adviser {
+        let reads = reads_of_all(ground, layout).await;
+        Adviser { curve: Curve::new(layout.shape().slots), drawn: 0, reads, advised: Instant::now() }
+    }
+
+    /// Draws new samples into the curve, and advises once a second. `pages`: how many there is memory for.
+    pub(crate) async fn go_on<G: Ground>(&mut self, ground: &G, layout: &Layout, pages: u32) {
+        let lost = self.draw(ground, layout).await;
+        if lost == 0 && self.advised.elapsed() < ADVISE_EVERY {
+            return;
+        }
+        self.advised = Instant::now();
+        let reads = reads_of_all(ground, layout).await;
+        self.curve.count_reads(reads.saturating_sub(self.reads), lost);
+        self.reads = reads;
+        self.advise(ground, layout, pages.into()).await;
+    }
+
+    /// Returns how many samples were overtaken by others.
+    async fn draw<G: Ground>(&mut self, ground: &G, layout: &Layout) -> u64 {
+        let end = ground.load(layout.sampled()).await;
+        let waiting = end.wrapping_sub(self.drawn);
+        let there = waiting.min(layout.samples().into());
+        for number in end.wrapping_sub(there)..end {
+            self.curve.sample(ground.load(layout.sample(number)).await);
+        }
+        self.drawn = end;
+        waiting - there
+    }
+
+    async fn advise<G: Ground>(&self, ground: &G, layout: &Layout, pages: u64) {
+        for (number, size) in sizes(pages).into_iter().enumerate() {
+            let rate = self.curve.hit_rate(size).unwrap_or(0.0);
+            ground.store(layout.advice(RATES + number), rate.to_bits()).await;
+        }
+        ground.store(layout.advice(PAGES), pages).await;
+        ground.store(layout.advice(SAMPLES), self.curve.samples()).await;
+    }
+}
+
+/// How many reads all places have counted, of all processes that had them.
+async fn reads_of_all<G: Ground>(ground: &G, layout: &Layout) -> u64 {
+    let mut sum = 0u64;
+    for number in 0..layout.shape().places {
+        let (hits, misses) = Place::new(ground, number).reads().await;
+        sum = sum.wrapping_add(hits).wrapping_add(misses);
+    }
+    sum
+}
