@@ -5,16 +5,18 @@
 //! M1. The server starts whatever happens here. If something is missing, its files are not cached, and its
 //!     log says why.
 //! M2. No function here leaves by an error of the server, which would jump over frames of Rust (`longjmp`).
-//!     So only messages are reported, at most of the level WARNING.
+//!     So only messages are reported, at most of the level WARNING, and memory is asked for in the way that
+//!     answers with a null pointer.
 
+mod functions;
 mod magic;
 mod server;
 mod watcher;
 
 use std::ffi::{CStr, c_int};
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use farpool_cache::{ControlFile, ServerState};
 use server::Level;
 
 /// Of the setting `farpool.enabled`, in `pg_settings`.
@@ -74,17 +76,10 @@ extern "C" fn sign_at_end(_: c_int, _: usize) {
     }
 }
 
-/// Where `pg_control` has the state of the server (`pg_control.h`).
-const CONTROL_STATE: Range<usize> = 16..20;
-/// A server that has shut down as a primary. (A standby may leave out its last restartpoint: then the disk may
-/// lack what it has written, and it replays its log.)
-const SHUT_DOWN: u32 = 1;
-
-/// Whether the server has written everything to the disk, and its log has nothing to replay.
+/// Whether the server has written everything to the disk, and its log has nothing to replay. (A standby may
+/// leave out its last restartpoint: then the disk may lack what it has written, and it replays its log.)
 fn has_shut_down(data: &Path) -> bool {
-    let control = std::fs::read(data.join("global/pg_control")).unwrap_or_default();
-    let state = control.get(CONTROL_STATE).and_then(|state| Some(u32::from_ne_bytes(state.try_into().ok()?)));
-    state == Some(SHUT_DOWN)
+    ControlFile::read(data).is_ok_and(|control| control.state == ServerState::ShutDown)
 }
 
 /// Other versions may write files in ways that no test has tried.

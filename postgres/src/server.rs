@@ -96,6 +96,35 @@ pub fn call_at_end(function: AtEnd) -> bool {
     true
 }
 
+/// Memory that the server frees at the end of the statement is asked for in this way: without an error if
+/// there is none (`MCXT_ALLOC_NO_OOM`).
+const WITHOUT_ERROR: c_int = 2;
+/// A value of variable length begins with its length in bytes, times four (`SET_VARSIZE_4B`).
+const LENGTH_BYTES: usize = 4;
+/// The longest value of that kind.
+const TEXT_MAX: usize = (1 << 30) - 1;
+
+/// A text for the server, as a `Datum`. `None`: it is too long, or there is no memory.
+pub fn text(bytes: &[u8]) -> Option<usize> {
+    type Allocate = unsafe extern "C" fn(usize, c_int) -> *mut c_void;
+    let length = bytes.len() + LENGTH_BYTES;
+    let allocate = symbol(c"palloc_extended").filter(|_| length <= TEXT_MAX)?;
+    // SAFETY: the server's function of this name has this type. With this flag and this size, it does not
+    // jump.
+    let memory = unsafe { std::mem::transmute::<*mut c_void, Allocate>(allocate)(length, WITHOUT_ERROR) };
+    if memory.is_null() {
+        return None;
+    }
+    let head = ((length as u32) << 2).to_le_bytes();
+    let memory = memory.cast::<u8>();
+    // SAFETY: the memory is new, and has room for both.
+    unsafe {
+        memory.copy_from_nonoverlapping(head.as_ptr(), LENGTH_BYTES);
+        memory.add(LENGTH_BYTES).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
+    }
+    Some(memory.addr())
+}
+
 /// Process id of the postmaster.
 pub fn postmaster() -> Option<u32> {
     let variable = symbol(c"PostmasterPid")?.cast::<c_int>();

@@ -9,16 +9,17 @@
 //! K3. The child of a fork has places and connections of its own. It leaves those of its parent alone.
 
 use std::ffi::c_void;
+use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::fd::{BorrowedFd, RawFd};
-use std::path::Path;
+use std::os::fd::{AsFd, BorrowedFd, RawFd};
+use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use farpool_cache::{
-    CacheClient, CacheSession, DoorFile, Replacements, at_once, change_outside, close_for_good,
+    CacheClient, CacheSession, DoorFile, FilePages, Replacements, at_once, change_outside, close_for_good,
     give_up_places, keep_closed, may_be_cached,
 };
 
@@ -171,6 +172,21 @@ impl Cached {
                 CacheClient::new(door.clone()).sign_files();
             }
         });
+    }
+
+    /// The files of which pages are cached, by their paths from the directory. `None`: the cache is closed,
+    /// or its daemon does not answer.
+    pub fn files(&self) -> Option<Vec<(PathBuf, FilePages)>> {
+        within(|| self.client()?.named_files())
+    }
+
+    /// Pins a file of the directory, or unpins it. `false`: the cache does not know it.
+    pub fn pin(&self, engine: &Engine, path: &Path, is_pinned: bool) -> bool {
+        let pinned = within(|| {
+            let file = File::open(self.door()?.data().join(path)).ok()?;
+            self.with_own_session(engine, |session| Some(session.set_pinned(file.as_fd(), is_pinned)))
+        });
+        pinned == Some(true)
     }
 
     /// Whether there is anything to do.

@@ -51,4 +51,6 @@ mod process;
 mod sys;
 mod table;
 
-pub use hooks::{cache_switch, sign_cached_files, switch_on_cache, use_backend};
+pub use hooks::{
+    cache_switch, cached_files, pin_cached_file, sign_cached_files, switch_on_cache, use_backend,
+};

@@ -13,7 +13,7 @@ mod positional;
 mod programs;
 
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
 use crate::backend::Backend;
@@ -68,6 +68,18 @@ pub fn cache_switch() -> &'static AtomicBool {
 /// the end of the server waits.
 pub fn sign_cached_files() {
     ENGINE.cached.sign();
+}
+
+/// The files of which pages are cached, by their paths from the cache's directory, with the number of pages
+/// and whether the file is pinned. `None`: the cache is closed, or its daemon does not answer.
+pub fn cached_files() -> Option<Vec<(PathBuf, u32, bool)>> {
+    let files = ENGINE.cached.files()?;
+    Some(files.into_iter().map(|(path, file)| (path, file.pages, file.is_pinned)).collect())
+}
+
+/// Pins a file of the cache's directory, or unpins it. `false`: the cache does not know it.
+pub fn pin_cached_file(path: &Path, is_pinned: bool) -> bool {
+    ENGINE.cached.pin(&ENGINE, path, is_pinned)
 }
 
 /// Whether the dynamic linker lets the program call the hooks of this library.
