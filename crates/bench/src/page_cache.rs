@@ -3,7 +3,7 @@
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -32,7 +32,7 @@ const VERIFIED: &str = " pages in the cache are as on the disk";
 pub struct PageCache {
     daemon: Child, // ended before its door is removed
     /// `None`: its memory comes from somebody else's pool.
-    _pool: Option<LocalPool>,
+    pool: Option<LocalPool>,
     _door: Door,
     farpool: PathBuf,
     data: PathBuf,
@@ -101,7 +101,27 @@ impl PageCache {
         let pool = LocalPool::lending(farpool, lend, TransportChoice::Auto)?;
         let memory = memory_bytes.to_string();
         let options = ["--memory", &memory, "--broker", &pool.broker, "--transport", transport];
-        Self::with_pool(farpool, data, options.map(OsString::from), Some(pool))
+        let options = options.map(OsString::from);
+        Self::with_pool(farpool, data, options, Some(pool))
+    }
+
+    /// Hands the cache of a server that was shut down over to that of its standby, whose files are in `data`,
+    /// and waits until the standby may be promoted. Meanwhile the standby needs a restartpoint. The cache
+    /// must have a pool of its own.
+    pub fn hand_over(mut self, data: &Path, transport: &'static str) -> Result<Self> {
+        let mut handover = Command::new(&self.farpool);
+        handover.args(["cache", "handover"]).arg(&self.data).stdout(Stdio::piped());
+        let mut handover = handover.spawn().context("cannot start farpool cache handover")?;
+        let list = handover.stdout.take().context("a child without output")?;
+        let pool = self.pool.take().context("the cache has no pool of its own")?;
+        let options = ["--take-over", "-", "--broker", &pool.broker, "--transport", transport];
+        let options = options.map(OsString::from);
+        let taken = Self::with_input(&self.farpool, data, options, Some(pool), list.into());
+        // It has ended, or ends now that nobody reads its output.
+        let status = handover.wait().context("cannot wait for farpool cache handover")?;
+        ensure!(status.success(), "farpool cache handover failed ({status})");
+        self.daemon.end()?; // it has ended by itself
+        taken
     }
 
     fn with_pool(
@@ -110,10 +130,21 @@ impl PageCache {
         options: impl IntoIterator<Item = OsString>,
         pool: Option<LocalPool>,
     ) -> Result<Self> {
+        Self::with_input(farpool, data, options, pool, Stdio::null())
+    }
+
+    /// Attaches a cache, and gives its daemon this standard input.
+    fn with_input(
+        farpool: &Path,
+        data: &Path,
+        options: impl IntoIterator<Item = OsString>,
+        pool: Option<LocalPool>,
+        input: Stdio,
+    ) -> Result<Self> {
         let args = ["cache".into(), "attach".into(), data.into()].into_iter().chain(options);
-        let (daemon, _) = Child::of_this_program(farpool, "the cache", args, Stdio::null())?;
+        let (daemon, _) = Child::of_this_program(farpool, "the cache", args, input)?;
         let door = Door(status(farpool, data)?.door);
-        Ok(PageCache { daemon, _pool: pool, _door: door, farpool: farpool.into(), data: data.into() })
+        Ok(PageCache { daemon, pool, _door: door, farpool: farpool.into(), data: data.into() })
     }
 
     /// Waits until the cache is open and has all its memory.

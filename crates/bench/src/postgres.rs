@@ -10,7 +10,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use farpool_fabric::MAX_SOCKET_PATH_BYTES;
 use postgres::error::DbError;
 use postgres::{Client, Config, NoTls};
@@ -25,6 +25,8 @@ use crate::stop::StopFlag;
 const DEBIAN_ROOT: &str = "/usr/lib/postgresql";
 /// initdb writes some 40 MiB.
 const INITDB_DEADLINE: Duration = Duration::from_secs(120);
+/// At 125 MiB/s, 16 GiB take about two minutes in each direction.
+const BACKUP_DEADLINE: Duration = Duration::from_secs(600);
 /// A new cluster starts within a second; a busy machine takes longer.
 const START_DEADLINE: Duration = Duration::from_secs(60);
 const CONNECT_DEADLINE: Duration = Duration::from_secs(10);
@@ -127,6 +129,27 @@ impl Server {
     /// Makes a cluster and starts it.
     pub fn start(options: &ServerOptions<'_>, stop: &StopFlag) -> Result<Self> {
         let programs = Programs::find()?;
+        let initdb = programs.path("initdb")?;
+        let fixed = ["--no-sync", "--auth=trust", "--encoding=UTF8", "--locale=C", "--username", ROLE];
+        let args = fixed.iter().chain(options.initdb_args).map(OsString::from).collect();
+        Self::make_and_start(programs, options, (&initdb, args, INITDB_DEADLINE), stop)
+    }
+
+    /// Makes a standby of this server by a base backup, and starts it. This server's settings have to allow
+    /// replication. `initdb_args` are not used.
+    pub fn start_standby(&self, options: &ServerOptions<'_>, stop: &StopFlag) -> Result<Self> {
+        let (backup, mut args) = self.client_program("pg_basebackup")?;
+        args.extend(["--write-recovery-conf", "--checkpoint=fast", "--no-sync"].map(OsString::from));
+        Self::make_and_start(self.programs.clone(), options, (&backup, args, BACKUP_DEADLINE), stop)
+    }
+
+    /// Runs `maker`, which makes the data directory (it gets `-D DIRECTORY`), and starts a server on it.
+    fn make_and_start(
+        programs: Programs,
+        options: &ServerOptions<'_>,
+        (maker, mut args, deadline): (&Path, Vec<OsString>, Duration),
+        stop: &StopFlag,
+    ) -> Result<Self> {
         let user = Self::user()?;
         let (data, sockets) = (options.dir.join("data"), options.dir.join("socket"));
         make_private(&data, user.as_ref())?;
@@ -134,11 +157,9 @@ impl Server {
         if sockets.as_os_str().len() + "/.s.PGSQL.5432.lock".len() > MAX_SOCKET_PATH_BYTES {
             bail!("the path {} is too long for a socket: choose a shorter --work-dir", sockets.display());
         }
-        let fixed = ["--no-sync", "--auth=trust", "--encoding=UTF8", "--locale=C", "--username", ROLE, "-D"];
-        let mut args: Vec<&OsStr> = fixed.iter().map(OsStr::new).collect();
-        args.push(data.as_ref());
-        args.extend(options.initdb_args.iter().map(OsStr::new));
-        run_as(user.as_ref(), &programs.path("initdb")?, &args, INITDB_DEADLINE)?;
+        args.extend(["-D".into(), data.clone().into()]);
+        let args: Vec<&OsStr> = args.iter().map(OsString::as_os_str).collect();
+        run_as(user.as_ref(), maker, &args, deadline)?;
         let start = Start {
             args: server_args(&data, &sockets, options.settings),
             data,
@@ -152,6 +173,14 @@ impl Server {
         let mut server = Self { process, programs, start };
         server.wait_until_ready(stop)?;
         Ok(server)
+    }
+
+    /// Ends recovery: the standby is a server of its own from now on, and can be written.
+    pub fn promote(&self) -> Result<()> {
+        let seconds = START_DEADLINE.as_secs();
+        let row = self.connect()?.query_one(&format!("SELECT pg_promote(true, {seconds})"), &[])?;
+        ensure!(row.get::<_, bool>(0), "the standby was not promoted within {seconds} s");
+        Ok(())
     }
 
     /// Stops the server if it runs, and starts it again on the same data; its log begins anew.

@@ -31,6 +31,7 @@ use crate::local_pool::{Confined, Lend, LocalPool};
 use crate::options::Pattern;
 use crate::progress::{Progress, warn};
 use crate::stop::check_stop;
+use crate::tally::quantile;
 
 /// Least and most that the process may demand: some regions, and a good part of a machine's memory.
 const DEMAND_BYTES: std::ops::RangeInclusive<u64> = 16 << 20..=4 << 30;
@@ -122,8 +123,7 @@ impl ReclaimReport {
     fn of(options: &ReclaimOptions, runs: &[Reclaimed]) -> Self {
         let mut runs_ms: Vec<f64> = runs.iter().map(|run| run.returned.as_secs_f64() * 1e3).collect();
         runs_ms.sort_by(f64::total_cmp);
-        // The smallest that so many of the runs do not exceed.
-        let quantile = |part: f64| runs_ms[((runs_ms.len() as f64 * part).ceil() as usize).max(1) - 1];
+        let quantile = |part| quantile(runs_ms.iter().copied(), part).unwrap_or(f64::NAN);
         ReclaimReport {
             runs: options.runs,
             demand_mib: options.demand_bytes >> 20,

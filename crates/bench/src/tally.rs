@@ -61,6 +61,14 @@ impl Tally {
     }
 }
 
+/// The value that this part of the values does not exceed. `None` if there are none.
+pub fn quantile(values: impl IntoIterator<Item = f64>, part: f64) -> Option<f64> {
+    let mut values: Vec<f64> = values.into_iter().collect();
+    values.sort_by(f64::total_cmp);
+    let at = (values.len() as f64 * part).ceil() as usize;
+    values.get(at.saturating_sub(1)).copied()
+}
+
 /// The median; of an even number of values the mean of the two in the middle. `None` if there are none.
 pub fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     let mut values: Vec<f64> = values.into_iter().collect();

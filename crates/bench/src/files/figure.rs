@@ -47,6 +47,8 @@ pub enum Figure {
     Checksum,
     /// RangeScan through the page cache.
     CachedScan,
+    /// A standby takes the place of its server, with the pages of its cache.
+    Sigmod16,
     /// One page that is in the page cache, compared with the machine's own memory; not from a paper.
     CachedPage,
     /// How many reads find their page in the page cache; not from a paper.
@@ -55,7 +57,7 @@ pub enum Figure {
 
 impl Figure {
     /// All figures, in the order of the document.
-    pub const ALL: [Figure; 18] = [
+    pub const ALL: [Figure; 19] = [
         Figure::Damon2,
         Figure::Damon3,
         Figure::DamonTable1,
@@ -72,6 +74,7 @@ impl Figure {
         Figure::SmallTransactions,
         Figure::Checksum,
         Figure::CachedScan,
+        Figure::Sigmod16,
         Figure::CachedPage,
         Figure::CachedHits,
     ];
@@ -95,6 +98,7 @@ impl Figure {
             Figure::SmallTransactions => "SQLite, files opened for a few calls",
             Figure::Checksum => "what verifying costs",
             Figure::CachedScan => "a database that is larger than its memory",
+            Figure::Sigmod16 => "a standby takes over the cache",
             Figure::CachedPage => "a page that is in the cache",
             Figure::CachedHits => "which pages stay in the cache",
         }
@@ -103,7 +107,9 @@ impl Figure {
     /// Where it is written.
     pub fn document(self) -> Document {
         match self {
-            Figure::CachedScan | Figure::CachedPage | Figure::CachedHits => Document::Cache,
+            Figure::CachedScan | Figure::Sigmod16 | Figure::CachedPage | Figure::CachedHits => {
+                Document::Cache
+            }
             _ => Document::Files,
         }
     }
@@ -128,6 +134,7 @@ impl fmt::Display for Figure {
             Figure::SmallTransactions => "small-transactions",
             Figure::Checksum => "checksum",
             Figure::CachedScan => "cached-scan",
+            Figure::Sigmod16 => "sigmod16",
             Figure::CachedPage => "cached-page",
             Figure::CachedHits => "cached-hits",
         })

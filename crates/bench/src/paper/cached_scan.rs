@@ -67,6 +67,8 @@ const RESTARTS_MAX: usize = 3;
 const FIRST_SECOND: Duration = Duration::from_secs(1);
 /// Which part of the pages are compared with the disk in the end.
 const VERIFIED_ONE_IN: u32 = 20;
+/// Memory of a cache in which hardly any read finds its page.
+const TINY_CACHE_BYTES: u64 = 64 << 20;
 /// A cache has this share of the data when it counts as full: some pages are in the server's own buffers.
 const FULL: f64 = 0.9;
 
@@ -81,13 +83,16 @@ pub enum Case {
     CacheTcp,
     /// Files on the machine's disk.
     Disk,
+    /// The same, with a cache that is far smaller than the data: what the cache costs if it finds nothing.
+    TinyCache,
     /// Files on a disk that is throttled like a cloud volume.
     Throttled,
 }
 
 impl Case {
     /// In the order of the report.
-    pub const ALL: [Case; 5] = [Case::Tmpfs, Case::CacheShm, Case::CacheTcp, Case::Disk, Case::Throttled];
+    pub const ALL: [Case; 6] =
+        [Case::Tmpfs, Case::CacheShm, Case::CacheTcp, Case::Disk, Case::TinyCache, Case::Throttled];
 
     /// The name that readers see.
     pub fn name(self) -> &'static str {
@@ -96,6 +101,7 @@ impl Case {
             Case::CacheShm => "page cache, shm",
             Case::CacheTcp => "page cache, tcp",
             Case::Disk => "the machine's disk",
+            Case::TinyCache => "the machine's disk, with a cache of 64 MiB",
             Case::Throttled => "throttled, 3,000 IOPS, 125 MiB/s",
         }
     }
@@ -106,6 +112,7 @@ impl Case {
             Case::CacheShm => "shm",
             Case::CacheTcp => "tcp",
             Case::Disk => "disk",
+            Case::TinyCache => "tiny-cache",
             Case::Throttled => "throttled",
         }
     }
@@ -113,14 +120,23 @@ impl Case {
     /// How the cache reaches its nodes, if there is one.
     fn transport(self) -> Option<&'static str> {
         match self {
-            Case::CacheShm => Some("shm"),
+            Case::CacheShm | Case::TinyCache => Some("shm"),
             Case::CacheTcp => Some("tcp"),
             Case::Tmpfs | Case::Disk | Case::Throttled => None,
         }
     }
 
+    /// Whether the cache has room for all pages.
+    fn is_cached(self) -> bool {
+        matches!(self, Case::CacheShm | Case::CacheTcp)
+    }
+
+    fn is_on_disk(self) -> bool {
+        matches!(self, Case::Disk | Case::TinyCache)
+    }
+
     fn is_on_volume(self) -> bool {
-        matches!(self, Case::CacheShm | Case::CacheTcp | Case::Throttled)
+        self.is_cached() || self == Case::Throttled
     }
 }
 
@@ -204,29 +220,51 @@ struct Stage<'a> {
     tmpfs: &'a Path,
     volume: &'a Path,
     module: PathBuf,
+    sizes: Sizes,
+}
+
+/// How large a database with so many rows is, and what it may use.
+#[derive(Clone, Copy)]
+pub(super) struct Sizes {
     rows: u64,
 }
 
-impl Stage<'_> {
-    fn data_mib(&self) -> u64 {
+impl Sizes {
+    /// Of a table with so many rows; with fewer than [`LEAST_ROWS`], of one with these.
+    pub(super) fn of(rows: u64) -> Self {
+        Sizes { rows: rows.max(LEAST_ROWS) }
+    }
+
+    pub(super) fn rows(self) -> u64 {
+        self.rows
+    }
+
+    fn data_mib(self) -> u64 {
         (self.rows * BYTES_PER_ROW).div_ceil(1 << 20)
     }
 
-    fn limit_mib(&self) -> u64 {
+    /// Of a server and the kernel's page cache for it.
+    pub(super) fn limit_mib(self) -> u64 {
         LIMIT_MIN_MIB.max(self.data_mib() / DATA_OVER_LIMIT)
     }
 
-    fn buffers_mib(&self) -> u64 {
+    /// PostgreSQL's own buffers.
+    pub(super) fn buffers_mib(self) -> u64 {
         (self.data_mib() / DATA_OVER_BUFFERS).clamp(BUFFERS_MIN_MIB, BUFFERS_MAX_MIB)
     }
 
-    fn log_mib(&self) -> u64 {
+    pub(super) fn log_mib(self) -> u64 {
         (self.data_mib() / LOG_DATA_DIVISOR).clamp(LOG_MIN_MIB, LOG_MAX_MIB)
     }
 
     /// What a server may take on a disk.
-    fn room_mib(&self) -> u64 {
+    pub(super) fn room_mib(self) -> u64 {
         2 * self.data_mib() + LOG_ROOM * self.log_mib() + SPARE_MIB
+    }
+
+    /// Memory of a cache that has all pages, with a quarter more: updates make more pages.
+    pub(super) fn cache_bytes(self) -> u64 {
+        (self.data_mib() * 5 / 4) << 20
     }
 }
 
@@ -236,14 +274,16 @@ pub fn measure(effort: &Effort<'_>, stop: &StopFlag) -> Result<CachedScanReport>
     let progress = Progress::on_stderr();
     let work = machine::scratch_dir(effort.work_dir, "farpool-cache-bench-")?;
     let tmpfs = machine::scratch_dir(Path::new("/dev/shm"), "farpool-cache-bench-")?;
-    let rows = LEAST_ROWS.max((ROWS_PER_SCALE * effort.scale) as u64);
+    let sizes = Sizes::of((ROWS_PER_SCALE * effort.scale) as u64);
+    let rows = sizes.rows();
     let mount_point = subfolder(work.path(), "volume")?;
     let module = readable_module(effort.farpool, &work)?;
-    let stage = Stage { effort, work: work.path(), tmpfs: tmpfs.path(), volume: &mount_point, module, rows };
+    let stage = Stage { effort, work: work.path(), tmpfs: tmpfs.path(), volume: &mount_point, module, sizes };
     let on_volume = Case::ALL.iter().filter(|case| case.is_on_volume()).count() as u64;
-    let volume_mib = on_volume * stage.room_mib();
-    machine::require_space(tmpfs.path(), stage.room_mib())?;
-    machine::require_disk(work.path(), volume_mib + stage.room_mib())?;
+    let on_disk = Case::ALL.iter().filter(|case| case.is_on_disk()).count() as u64;
+    let volume_mib = on_volume * sizes.room_mib();
+    machine::require_space(tmpfs.path(), sizes.room_mib())?;
+    machine::require_disk(work.path(), volume_mib + on_disk * sizes.room_mib())?;
     let mut volume = ThrottledVolume::make(work.path(), &mount_point, volume_mib, None)?;
     let scripts = Scripts::write(work.path(), rows)?;
     let mut scenes = Vec::new();
@@ -254,7 +294,7 @@ pub fn measure(effort: &Effort<'_>, stop: &StopFlag) -> Result<CachedScanReport>
     }
     let data_bytes = scenes[0].data_bytes()?;
     for scene in &mut scenes {
-        if scene.cache.is_some() {
+        if scene.case.is_cached() {
             let step = progress.step(format!("filling the cache: {}", scene.case.name()));
             scene.fill(data_bytes, stop)?;
             step.done("filled");
@@ -265,7 +305,7 @@ pub fn measure(effort: &Effort<'_>, stop: &StopFlag) -> Result<CachedScanReport>
     let postgres = scenes[0].server.version()?;
     scenes.into_iter().try_for_each(Scene::tear_down)?;
     volume.remove()?;
-    let (limit_mib, buffers_mib) = (stage.limit_mib(), stage.buffers_mib());
+    let (limit_mib, buffers_mib) = (sizes.limit_mib(), sizes.buffers_mib());
     Ok(CachedScanReport { slices, restarts, rows, limit_mib, buffers_mib, postgres, data_bytes })
 }
 
@@ -351,7 +391,7 @@ impl Scripts {
 }
 
 /// Copies the module to a folder that the server's user can read.
-fn readable_module(farpool: &Path, work: &TempDir) -> Result<PathBuf> {
+pub(super) fn readable_module(farpool: &Path, work: &TempDir) -> Result<PathBuf> {
     let module = farpool.with_file_name(MODULE);
     ensure!(module.exists(), "{} is missing: run make postgres-module", module.display());
     fs::set_permissions(work.path(), fs::Permissions::from_mode(0o755))?;
@@ -365,19 +405,20 @@ impl Scene {
     fn set_up(case: Case, stage: &Stage<'_>, stop: &StopFlag) -> Result<Self> {
         let parent = match case {
             Case::Tmpfs => stage.tmpfs,
-            Case::Disk => stage.work,
+            Case::Disk | Case::TinyCache => stage.work,
             Case::CacheShm | Case::CacheTcp | Case::Throttled => stage.volume,
         };
         let dir = subfolder(parent, case.folder())?;
         // Files on tmpfs count as memory of the server.
         let limit_mib = match case {
-            Case::Tmpfs => 3 * stage.data_mib() + SPARE_MIB,
-            _ => stage.limit_mib(),
+            Case::Tmpfs => 3 * stage.sizes.data_mib() + SPARE_MIB,
+            _ => stage.sizes.limit_mib(),
         };
         let limit = MemoryLimit::create(&format!("farpool-cache-bench-{}", case.folder()), limit_mib)?;
         let log = stage.work.join(format!("{}.log", case.folder()));
         let libraries = case.transport().map_or(String::new(), |_| stage.module.display().to_string());
-        let [buffers, log_size] = [stage.buffers_mib(), stage.log_mib()].map(|size| format!("{size}MB"));
+        let [buffers, log_size] =
+            [stage.sizes.buffers_mib(), stage.sizes.log_mib()].map(|size| format!("{size}MB"));
         let settings = [
             ("shared_preload_libraries", &*libraries),
             ("shared_buffers", &buffers),
@@ -390,7 +431,7 @@ impl Scene {
             ..ServerOptions::new(&dir, &log)
         };
         let server = Server::start(&of_server, stop)?;
-        load(&server, stage.rows)?;
+        load(&server, stage.sizes.rows())?;
         let mut scene = Scene { case, server, cache: None, limit };
         if let Some(transport) = case.transport() {
             scene.attach(stage, transport)?;
@@ -399,32 +440,16 @@ impl Scene {
     }
 
     fn attach(&mut self, stage: &Stage<'_>, transport: &'static str) -> Result<()> {
-        // A quarter more than the data: updates make more pages.
-        let memory_bytes = (stage.data_mib() * 5 / 4) << 20;
+        let memory_bytes = if self.case.is_cached() { stage.sizes.cache_bytes() } else { TINY_CACHE_BYTES };
         let options = CacheOptions { memory_bytes, nodes: 2, transport };
         let cache = PageCache::attach_with_pool(stage.effort.farpool, self.server.data_directory(), options)?;
         self.cache = Some(cache);
         Ok(())
     }
 
-    /// Reads everything until the cache has the pages.
     fn fill(&mut self, data_bytes: u64, stop: &StopFlag) -> Result<()> {
-        let started = Instant::now();
         let cache = self.cache.as_ref().context("there is no cache to fill")?;
-        let mut client = self.server.connect()?;
-        loop {
-            stop.check()?;
-            let used = cache.status()?.used_bytes();
-            if used as f64 >= FULL * data_bytes as f64 {
-                return Ok(());
-            }
-            let (used_mib, data_mib) = (used >> 20, data_bytes >> 20);
-            ensure!(started.elapsed() < FILL_WITHIN, "the cache has only {used_mib} of {data_mib} MiB");
-            // By the index, and by the table.
-            let read = "SET enable_seqscan = off; SELECT count(*) FROM ranges WHERE id > 0; \
-                        SET enable_seqscan = on; SELECT sum(value) FROM ranges";
-            client.batch_execute(read).context("cannot read the table")?;
-        }
+        fill(&self.server, cache, (FULL * data_bytes as f64) as u64, stop)
     }
 
     /// Writes what is only in memory.
@@ -433,8 +458,7 @@ impl Scene {
     }
 
     fn data_bytes(&self) -> Result<u64> {
-        let row = self.server.connect()?.query_one("SELECT pg_total_relation_size('ranges')", &[])?;
-        Ok(row.get::<_, i64>(0) as u64)
+        data_bytes(&self.server)
     }
 
     fn tear_down(mut self) -> Result<()> {
@@ -444,6 +468,31 @@ impl Scene {
         self.checkpoint()?;
         let cache = self.cache.as_mut().map_or(Ok(()), PageCache::detach);
         [self.server.stop(), cache, self.limit.remove()].into_iter().collect()
+    }
+}
+
+/// Bytes of the table and its index.
+pub(super) fn data_bytes(server: &Server) -> Result<u64> {
+    let row = server.connect()?.query_one("SELECT pg_total_relation_size('ranges')", &[])?;
+    Ok(row.get::<_, i64>(0) as u64)
+}
+
+/// Reads everything until the cache has so many bytes of the pages.
+pub(super) fn fill(server: &Server, cache: &PageCache, bytes: u64, stop: &StopFlag) -> Result<()> {
+    let started = Instant::now();
+    let mut client = server.connect()?;
+    loop {
+        stop.check()?;
+        let used = cache.status()?.used_bytes();
+        if used >= bytes {
+            return Ok(());
+        }
+        let (used_mib, wanted_mib) = (used >> 20, bytes >> 20);
+        ensure!(started.elapsed() < FILL_WITHIN, "the cache has only {used_mib} of {wanted_mib} MiB");
+        // By the index, and by the table.
+        let read = "SET enable_seqscan = off; SELECT count(*) FROM ranges WHERE id > 0; \
+                    SET enable_seqscan = on; SELECT sum(value) FROM ranges";
+        client.batch_execute(read).context("cannot read the table")?;
     }
 }
 

@@ -6,6 +6,7 @@
 //! server's buffers.
 
 use std::ffi::OsString;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -87,7 +88,7 @@ pub fn measure(effort: &Effort<'_>, stop: &StopFlag) -> Result<RangeScanReport> 
     let tmpfs = machine::scratch_dir(Path::new("/dev/shm"), "farpool-paper-")?;
     let rows = LEAST_ROWS.max((ROWS_PER_SCALE * effort.scale) as u64);
     let script = &work.path().join("scan.sql");
-    std::fs::write(script, scan(rows)).context("cannot write the scan")?;
+    fs::write(script, scan(rows)).context("cannot write the scan")?;
     let mut scenes = Vec::new();
     for spot in SPOTS {
         let step = progress.step(format!("loading {rows} rows: {}", spot.name()));
@@ -188,18 +189,68 @@ pub(super) fn pgbench(
     sessions: u32,
     slice: Duration,
 ) -> Result<f64> {
+    let said = run_pgbench(server, scripts, sessions, slice, Vec::new())?;
+    per_second(&said).with_context(|| format!("cannot parse pgbench's output: {said}"))
+}
+
+/// A transaction of a run.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Timed {
+    /// When it ended, in seconds since 1970.
+    pub at_s: f64,
+    /// How long it took.
+    pub latency: Duration,
+}
+
+/// As [`pgbench`], with one in ten of the transactions. pgbench writes them to files in `dir`, an empty
+/// folder.
+pub(super) fn timed_pgbench(
+    server: &mut Server,
+    scripts: &[OsString],
+    sessions: u32,
+    slice: Duration,
+    dir: &Path,
+) -> Result<(f64, Vec<Timed>)> {
+    let mut prefix = OsString::from("--log-prefix=");
+    prefix.push(dir.join("transactions"));
+    let log = vec!["--log".into(), prefix, "--sampling-rate=0.1".into()];
+    let said = run_pgbench(server, scripts, sessions, slice, log)?;
+    let per_second = per_second(&said).with_context(|| format!("cannot parse pgbench's output: {said}"))?;
+    let mut timed = Vec::new();
+    for entry in fs::read_dir(dir)? {
+        let log = fs::read_to_string(entry?.path()).context("cannot read what pgbench has logged")?;
+        timed.extend(log.lines().filter_map(timed_line));
+    }
+    Ok((per_second, timed))
+}
+
+/// Parses a line of pgbench's log: client, number, microseconds, script, and the time of day in seconds and
+/// microseconds.
+fn timed_line(line: &str) -> Option<Timed> {
+    let words: Vec<u64> = line.split(' ').map(str::parse).collect::<Result<_, _>>().ok()?;
+    let &[_, _, latency_us, _, seconds, us, ..] = &*words else { return None };
+    Some(Timed { at_s: seconds as f64 + us as f64 / 1e6, latency: Duration::from_micros(latency_us) })
+}
+
+fn run_pgbench(
+    server: &mut Server,
+    scripts: &[OsString],
+    sessions: u32,
+    slice: Duration,
+    further: Vec<OsString>,
+) -> Result<String> {
     let (program, mut args) = server.client_program("pgbench")?;
     let seconds = whole_seconds(slice).to_string();
     let sessions = sessions.to_string();
     args.extend(["-n", "-j", ASKERS, "-c", &sessions, "-T", &seconds].map(Into::into));
+    args.extend(further);
     args.extend(scripts.iter().flat_map(|script| ["-f".into(), script.clone()]));
     args.push("postgres".into());
     let args: Vec<_> = args.iter().map(OsString::as_os_str).collect();
-    let said = run(&program, &args, slice + SURPLUS).or_else(|error| {
+    run(&program, &args, slice + SURPLUS).or_else(|error| {
         server.check_alive()?;
         Err(error)
-    })?;
-    per_second(&said).with_context(|| format!("cannot parse pgbench's output: {said}"))
+    })
 }
 
 /// pgbench takes whole seconds, at least one.
@@ -243,6 +294,14 @@ mod tests {
             "number of failed transactions: 0 (0.000%)\ntps = 1234.5 (without initial connection time)\n";
         assert_eq!(per_second(said), Some(1234.5));
         assert_eq!([per_second("tps = 0.000 (x)"), per_second("pgbench: error: no")], [None; 2]);
+    }
+
+    #[test]
+    fn transactions_are_read_from_pgbenchs_log() {
+        let timed = timed_line("3 199 2241 0 1175850568 995598").unwrap();
+        assert_eq!((timed.at_s, timed.latency), (1_175_850_568.995_598, Duration::from_micros(2241)));
+        // With --max-tries, a transaction may have failed; a run that was killed leaves half a line.
+        assert_eq!(["3 199 failed 0 1175850568 995598", "3 199 22", ""].map(timed_line), [None; 3]);
     }
 
     #[test]

@@ -7,6 +7,7 @@ mod lending;
 mod queries;
 mod range_scan;
 mod small_transactions;
+mod switchover;
 
 use anyhow::Result;
 
@@ -24,6 +25,7 @@ pub fn has(figure: Figure) -> bool {
         Figure::RangeScan,
         Figure::Sigmod13,
         Figure::Sigmod14,
+        Figure::Sigmod16,
         Figure::SmallTransactions,
     ];
     here.contains(&figure) || queries::has(figure)
@@ -46,6 +48,9 @@ pub fn measure(figures: &[Figure], effort: &Effort<'_>, stop: &StopFlag) -> Resu
     }
     if figures.contains(&Figure::CachedScan) {
         sections.push(cached_scan::measure(effort, stop)?);
+    }
+    if figures.contains(&Figure::Sigmod16) {
+        sections.push(switchover::measure(effort, stop)?);
     }
     if figures.contains(&Figure::CachedHits) {
         sections.push(cached_hits::measure(effort, stop)?);
