@@ -3,7 +3,9 @@
 use std::ffi::{c_int, c_void};
 use std::fmt::Write;
 use std::panic::catch_unwind;
-use std::path::{Component, Path, PathBuf};
+use std::path::PathBuf;
+
+use farpool_cache::{FilePages, RelationFile};
 
 use crate::server;
 
@@ -33,8 +35,10 @@ struct Argument {
     is_null: bool,
 }
 
+/// The arguments of a call. `None`: one of them is null.
+///
 /// # Safety
-/// `call` comes from the server, whose function of that name has so many arguments.
+/// `call` comes from the server, and has `COUNT` arguments.
 unsafe fn arguments<const COUNT: usize>(call: *mut Call) -> Option<[usize; COUNT]> {
     let mut values = [0; COUNT];
     for (at, value) in values.iter_mut().enumerate() {
@@ -84,8 +88,9 @@ pub extern "C" fn pg_finfo_farpool_set_pinned() -> *const CallingConvention {
     &raw const VERSION_1
 }
 
-/// `farpool.set_pinned(database oid, filenode oid, pinned boolean) RETURNS integer`: how many files of the
-/// relation (its segments and its visibility map) are pinned or not from now on.
+/// `farpool.set_pinned(database oid, filenode oid, pinned boolean) RETURNS integer`: sets whether the
+/// files of a relation (its segments and its visibility map) are pinned, and returns how many of them the cache
+/// knows; null if this process does not use the cache.
 ///
 /// # Safety
 /// Only the server calls this.
@@ -94,55 +99,30 @@ pub unsafe extern "C" fn farpool_set_pinned(call: *mut Call) -> usize {
     // SAFETY: the server's call, of a function with three arguments.
     let arguments = unsafe { arguments::<3>(call) };
     let pinned = arguments.and_then(|[database, filenode, is_pinned]| {
-        let relation = (database as u32, filenode as u32);
-        catch_unwind(|| pin(relation, is_pinned as u8 != 0)).ok()
+        catch_unwind(|| set_pinned(database as u32, filenode as u32, is_pinned as u8 != 0)).ok()?
     });
     // SAFETY: the server's call.
     unsafe { answer(call, pinned) }
 }
 
-fn pin(relation: (u32, u32), is_pinned: bool) -> usize {
-    let files = farpool_preload::cached_files().unwrap_or_default();
-    let of_relation = files
-        .iter()
-        .filter(|(path, ..)| file_of(path).is_some_and(|file| (file.database, file.filenode) == relation));
-    of_relation.filter(|(path, ..)| farpool_preload::pin_cached_file(path, is_pinned)).count()
+fn set_pinned(database: u32, filenode: u32, is_pinned: bool) -> Option<usize> {
+    let main = format!("base/{database}/{filenode}");
+    let segments = (1..).map(|number: u32| PathBuf::from(format!("{main}.{number}")));
+    let segments = [PathBuf::from(&main)].into_iter().chain(segments);
+    let map = [PathBuf::from(format!("{main}_vm"))].into_iter();
+    let pinned = farpool_preload::set_cached_files_pinned(segments, is_pinned)?;
+    Some(pinned + farpool_preload::set_cached_files_pinned(map, is_pinned)?)
 }
 
-/// A file below `base`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct RelationFile {
-    database: u32,
-    filenode: u32,
-    /// A visibility map or another fork, and not the table or index itself.
-    is_fork: bool,
-}
-
-/// `base/DATABASE/FILENODE`, with a fork and a segment behind it or without. `None`: it is something else.
-fn file_of(path: &Path) -> Option<RelationFile> {
-    let mut parts = path.components().map(|part| match part {
-        Component::Normal(name) => name.to_str(),
-        _ => None,
-    });
-    let (base, database, name) = (parts.next()??, parts.next()??, parts.next()??);
-    let fork = name.split('.').next()?;
-    let filenode = fork.split('_').next()?;
-    let is_below = base == "base" && parts.next().is_none();
-    is_below.then_some(RelationFile {
-        database: database.parse().ok()?,
-        filenode: filenode.parse().ok()?,
-        is_fork: fork != filenode,
-    })
-}
-
-fn as_json(files: &[(PathBuf, u32, bool)]) -> String {
+fn as_json(files: &[(PathBuf, FilePages)]) -> String {
     let mut json = String::from("[");
-    for (path, pages, is_pinned) in files {
-        let Some(RelationFile { database, filenode, is_fork }) = file_of(path) else { continue };
+    for (path, FilePages { pages, is_pinned, .. }) in files {
+        let Some(RelationFile { database, filenode, fork }) = RelationFile::parse(path) else { continue };
         let comma = if json.len() > 1 { "," } else { "" };
         let _always = write!(
             json,
-            r#"{comma}{{"database":{database},"filenode":{filenode},"fork":{is_fork},"pages":{pages},"pinned":{is_pinned}}}"#
+            r#"{comma}{{"database":{database},"filenode":{filenode},"fork":{},"pages":{pages},"pinned":{is_pinned}}}"#,
+            fork.is_some()
         );
     }
     json.push(']');

@@ -18,6 +18,8 @@ const PAGES: usize = 0;
 const SAMPLES: usize = 1;
 const RATES: usize = 2;
 const _: () = assert!(RATES + EIGHTHS.len() <= ADVICE_WORDS);
+/// Samples that are needed for each sampled block of the largest size in question.
+const NEEDED_PER_BLOCK: u64 = 3;
 /// How often the advice is made anew.
 const ADVISE_EVERY: Duration = Duration::from_secs(1);
 
@@ -26,8 +28,13 @@ const ADVISE_EVERY: Duration = Duration::from_secs(1);
 pub struct Advice {
     /// How many pages the cache has memory for.
     pub pages: u64,
-    /// How many reads of sampled blocks this rests on. With few of them it says little.
+    /// Weight of the samples behind the curve, in reads: at most 2^17, since old samples count less and less.
+    /// With few of them it says little.
     pub samples: u64,
+    /// With fewer samples, first reads of blocks, which no cache would find, weigh too much.
+    pub needed_samples: u64,
+    /// How many blocks are sampled in a cache of this size. The error is about one in the square root of it.
+    pub sampled_pages: u64,
     /// For half of this size, this size, twice and four times as much.
     pub hit_rates: [f64; 4],
 }
@@ -38,15 +45,26 @@ impl Advice {
         sizes(self.pages)
     }
 
-    /// What the keeper has stored last. `None`: it has no samples yet.
+    /// What the keeper has stored last. `None`: it has no samples yet, or the cache no memory.
     pub(crate) async fn load<G: Ground>(ground: &G, layout: &Layout) -> Option<Advice> {
-        let pages = ground.load(layout.advice(PAGES)).await;
+        // Any process of the database can have changed these words.
+        let pages = ground.load(layout.advice(PAGES)).await.min(layout.shape().slots.into());
         let samples = ground.load(layout.advice(SAMPLES)).await;
         let mut hit_rates = [0.0; EIGHTHS.len()];
         for (number, rate) in hit_rates.iter_mut().enumerate() {
-            *rate = f64::from_bits(ground.load(layout.advice(RATES + number)).await).clamp(0.0, 1.0);
+            let stored = f64::from_bits(ground.load(layout.advice(RATES + number)).await);
+            *rate = if stored.is_nan() { 0.0 } else { stored.clamp(0.0, 1.0) };
         }
-        (samples > 0).then_some(Advice { pages, samples, hit_rates })
+        let largest = sizes(pages)[EIGHTHS.len() - 1];
+        let needed_samples = NEEDED_PER_BLOCK * layout.sampled_of(largest);
+        let sampled_pages = layout.sampled_of(pages);
+        (samples > 0 && pages > 0).then_some(Advice {
+            pages,
+            samples,
+            needed_samples,
+            sampled_pages,
+            hit_rates,
+        })
     }
 }
 
@@ -72,18 +90,19 @@ pub(crate) struct Adviser {
 
 impl Adviser {
     /// For an index that is new: there are no samples in it.
-    pub(crate) async fn new<G: Ground>(ground: &G, layout: &Layout) -> Adviser {
+    pub(crate) async fn new<G: Ground>(ground: &G, layout: &Layout, now: Instant) -> Adviser {
         let reads = reads_of_all(ground, layout).await;
-        Adviser { curve: Curve::new(layout.shape().slots), drawn: 0, reads, advised: Instant::now() }
+        Adviser { curve: Curve::new(layout.shape().slots), drawn: 0, reads, advised: now }
     }
 
-    /// Draws new samples into the curve, and advises once a second. `pages`: how many there is memory for.
-    pub(crate) async fn go_on<G: Ground>(&mut self, ground: &G, layout: &Layout, pages: u32) {
+    /// Draws new samples into the curve. Stores new advice once a second, and at once if samples were lost.
+    /// `pages`: how many there is memory for.
+    pub(crate) async fn go_on<G: Ground>(&mut self, ground: &G, layout: &Layout, pages: u32, now: Instant) {
         let lost = self.draw(ground, layout).await;
-        if lost == 0 && self.advised.elapsed() < ADVISE_EVERY {
+        if lost == 0 && now.saturating_duration_since(self.advised) < ADVISE_EVERY {
             return;
         }
-        self.advised = Instant::now();
+        self.advised = now;
         let reads = reads_of_all(ground, layout).await;
         self.curve.count_reads(reads.saturating_sub(self.reads), lost);
         self.reads = reads;

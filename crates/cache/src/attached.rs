@@ -27,7 +27,9 @@ use crate::advice::Adviser;
 use crate::at_once;
 use crate::door::DoorFile;
 use crate::far::{FarMemory, FarTable, SLOTS_PER_EXTENT};
-use crate::handover::{Handing, HandoverError, HandoverList, Leases, TakeOver, TakenOver, Taking, give};
+use crate::handover::{
+    HandoverError, HandoverList, HandoverRequests, Leases, TakeOverResult, TakeOverState, Taker, give,
+};
 use crate::keeper::{Census, Keeper};
 use crate::layout::{Layout, MAX_SLOTS, Shape};
 use crate::living::{Living, pid_of, program_of};
@@ -118,7 +120,7 @@ pub struct AttachedCache {
     control: Arc<Control>,
     threads: Vec<JoinHandle<()>>,
     server: Option<Server>,
-    take_over: Option<watch::Receiver<TakeOver>>,
+    take_over: Option<watch::Receiver<TakeOverState>>,
 }
 
 /// What the daemon's threads share.
@@ -127,7 +129,7 @@ struct Control {
     pool: Pool,
     /// Of the leases; `None`: nobody can take them over.
     journal: Option<Arc<MemoryJournal>>,
-    handing: Arc<Handing>,
+    handing: Arc<HandoverRequests>,
     memory: FarMemory,
     /// Slots that have got memory, for the keeper.
     grown: Mutex<Vec<Range<u32>>>,
@@ -137,12 +139,24 @@ struct Control {
     ending: Notify,
 }
 
+/// Takes pages over in the keeper's rounds, and says how far that is.
+type GoingOver = (Taker, watch::Sender<TakeOverState>);
+
+/// Unless the journal was taken out, the pool gives its leases back when it is dropped after this.
+struct GivesBack(Option<Arc<MemoryJournal>>);
+
+impl Drop for GivesBack {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|journal| journal.give_up());
+    }
+}
+
 /// A cache that was handed over, on its way to the keeper's thread.
-struct ToTake {
+struct TakeOverTask {
     list: HandoverList,
     /// The slots that still have their memory.
     slots: Vec<Range<u32>>,
-    report: watch::Sender<TakeOver>,
+    report: watch::Sender<TakeOverState>,
 }
 
 /// The keeper reads and writes no slots.
@@ -188,6 +202,7 @@ impl AttachedCache {
         config: CacheConfig,
     ) -> Result<AttachedCache, AttachError> {
         let Leases { pool, journal, adopted } = leases.into();
+        let mut failing = GivesBack(journal.clone()); // dropped before the pool
         let shape = shape_of(&door, config)?;
         if let Some((_, list)) = &adopted
             && list.slots > shape.slots
@@ -213,7 +228,7 @@ impl AttachedCache {
         let (words, stock) = (index.mapping().clone(), pool.stock().clone());
         let memory = FarMemory::new(stock.clone(), far);
         memory.want(config.slots);
-        let handing = Arc::<Handing>::default();
+        let handing = Arc::<HandoverRequests>::default();
         let owner =
             CacheOwner { index, table, stock, handing: handing.clone(), trusted_uid: door.owner_uid() };
         let server = Server::start(&socket_name(number), owner)?;
@@ -232,6 +247,7 @@ impl AttachedCache {
             has_ended: AtomicBool::new(false),
             ending: Notify::new(),
         });
+        failing.0 = None;
         let (threads, server) = (Vec::new(), Some(server));
         let mut attached = AttachedCache { control, threads, server, take_over };
         attached.start_keeper(words, shape, number, to_take)?;
@@ -244,15 +260,15 @@ impl AttachedCache {
         words: Arc<Mapping>,
         shape: Shape,
         number: u64,
-        to_take: Option<ToTake>,
+        to_take: Option<TakeOverTask>,
     ) -> io::Result<()> {
         let control = self.control.clone();
         self.spawn("cache-keeper", move || {
             let index = Index::new(words, shape, NoSlots).expect("it has just been made for this shape");
             let ground = door_of(&control.door).expect("it was usable before").with_index(number, index);
             let layout = Layout::new(shape);
-            let taking = to_take.map(|ToTake { list, slots, report }| {
-                (Taking::begin(&control.door, &list, shape.slots, &slots), report)
+            let taking = to_take.map(|TakeOverTask { list, slots, report }| {
+                (Taker::begin(&control.door, &list, shape.slots, &slots), report)
             });
             control.keep(&mut at_once(Keeper::start(ground, layout, |_| false)), &layout, taking);
             control.handing.end();
@@ -280,17 +296,17 @@ impl AttachedCache {
     pub async fn may_be_promoted(&self) {
         if let Some(take_over) = &self.take_over {
             let mut take_over = take_over.clone();
-            let _ended = take_over.wait_for(|now| *now != TakeOver::Waiting).await;
+            let _ended = take_over.wait_for(|now| *now != TakeOverState::Waiting).await;
         }
     }
 
     /// Waits until the cache that was handed over has been taken over, and says what became of it. `None`:
     /// there was none, or this cache ends before.
-    pub async fn taken_over(&self) -> Option<TakenOver> {
+    pub async fn taken_over(&self) -> Option<TakeOverResult> {
         let mut take_over = self.take_over.clone()?;
-        match &*take_over.wait_for(|now| matches!(now, TakeOver::Ended(_))).await.ok()? {
-            TakeOver::Ended(taken) => Some(taken.clone()),
-            TakeOver::Waiting | TakeOver::Going => None,
+        match &*take_over.wait_for(|now| matches!(now, TakeOverState::Ended(_))).await.ok()? {
+            TakeOverState::Ended(taken) => Some(taken.clone()),
+            TakeOverState::Waiting | TakeOverState::Going => None,
         }
     }
 
@@ -319,8 +335,8 @@ impl Drop for AttachedCache {
         // After the keeper, which would open it again (A3).
         at_once(Vacating::begin(&*self.control.door));
         self.server = None;
-        if let Some(journal) = self.control.journal.as_ref().filter(|_| !self.control.handing.is_given()) {
-            journal.abandon(); // so that the pool gives the leases back
+        if !self.control.handing.is_given() {
+            drop(GivesBack(self.control.journal.clone()));
         }
     }
 }
@@ -330,11 +346,11 @@ fn adopt(
     memory: &FarMemory,
     stock: &Stock,
     (mut adoption, list): (Adoption, HandoverList),
-) -> (ToTake, watch::Receiver<TakeOver>) {
+) -> (TakeOverTask, watch::Receiver<TakeOverState>) {
     let slots = memory.adopt(&list.groups, &mut adoption);
     stock.finish_adoption(adoption);
-    let (report, take_over) = watch::channel(TakeOver::Waiting);
-    (ToTake { list, slots, report }, take_over)
+    let (report, take_over) = watch::channel(TakeOverState::Waiting);
+    (TakeOverTask { list, slots, report }, take_over)
 }
 
 /// Closes the door, and waits until nobody uses the index behind it.
@@ -364,12 +380,12 @@ impl Control {
         &self,
         keeper: &mut Keeper<Shared<NoSlots>, Shipped>,
         layout: &Layout,
-        mut taking: Option<(Taking, watch::Sender<TakeOver>)>,
+        mut taking: Option<GoingOver>,
     ) {
         let living = Living::default();
         // Rounds until a lap over all slots has found nothing to do.
         let mut until_idle = 0;
-        let mut adviser = at_once(Adviser::new(keeper.ground(), layout));
+        let mut adviser = at_once(Adviser::new(keeper.ground(), layout, Instant::now()));
         while !self.has_ended() {
             at_once(keeper.clear_dead(|holder| living.is_alive(holder)));
             // Before the memory that has gone: that may have got memory before.
@@ -386,14 +402,7 @@ impl Control {
             let wanted = if self.door.is_there() { Door::Open } else { Door::Closed };
             let is_turned = at_once(keeper.turn_door(wanted));
             at_once(keeper.maintain_files());
-            if let Some((going, report)) = &mut taking {
-                self.handing.answer(|| Err(HandoverError::TakingOver));
-                let ended = going.step(keeper);
-                let has_ended = ended.is_some();
-                let now = if going.has_begun() { TakeOver::Going } else { TakeOver::Waiting };
-                report.send_replace(ended.map_or(now, TakeOver::Ended));
-                taking = taking.filter(|_| !has_ended);
-            } else if self.handing.answer(|| self.give(keeper, layout)) {
+            if self.hand_or_take_over(keeper, layout, &mut taking) {
                 // Another daemon has the slots now.
                 self.has_ended.store(true, Ordering::Relaxed);
                 self.ending.notify_one();
@@ -401,9 +410,11 @@ impl Control {
             }
             let census = at_once(keeper.sweep());
             *self.census.lock() = census;
-            at_once(adviser.go_on(keeper.ground(), layout, layout.shape().slots - census.absent));
+            let pages = layout.shape().slots - census.absent;
+            at_once(adviser.go_on(keeper.ground(), layout, pages, Instant::now()));
             let is_busy = has_changed || !is_turned || keeper.has_work() || taking.is_some();
             until_idle = if is_busy { keeper.sweeps_per_lap() } else { until_idle.saturating_sub(1) };
+            // While pages are taken over, that takes up the round.
             if taking.as_ref().is_none_or(|(taking, _)| !taking.has_begun()) {
                 std::thread::park_timeout(if until_idle > 0 { ROUND } else { IDLE_ROUND });
             }
@@ -411,6 +422,25 @@ impl Control {
         if let Some((mut taking, _)) = taking {
             taking.end(keeper, None);
         }
+    }
+
+    /// Takes pages over, or answers `farpool cache handover`. Returns whether the cache was handed over.
+    fn hand_or_take_over(
+        &self,
+        keeper: &mut Keeper<Shared<NoSlots>, Shipped>,
+        layout: &Layout,
+        taking: &mut Option<GoingOver>,
+    ) -> bool {
+        let Some((going, report)) = taking else {
+            return self.handing.answer(|| self.give(keeper, layout));
+        };
+        self.handing.answer(|| Err(HandoverError::TakingOver));
+        let ended = going.step(keeper);
+        let has_ended = ended.is_some();
+        let now = if going.has_begun() { TakeOverState::Going } else { TakeOverState::Waiting };
+        report.send_replace(ended.map_or(now, TakeOverState::Ended));
+        taking.take_if(|_| has_ended);
+        false
     }
 
     fn give(

@@ -59,6 +59,8 @@ pub struct Caller<G, R = Shipped> {
     next_hint: u32,
     /// Whether it never leaves its place any more ([`keep_door_closed`](Self::keep_door_closed)).
     keeps_door_closed: bool,
+    /// Whether its reads count as those of the database.
+    counts_reads: bool,
     rules: PhantomData<fn() -> R>,
 }
 
@@ -91,6 +93,7 @@ impl<G: Ground, R: Rules> Caller<G, R> {
                     place,
                     next_hint,
                     keeps_door_closed,
+                    counts_reads: true,
                     rules: PhantomData,
                 });
             }
@@ -168,11 +171,13 @@ impl<G: Ground, R: Rules> Caller<G, R> {
             return Ok(Outcome::Disk(pread(to).await?));
         };
         let (buckets, key) = (self.layout.buckets(file.file, block), Key::new(id, block));
-        if let Some(sample) = self.layout.sample_of(key) {
+        if let Some(sample) = self.layout.sample_of(key).filter(|_| self.counts_reads) {
             advice::note_sample(&self.ground, &self.layout, sample).await;
         }
         let cached = self.read_cached(buckets, key).await;
-        self.place().count_read(cached.is_some()).await;
+        if self.counts_reads {
+            self.place().count_read(cached.is_some()).await;
+        }
         if let Some(page) = cached {
             return Ok(Outcome::Hit(page));
         }
@@ -223,6 +228,15 @@ impl<G: Ground, R: Rules> Caller<G, R> {
             None => files::ask_for(&self.ground, &self.layout, file.id(), exists).await,
         }
         found
+    }
+
+    /// Finds a file of which nothing is changed. `None`: the cache does not know it, or is closed.
+    async fn find_known(&mut self, file: &mut KnownFile) -> Option<FileRef> {
+        let is_closed = Door::of(self.ground.load(layout::DOOR).await) == Door::Closed;
+        if is_closed || !self.load_layout().await {
+            return None;
+        }
+        file.find(&self.ground, &self.layout).await
     }
 
     /// Finds a file that is to be changed, and the door. `None`: the cache has nothing to do with the change.
@@ -543,11 +557,16 @@ impl<G: Ground, R: Rules> Caller<G, R> {
         }
     }
 
+    /// From now on, its reads are no hits or misses, and no samples: they are not those of the database.
+    pub fn count_no_reads(&mut self) {
+        self.counts_reads = false;
+    }
+
     /// Pins a file, or unpins it. The keeper evicts pages of pinned files last. `false`: the cache does not
     /// know the file.
     pub async fn set_pinned(&mut self, file: &mut KnownFile, is_pinned: bool) -> bool {
         self.occupying(async |caller| {
-            let Some((file, _)) = caller.find_for_changes(file).await else { return false };
+            let Some(file) = caller.find_known(file).await else { return false };
             caller.ground.store(caller.layout.file_pinned(file.file), is_pinned.into()).await;
             true
         })
@@ -556,7 +575,7 @@ impl<G: Ground, R: Rules> Caller<G, R> {
 
     /// Whether the cache knows the file.
     pub async fn knows(&mut self, file: &mut KnownFile) -> bool {
-        self.occupying(async |caller| caller.find_for_changes(file).await.is_some()).await
+        self.occupying(async |caller| caller.find_known(file).await.is_some()).await
     }
 
     /// Makes a file's pages unreachable for good. The file has been unlinked before.

@@ -128,11 +128,8 @@ impl CacheClient {
         let cached = self.contents()?.files;
         let ids: Vec<FileId> = cached.iter().map(|file| file.id).collect();
         let by_id: BTreeMap<FileId, FilePages> = cached.into_iter().map(|file| (file.id, file)).collect();
-        let named = signatures::entries_of(&self.door, &ids).filter_map(|entry| {
-            let path = entry.path().strip_prefix(self.door.data()).ok()?.to_owned();
-            let (_, id) = signatures::file_at(&entry.path())?;
-            Some((path, *by_id.get(&id)?))
-        });
+        let named = signatures::paths_of(&self.door, &ids);
+        let named = named.filter_map(|(id, path)| Some((path, *by_id.get(&id)?)));
         Some(named.collect())
     }
 

@@ -1,14 +1,16 @@
 //! The miss-ratio curve of an LRU cache, from a sample of blocks: SHARDS (Waldspurger et al., FAST 2015) with
 //! a fixed rate.
 //!
-//! A block is sampled if a number of low bits of its hash are 0, so either all reads of a block are in the
-//! sample or none. The stack distance of a sampled read is the number of other sampled blocks that were read
-//! since its block was last read. Divided by the rate, it estimates the distance among all blocks: an LRU
-//! cache of more pages than that has the page. The stack ends at the largest size that is asked for: a block
-//! below would be a miss at every size. So memory is bounded, whatever is read.
+//! A block is sampled if the lowest bits of its hash are 0 (how many: [`sampling_shift`]), so either all
+//! reads of a block are in the sample or none. The stack distance of a sampled read is the number of other
+//! sampled blocks that were read since its block was last read. Divided by the rate, it estimates the
+//! distance among all blocks: an LRU cache of more pages than that has the page. The stack ends at the
+//! largest size that is asked for: a block below would be a miss at every size. So memory is bounded,
+//! whatever is read.
 //!
-//! Whether one hot block is sampled makes a difference. So reads that the sample lacks, by the number of all
-//! reads, count as hits, and surplus ones are taken off (SHARDS-adj). Counts are halved now and then, so that
+//! A single hot block changes the estimate, depending on whether it is sampled. So the number of samples is
+//! compared with the number expected from all reads: missing samples count as hits, and surplus ones are
+//! subtracted from the hits (SHARDS-adj). Counts are halved now and then, so that
 //! the curve follows the load.
 //!
 //! Not here: where samples come from. Any word may come, in any order: it makes the curve wrong, and nothing
@@ -16,14 +18,14 @@
 
 use std::collections::HashMap;
 
-/// Most blocks on the stack. Of these, half the size of the cache is a thousand or more, unless the cache is
-/// small, and the error is about one point.
+/// Most blocks on the stack. A cache of half the size has an eighth of them, a thousand or more, so the error
+/// is about one percentage point. In a small cache it is larger.
 const STACK_MAX: u32 = 1 << 14;
 /// The curve reaches to so many times the size of the cache.
 const LARGEST: u64 = 4;
 /// At most one block in 2^4 is sampled, also in a small cache: samples cost a write to shared memory.
 const SHIFT_MIN: u32 = 4;
-/// Counts are halved when there are so many: at least half of the curve's weight is on the last 2^16 samples.
+/// Counts are halved when there are so many: about half of the curve's weight is on the last 2^16 samples.
 const HALVED_AT: f64 = (1u32 << 17) as f64;
 /// Bins of the histogram for each power of two.
 const BINS_PER_OCTAVE: usize = 16;
@@ -32,8 +34,8 @@ const BINS: usize = 40 * BINS_PER_OCTAVE;
 /// One block in 2^n is sampled, in a cache of so many slots; this is n.
 pub(crate) fn sampling_shift(slots: u32) -> u32 {
     let blocks = LARGEST * u64::from(slots);
-    let too_many = blocks.div_ceil(u64::from(STACK_MAX)).next_power_of_two();
-    too_many.trailing_zeros().max(SHIFT_MIN)
+    let blocks_per_sample = blocks.div_ceil(u64::from(STACK_MAX)).next_power_of_two();
+    blocks_per_sample.trailing_zeros().max(SHIFT_MIN)
 }
 
 /// Whether a block is sampled, by its hash.
@@ -52,6 +54,8 @@ pub(crate) struct Curve {
     samples: f64,
     /// How many samples there should be, by the number of all reads.
     expected: f64,
+    /// Samples since reads were counted last.
+    uncounted: f64,
 }
 
 impl Curve {
@@ -60,7 +64,7 @@ impl Curve {
         let shift = sampling_shift(slots);
         let depth = ((LARGEST * u64::from(slots)) >> shift).clamp(1, STACK_MAX.into()) as u32;
         let histogram = vec![0.0; BINS];
-        Curve { shift, stack: Stack::new(depth), histogram, samples: 0.0, expected: 0.0 }
+        Curve { shift, stack: Stack::new(depth), histogram, samples: 0.0, expected: 0.0, uncounted: 0.0 }
     }
 
     /// A block was read that has this hash.
@@ -69,30 +73,27 @@ impl Curve {
             return; // no caller stores this
         }
         self.samples += 1.0;
+        self.uncounted += 1.0;
         if let Some(distance) = self.stack.read(hash) {
             self.histogram[bin(u64::from(distance) << self.shift)] += 1.0;
         }
-        self.halve_if_many();
     }
 
-    /// So many blocks were read, sampled or not, of which so many samples were lost.
+    /// So many blocks were read since the last call, sampled or not. Of their samples, so many were lost.
     pub(crate) fn count_reads(&mut self, reads: u64, lost: u64) {
-        let sampled = reads as f64 / (1u64 << self.shift) as f64;
-        self.expected += sampled - lost.min(reads) as f64;
-        self.halve_if_many();
-    }
-
-    fn halve_if_many(&mut self) {
-        if self.samples.max(self.expected.abs()) < HALVED_AT {
-            return;
+        let kept = std::mem::take(&mut self.uncounted);
+        let all = kept + lost as f64;
+        let part = if all > 0.0 { kept / all } else { 1.0 };
+        self.expected += part * reads as f64 / (1u64 << self.shift) as f64;
+        // Not between two calls: samples that have been halved would be compared with reads that have not.
+        while self.samples.max(self.expected) >= HALVED_AT {
+            self.histogram.iter_mut().for_each(|count| *count /= 2.0);
+            self.samples /= 2.0;
+            self.expected /= 2.0;
         }
-        self.histogram.iter_mut().for_each(|count| *count /= 2.0);
-        self.samples /= 2.0;
-        // A count that no load gives must not outlast the next samples.
-        self.expected = self.expected.clamp(-HALVED_AT, HALVED_AT) / 2.0;
     }
 
-    /// How many samples the curve rests on.
+    /// Weight of the samples behind the curve, in reads: old ones count less and less.
     pub(crate) fn samples(&self) -> u64 {
         self.samples as u64
     }
@@ -283,15 +284,20 @@ mod tests {
     }
 
     fn sampled(reads: &[u64], is_lost: impl Fn(usize) -> bool) -> Curve {
+        // Reads are counted now and then.
+        const BETWEEN: usize = 10_000;
         let mut curve = Curve::new(SLOTS);
-        for (number, block) in reads.iter().enumerate() {
-            let hash = mix(*block);
-            let is_sampled = is_sampled(hash, curve.shift);
-            let is_lost = is_sampled && is_lost(number);
-            if is_sampled && !is_lost {
-                curve.sample(hash);
+        for (part, between) in reads.chunks(BETWEEN).enumerate() {
+            let mut lost = 0;
+            for (number, block) in (part * BETWEEN..).zip(between) {
+                let hash = mix(*block);
+                match is_sampled(hash, curve.shift) {
+                    true if is_lost(number) => lost += 1,
+                    true => curve.sample(hash),
+                    false => {}
+                }
             }
-            curve.count_reads(1, is_lost.into());
+            curve.count_reads(between.len() as u64, lost);
         }
         curve
     }
@@ -357,13 +363,24 @@ mod tests {
         assert!(error < 0.04, "off by {error:.3}");
     }
 
+    /// Samples that are counted from time to time, as a keeper does it.
+    fn feed(curve: &mut Curve, hashes: impl Iterator<Item = u64>) {
+        const BETWEEN: u64 = 50_000;
+        for (number, hash) in (1..).zip(hashes) {
+            curve.sample(hash);
+            if number % BETWEEN == 0 {
+                curve.count_reads(BETWEEN << curve.shift, 0);
+            }
+        }
+    }
+
     #[test]
-    fn yesterdays_load_is_forgotten() {
+    fn yesterdays_load_is_forgotten_and_counts_that_come_late_change_nothing() {
         let mut curve = Curve::new(SLOTS);
         let never_twice = (0..1u64 << 24).map(|number| number << 8);
-        never_twice.take(400_000).for_each(|hash| curve.sample(hash));
+        feed(&mut curve, never_twice.take(400_000));
         assert_eq!(curve.hit_rate(SIZES[1]), Some(0.0));
-        (0..400_000u64).for_each(|number| curve.sample((number % 100) << 8));
+        feed(&mut curve, (0..400_000).map(|number| (number % 100) << 8));
         assert!(curve.hit_rate(SIZES[1]).unwrap() > 0.95);
     }
 

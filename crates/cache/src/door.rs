@@ -256,7 +256,7 @@ impl DoorFile {
             // Tables and indexes, without maps of free space and what the server writes as streams.
             within.starts_with("base")
                 && name.first().is_some_and(u8::is_ascii_digit)
-                && !name.ends_with(b"_fsm")
+                && !name.split(|&byte| byte == b'.').next().is_some_and(|fork| fork.ends_with(b"_fsm"))
         } else {
             !UNCACHED_SUFFIXES.iter().any(|suffix| name.ends_with(suffix))
         }

@@ -204,8 +204,9 @@ impl FarMemory {
         kept_regions(kept, &extents.map(|extent| extent / self.stock.extents_per_region()).collect())
     }
 
-    /// Gives groups the extents that they had in another daemon's cache, as far as these are still there.
-    /// Returns their slots, for `Keeper::restore_slots`.
+    /// Gives groups the extents that they had in another daemon's cache, if these still exist. Returns their
+    /// slots. The keeper learns of a slot (`Keeper::restore_slots`) only once its page was taken over or
+    /// given up.
     pub fn adopt(&self, extents: &[(u32, u64)], adoption: &mut Adoption) -> Vec<Range<u32>> {
         let groups = &mut *self.groups.lock();
         let mut adopted = Vec::new();

@@ -9,13 +9,13 @@
 //!     the cache. A file is in the list only if it is as the server has signed it at its end (R1): nothing
 //!     has changed it since in another way.
 //! H2. A page is taken over only if its position in the log (LSN) is not beyond the new server's last
-//!     restartpoint. Such a page is on the new server's disk, too, apart from hint bits. A newer one may be
-//!     missing there: once it is evicted, reads from the disk would go back in time. Nor would recovery write
-//!     it: it skips records that a page already has.
+//!     restartpoint. Such a page is on the new server's disk, too, apart from hint bits. A newer page may not
+//!     be. Once it was evicted, a read from the disk would return an older version, and recovery would not
+//!     repair it, because it skips records up to the position that a page already has.
 //! H3. A page is taken over only if the new server has written neither its block nor its whole file since the
-//!     daemon looked at the index ([`watch`](Caller::watch)). The server is still a standby after that look,
-//!     so what it wrote before is not beyond the primary's end. The index is new: while no block of a home
-//!     bucket was written, the bucket's header is 0.
+//!     daemon looked at the index ([`watch`](Caller::watch)). Afterwards it checks that the server is still a
+//!     standby, so what the server wrote before the look comes from the primary's log. The index is new: the
+//!     header of a home bucket is 0 as long as none of its blocks was written.
 //!
 //! A page is admitted like one that was read from the disk when the server was looked at (C2). What is read
 //! from its slot is compared with its checksum, as for every page (C7).
@@ -36,11 +36,11 @@ use crate::rules::Rules;
 use crate::words::{Door, Entry, EntryState, FileWord, Key, SlotState};
 
 pub use giving::ask_for_handover;
-pub(crate) use giving::{Handing, HandoverError, give};
+pub(crate) use giving::{HandoverError, HandoverRequests, give};
 pub use leases::Leases;
-pub use list::{HandedFile, HandoverList, ListError, ListedPage, ServerEnd};
-pub(crate) use taking::Taking;
-pub use taking::{TakeOver, TakenOver};
+pub use list::{HandoverList, ListError, ListedFile, ListedPage, ServerEnd};
+pub(crate) use taking::Taker;
+pub use taking::{TakeOverResult, TakeOverState};
 
 /// A page of a cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -67,7 +67,7 @@ pub struct HandedPages {
 /// Closes the door of a cache that nobody uses any more, and lists the pages of those files that still have
 /// the signatures which the database has left (H1). `None`: the door was not open, so that entries may be
 /// older than a change of their blocks.
-pub async fn export<G: Ground, R: Rules>(
+pub async fn close_and_list<G: Ground, R: Rules>(
     ground: &G,
     layout: &Layout,
     signatures: &BTreeMap<FileId, Signature>,
@@ -102,13 +102,13 @@ pub async fn export<G: Ground, R: Rules>(
 
 /// Files of the new server, as they were when it was looked at.
 #[derive(Clone, Debug)]
-pub struct HandedFiles {
+pub struct WatchedFiles {
     door: u64,
     /// `None`: the cache does not know it.
     files: Vec<Option<(FileRef, FileWord)>>,
 }
 
-impl HandedFiles {
+impl WatchedFiles {
     /// How many files the cache does not know yet.
     pub fn unknown(&self) -> usize {
         self.files.iter().filter(|file| file.is_none()).count()
@@ -118,7 +118,7 @@ impl HandedFiles {
 impl<G: Ground, R: Rules> Caller<G, R> {
     /// Looks at files of the new server, in the order of [`HandedPages::files`], and asks the keeper for
     /// those that the cache does not know: look again after its next rounds. `None`: the door is not open.
-    pub async fn watch(&mut self, files: &mut [KnownFile]) -> Option<HandedFiles> {
+    pub async fn watch(&mut self, files: &mut [KnownFile]) -> Option<WatchedFiles> {
         self.occupying(async |caller| {
             let door = caller.ground.load(layout::DOOR).await;
             if Door::of(door) != Door::Open || !caller.load_layout().await {
@@ -130,7 +130,7 @@ impl<G: Ground, R: Rules> Caller<G, R> {
                 let usable = if let Some(found) = found { caller.usable(found).await } else { None };
                 seen.push(found.zip(usable.map(|(word, _)| word)));
             }
-            Some(HandedFiles { door, files: seen })
+            Some(WatchedFiles { door, files: seen })
         })
         .await
     }
@@ -140,7 +140,7 @@ impl<G: Ground, R: Rules> Caller<G, R> {
     /// readers find the page from now on.
     pub async fn take_over(
         &mut self,
-        files: &HandedFiles,
+        files: &WatchedFiles,
         page: &HandedPage,
         restartpoint: u64,
         lsn_of: impl Fn([u8; 8]) -> u64,
@@ -150,7 +150,7 @@ impl<G: Ground, R: Rules> Caller<G, R> {
             if !caller.is_wanted(token).await {
                 return false;
             }
-            // The keeper's next lap would free a slot that had no memory.
+            // The slot may still be absent: the keeper frees it only in its next lap.
             let is_idle = |state| matches!(state, SlotState::Free | SlotState::Absent);
             let Some(taken) = caller.take_slot_if(page.slot, is_idle).await else { return false };
             let head = caller.ground.read_head(page.slot).await;
@@ -165,7 +165,7 @@ impl<G: Ground, R: Rules> Caller<G, R> {
     }
 
     /// What the admission of a page rests on (H3).
-    async fn token_of(&mut self, files: &HandedFiles, page: &HandedPage) -> Option<Token> {
+    async fn token_of(&mut self, files: &WatchedFiles, page: &HandedPage) -> Option<Token> {
         let (file, seen) = files.files.get(page.file as usize).copied().flatten()?;
         if Door::of(files.door) != Door::Open
             || !self.load_layout().await

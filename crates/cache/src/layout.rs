@@ -38,12 +38,14 @@ pub(crate) const FILE_WAYS: u32 = 16;
 const HINT_DIVISOR: u32 = 32;
 /// Fewest hints, if there are that many slots.
 const HINTS_MIN: u32 = 1024;
+/// Most hints: each sweep loads all of them.
+pub(crate) const HINTS_MAX: u32 = 8192;
+/// Words of a cache line. The number of samples, which many processes change, has one for itself.
+const LINE_WORDS: usize = 8;
 /// Words of what the keeper makes of the samples.
 pub(crate) const ADVICE_WORDS: usize = 8;
 /// Most samples that the ring has room for: those of some rounds of the keeper.
 const SAMPLES_MAX: u32 = 4096;
-/// Most hints: each sweep loads all of them.
-pub(crate) const HINTS_MAX: u32 = 8192;
 
 /// Most places: it bounds the counts in headers and in the words of files.
 pub const MAX_PLACES: u32 = 4_096;
@@ -240,12 +242,12 @@ impl Layout {
 
     /// Where it is counted how many reads were sampled.
     pub(crate) fn sampled(&self) -> usize {
-        self.signature(self.shape.files)
+        self.signature(self.shape.files).next_multiple_of(LINE_WORDS)
     }
 
     /// Where a word of the keeper's advice lies.
     pub(crate) fn advice(&self, number: usize) -> usize {
-        self.sampled() + 1 + number
+        self.sampled() + LINE_WORDS + number
     }
 
     /// Where the sample with this number lies, until a later one takes its place.
@@ -256,6 +258,11 @@ impl Layout {
     /// How many samples there is room for.
     pub(crate) fn samples(&self) -> u32 {
         self.samples
+    }
+
+    /// How many of so many blocks are sampled, about.
+    pub(crate) fn sampled_of(&self, blocks: u64) -> u64 {
+        blocks >> self.sampling_shift
     }
 
     /// The hash of a block's key, if reads of the block are sampled.
@@ -330,7 +337,9 @@ mod tests {
         (0..9).for_each(|slot| mark(layout.checksum(slot), 1));
         (0..layout.hints()).for_each(|hint| mark(layout.hint(hint), 1));
         (0..2).for_each(|file| mark(layout.signature(file), 1));
-        mark(layout.sampled(), 1);
+        // The number of samples has a cache line for itself.
+        let unused = layout.signature(2)..layout.advice(0);
+        unused.for_each(|word| mark(word, 1));
         (0..ADVICE_WORDS).for_each(|number| mark(layout.advice(number), 1));
         (0..layout.samples().into()).for_each(|number| mark(layout.sample(number), 1));
         assert!(used.iter().all(|count| *count == 1), "{used:?}");

@@ -96,14 +96,14 @@ pub use far::{FarMemory, FarSlots, FarTable, NodePauses, PAGE_BYTES, SLOTS_PER_E
 pub use files::{FileId, KnownFile};
 pub use ground::Ground;
 pub use handover::{
-    HandedFile, HandedFiles, HandedPage, HandedPages, HandoverList, Leases, ListError, ListedPage, ServerEnd,
-    TakeOver, TakenOver, ask_for_handover, export,
+    HandedPage, HandedPages, HandoverList, Leases, ListError, ListedFile, ListedPage, ServerEnd,
+    TakeOverResult, TakeOverState, WatchedFiles, ask_for_handover, close_and_list,
 };
 pub use keeper::{Census, Keeper};
 pub use layout::{Layout, MAX_PLACES, MAX_SLOTS, Shape};
 pub use living::{Living, give_up_places, this_process};
 pub use outside::{change_outside, close_for_good, keep_closed};
-pub use postgres::{Checkpoint, ControlFile, ServerState, is_visibility_map, position_of_page};
+pub use postgres::{Checkpoint, ControlFile, RelationFile, ServerState, is_visibility_map, position_of_page};
 pub use resuming::Signature;
 pub use rules::{Rules, Shipped};
 pub use session::{CacheSession, Replacements, may_be_cached};

@@ -11,7 +11,7 @@ use farpool_pool::direct::{GuestRegion, Owner};
 use farpool_wire::NodeId;
 use rustix::io::Errno;
 
-use crate::handover::Handing;
+use crate::handover::HandoverRequests;
 
 /// The name, in the abstract namespace, of the socket of the daemon with this number.
 pub(crate) fn socket_name(owner: u64) -> String {
@@ -26,7 +26,7 @@ pub(crate) struct CacheOwner {
     /// Where its far memory comes from.
     pub(crate) stock: Arc<Stock>,
     /// Where `farpool cache handover` asks.
-    pub(crate) handing: Arc<Handing>,
+    pub(crate) handing: Arc<HandoverRequests>,
     /// The user whose processes may join, besides root: the owner of the files.
     pub(crate) trusted_uid: u32,
 }
@@ -58,8 +58,8 @@ impl Owner for CacheOwner {
         self.stock.extents_per_region()
     }
 
-    /// Not a ticket: `farpool cache handover` asks for the list. Waits for the keeper; nobody joins
-    /// meanwhile.
+    /// Answers `farpool cache handover`, which sends a fixed word in place of a ticket. Waits for the keeper;
+    /// no process can join meanwhile.
     fn redeem(&mut self, ticket: &[u8]) -> Result<OwnedFd, Errno> {
         self.handing.ask(ticket)
     }
@@ -81,6 +81,7 @@ impl Owner for CacheOwner {
     }
 
     fn bury(&mut self, _: Process) {
-        self.handing.process_ended(); // the keeper clears places
+        self.handing.process_ended();
+        // The keeper clears the place.
     }
 }

@@ -9,30 +9,36 @@ use std::path::Path;
 
 use crate::far::PAGE_BYTES;
 
-const SYSTEM: Range<usize> = 0..8;
-const VERSION: Range<usize> = 8..12;
-const STATE: Range<usize> = 16..20;
-const CHECKPOINT: Range<usize> = 32..40;
-const TIMELINE: Range<usize> = 48..52;
-const CHECKPOINT_TIME: Range<usize> = 104..112;
-const MIN_RECOVERY: Range<usize> = 136..144;
-const BLOCK_BYTES: Range<usize> = 216..220;
-const LOG_PAGE_BYTES: Range<usize> = 224..228;
-const SEGMENT_BYTES: Range<usize> = 228..232;
-const CHECKSUMS: Range<usize> = 252..256;
+/// Where `pg_control` has its fields, in bytes.
+mod field {
+    use std::ops::Range;
+
+    pub(super) const SYSTEM: Range<usize> = 0..8;
+    pub(super) const VERSION: Range<usize> = 8..12;
+    pub(super) const STATE: Range<usize> = 16..20;
+    pub(super) const CHECKPOINT: Range<usize> = 32..40;
+    pub(super) const TIMELINE: Range<usize> = 48..52;
+    pub(super) const CHECKPOINT_TIME: Range<usize> = 104..112;
+    pub(super) const MIN_RECOVERY: Range<usize> = 136..144;
+    pub(super) const BLOCK_SIZE: Range<usize> = 216..220;
+    pub(super) const LOG_PAGE_SIZE: Range<usize> = 224..228;
+    pub(super) const SEGMENT_SIZE: Range<usize> = 228..232;
+    pub(super) const CHECKSUMS: Range<usize> = 252..256;
+}
+
 /// `PG_CONTROL_VERSION` of PostgreSQL 13 to 17, and of 18.
 const VERSIONS: [u32; 2] = [1300, 1800];
 /// How often the file is read until two readings are equal: the server may write it meanwhile.
 const READINGS: u32 = 16;
 
 /// A page of the log, its header, and that of the first page of a segment (`SizeOfXLogLongPHD`).
-const LOG_PAGE: u64 = 8192;
-const LOG_PAGE_HEADER: u64 = 24;
-const SEGMENT_HEADER: u64 = 40;
+const LOG_PAGE_BYTES: u64 = 8192;
+const LOG_PAGE_HEADER_BYTES: u64 = 24;
+const SEGMENT_HEADER_BYTES: u64 = 40;
 /// Where a record has the position of the one before (`xl_prev`).
 const PREVIOUS_RECORD: u64 = 8;
 /// The record of a checkpoint: its own header, that of its data, and `CheckPoint`.
-const CHECKPOINT_RECORD: u64 = 24 + 2 + 88;
+const CHECKPOINT_RECORD_BYTES: u64 = 24 + 2 + 88;
 /// Records begin at multiples of this (`MAXALIGN`).
 const RECORD_ALIGNMENT: u64 = 8;
 
@@ -52,11 +58,11 @@ pub enum ServerState {
 /// A checkpoint, or the restartpoint that a standby has made of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Checkpoint {
-    /// Where its record begins in the log.
+    /// Where its record begins in the log, in bytes.
     pub position: u64,
     /// Its timeline.
     pub timeline: u32,
-    /// When it was made.
+    /// When it was made, in seconds since 1970.
     pub time: u64,
 }
 
@@ -101,30 +107,32 @@ impl ControlFile {
     fn parse(file: &[u8]) -> Option<ControlFile> {
         let long = |field: Range<usize>| Some(u64::from_ne_bytes(file.get(field)?.try_into().ok()?));
         let short = |field: Range<usize>| Some(u32::from_ne_bytes(file.get(field)?.try_into().ok()?));
-        let pages = [short(BLOCK_BYTES)?, short(LOG_PAGE_BYTES)?];
-        if !VERSIONS.contains(&short(VERSION)?) || pages != [PAGE_BYTES as u32, LOG_PAGE as u32] {
+        let pages = [short(field::BLOCK_SIZE)?, short(field::LOG_PAGE_SIZE)?];
+        if !VERSIONS.contains(&short(field::VERSION)?) || pages != [PAGE_BYTES as u32, LOG_PAGE_BYTES as u32]
+        {
             return None;
         }
-        let segment_bytes = short(SEGMENT_BYTES)?;
-        if !segment_bytes.is_power_of_two() || u64::from(segment_bytes) < LOG_PAGE {
+        let segment_bytes = short(field::SEGMENT_SIZE)?;
+        if !segment_bytes.is_power_of_two() || u64::from(segment_bytes) < LOG_PAGE_BYTES {
             return None;
         }
-        let state = match short(STATE)? {
+        // `DBState` of `pg_control.h`.
+        let state = match short(field::STATE)? {
             1 => ServerState::ShutDown,
             5 => ServerState::Standby,
             0 | 2 | 4 => ServerState::Starting,
             _ => ServerState::Primary,
         };
         Some(ControlFile {
-            system: long(SYSTEM)?,
+            system: long(field::SYSTEM)?,
             state,
             checkpoint: Checkpoint {
-                position: long(CHECKPOINT)?,
-                timeline: short(TIMELINE)?,
-                time: long(CHECKPOINT_TIME)?,
+                position: long(field::CHECKPOINT)?,
+                timeline: short(field::TIMELINE)?,
+                time: long(field::CHECKPOINT_TIME)?,
             },
-            min_recovery: long(MIN_RECOVERY)?,
-            checksums: short(CHECKSUMS)?,
+            min_recovery: long(field::MIN_RECOVERY)?,
+            checksums: short(field::CHECKSUMS)?,
             segment_bytes: segment_bytes.into(),
         })
     }
@@ -132,28 +140,29 @@ impl ControlFile {
 
 /// Where the record of a checkpoint ends in a log with files of so many bytes.
 pub(crate) fn end_of_checkpoint(checkpoint: u64, segment_bytes: u64) -> u64 {
-    let end = (checkpoint + CHECKPOINT_RECORD).next_multiple_of(RECORD_ALIGNMENT);
-    let next_page = (checkpoint / LOG_PAGE + 1) * LOG_PAGE;
-    if checkpoint + CHECKPOINT_RECORD <= next_page {
+    let end = (checkpoint + CHECKPOINT_RECORD_BYTES).next_multiple_of(RECORD_ALIGNMENT);
+    let next_page = (checkpoint / LOG_PAGE_BYTES + 1) * LOG_PAGE_BYTES;
+    if checkpoint + CHECKPOINT_RECORD_BYTES <= next_page {
         return end;
     }
     // The rest follows the header of the next page.
-    (checkpoint + CHECKPOINT_RECORD + header_at(next_page, segment_bytes)).next_multiple_of(RECORD_ALIGNMENT)
+    (checkpoint + CHECKPOINT_RECORD_BYTES + header_at(next_page, segment_bytes))
+        .next_multiple_of(RECORD_ALIGNMENT)
 }
 
 /// Bytes of the header of the page that begins at this position of the log.
 fn header_at(page: u64, segment_bytes: u64) -> u64 {
-    if page.is_multiple_of(segment_bytes) { SEGMENT_HEADER } else { LOG_PAGE_HEADER }
+    if page.is_multiple_of(segment_bytes) { SEGMENT_HEADER_BYTES } else { LOG_PAGE_HEADER_BYTES }
 }
 
-/// Whether the log of a server has a record that follows this checkpoint. Its files are used again, so what
-/// lies there may be an old record: that follows another one.
+/// Whether the log of a server has a record that follows this checkpoint. PostgreSQL reuses log files, so an
+/// old record may lie there. Its `xl_prev` names another record.
 ///
 /// # Errors
 /// If the file cannot be read.
 pub(crate) fn has_record_after(data: &Path, checkpoint: Checkpoint, segment_bytes: u64) -> io::Result<bool> {
     let mut next = end_of_checkpoint(checkpoint.position, segment_bytes);
-    if next.is_multiple_of(LOG_PAGE) {
+    if next.is_multiple_of(LOG_PAGE_BYTES) {
         next += header_at(next, segment_bytes);
     }
     let segment = next / segment_bytes;
@@ -166,7 +175,7 @@ pub(crate) fn has_record_after(data: &Path, checkpoint: Checkpoint, segment_byte
     };
     // The record may be split by the end of its page, though not within this word.
     let mut at = next % segment_bytes + PREVIOUS_RECORD;
-    at += if at.is_multiple_of(LOG_PAGE) { LOG_PAGE_HEADER } else { 0 };
+    at += if at.is_multiple_of(LOG_PAGE_BYTES) { LOG_PAGE_HEADER_BYTES } else { 0 };
     match file.read_exact_at(&mut previous, at) {
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
         read => read.map(|()| u64::from_ne_bytes(previous) == checkpoint.position),
@@ -218,6 +227,31 @@ pub(crate) fn has_later_timeline(data: &Path, timeline: u32) -> io::Result<bool>
     Ok(false)
 }
 
+/// A file of a relation in the default tablespace: `base/DATABASE/FILENODE`, with `_FORK` and the segment
+/// (`.N`) behind it or without.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct RelationFile {
+    /// The database's oid.
+    pub database: u32,
+    /// As `pg_relation_filenode` gives it.
+    pub filenode: u32,
+    /// As in `vm`; `None` for the table or index itself.
+    pub fork: Option<String>,
+}
+
+impl RelationFile {
+    /// Of a path from the data directory. `None`: it is something else.
+    pub fn parse(path: &Path) -> Option<RelationFile> {
+        let (database, name) = path.strip_prefix("base").ok()?.to_str()?.split_once('/')?;
+        let name = name.split_once('.').map_or(name, |(name, _)| name);
+        let (filenode, fork) = match name.split_once('_') {
+            Some((filenode, fork)) => (filenode, Some(fork.to_owned())),
+            None => (name, None),
+        };
+        Some(RelationFile { database: database.parse().ok()?, filenode: filenode.parse().ok()?, fork })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -225,17 +259,17 @@ mod tests {
     fn control() -> Vec<u8> {
         let mut file = vec![0; 8192];
         let mut put = |at: Range<usize>, bytes: &[u8]| file[at].copy_from_slice(bytes);
-        put(SYSTEM, &77_u64.to_ne_bytes());
-        put(VERSION, &1800_u32.to_ne_bytes());
-        put(STATE, &5_u32.to_ne_bytes());
-        put(CHECKPOINT, &0x1_0000_0028_u64.to_ne_bytes());
-        put(TIMELINE, &3_u32.to_ne_bytes());
-        put(CHECKPOINT_TIME, &1_700_000_000_u64.to_ne_bytes());
-        put(MIN_RECOVERY, &0x1_0000_00a0_u64.to_ne_bytes());
-        put(BLOCK_BYTES, &8192_u32.to_ne_bytes());
-        put(LOG_PAGE_BYTES, &8192_u32.to_ne_bytes());
-        put(SEGMENT_BYTES, &(SEGMENT as u32).to_ne_bytes());
-        put(CHECKSUMS, &1_u32.to_ne_bytes());
+        put(field::SYSTEM, &77_u64.to_ne_bytes());
+        put(field::VERSION, &1800_u32.to_ne_bytes());
+        put(field::STATE, &5_u32.to_ne_bytes());
+        put(field::CHECKPOINT, &0x1_0000_0028_u64.to_ne_bytes());
+        put(field::TIMELINE, &3_u32.to_ne_bytes());
+        put(field::CHECKPOINT_TIME, &1_700_000_000_u64.to_ne_bytes());
+        put(field::MIN_RECOVERY, &0x1_0000_00a0_u64.to_ne_bytes());
+        put(field::BLOCK_SIZE, &8192_u32.to_ne_bytes());
+        put(field::LOG_PAGE_SIZE, &8192_u32.to_ne_bytes());
+        put(field::SEGMENT_SIZE, &(SEGMENT as u32).to_ne_bytes());
+        put(field::CHECKSUMS, &1_u32.to_ne_bytes());
         file
     }
 
@@ -256,11 +290,14 @@ mod tests {
             segment_bytes: SEGMENT,
         };
         assert_eq!(ControlFile::read(dir.path()).unwrap(), expected);
-        std::fs::write(&path, &control()[..CHECKSUMS.end - 1]).unwrap();
+        std::fs::write(&path, &control()[..field::CHECKSUMS.end - 1]).unwrap();
         assert!(ControlFile::read(dir.path()).is_err());
-        for (field, wrong) in
-            [(VERSION, 1201_u32), (BLOCK_BYTES, 16384), (LOG_PAGE_BYTES, 0), (SEGMENT_BYTES, 3)]
-        {
+        for (field, wrong) in [
+            (field::VERSION, 1201_u32),
+            (field::BLOCK_SIZE, 16384),
+            (field::LOG_PAGE_SIZE, 0),
+            (field::SEGMENT_SIZE, 3),
+        ] {
             let mut other = control();
             other[field].copy_from_slice(&wrong.to_ne_bytes());
             assert_eq!(ControlFile::parse(&other), None, "{wrong}");
@@ -335,5 +372,18 @@ mod tests {
             .for_each(|name| write(name));
         assert!(!has_later_timeline(dir.path(), 2).unwrap());
         assert!(has_later_timeline(dir.path(), 1).unwrap());
+    }
+
+    #[test]
+    fn a_path_names_database_filenode_and_fork() {
+        let file = |fork: Option<&str>| {
+            Some(RelationFile { database: 5, filenode: 16400, fork: fork.map(str::to_owned) })
+        };
+        assert_eq!(RelationFile::parse(Path::new("base/5/16400")), file(None));
+        assert_eq!(RelationFile::parse(Path::new("base/5/16400.2")), file(None));
+        assert_eq!(RelationFile::parse(Path::new("base/5/16400_vm")), file(Some("vm")));
+        for other in ["base/5/pg_filenode.map", "global/1262", "base/16400", "base/5/x/7"] {
+            assert_eq!(RelationFile::parse(Path::new(other)), None, "{other}");
+        }
     }
 }

@@ -136,6 +136,12 @@ impl CacheSession {
         Some(CacheSession { client, caller, replacements, is_enabled, seen, page })
     }
 
+    /// From now on, its reads do not count as those of the database, neither in the status of the cache nor
+    /// in what it advises.
+    pub fn count_no_reads(&mut self) {
+        self.caller.count_no_reads();
+    }
+
     /// Whether pages of a file are found and admitted now.
     fn uses_pages_of(&self, seen: &Seen) -> bool {
         // Relaxed: the switch guards nothing. A call that began before it was turned may end as it began.

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::DirEntry;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::DirEntryExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::fs::{CWD, Mode, OFlags, fstat, openat};
@@ -50,9 +50,17 @@ pub(crate) fn of_files(
     entries_of(door, files).filter_map(|entry| sign(&entry, unsettled)).collect()
 }
 
-/// Entries of the door's directory under which one of these files is cached, or another one with its inode
-/// number.
-pub(crate) fn entries_of(door: &DoorFile, files: &[FileId]) -> impl Iterator<Item = DirEntry> {
+/// The names of these files in the door's directory under which files are cached, as paths from there.
+pub(crate) fn paths_of(door: &DoorFile, files: &[FileId]) -> impl Iterator<Item = (FileId, PathBuf)> {
+    entries_of(door, files).filter_map(|entry| {
+        let path = entry.path().strip_prefix(door.data()).ok()?.to_owned();
+        Some((file_at(&entry.path())?.1, path))
+    })
+}
+
+/// Entries below the door's directory under which files are cached, with the inode number of one of these
+/// files. The caller checks which file an entry is.
+fn entries_of(door: &DoorFile, files: &[FileId]) -> impl Iterator<Item = DirEntry> {
     let inodes: BTreeSet<u64> = files.iter().map(|id| id.inode).collect();
     entries_below(door.data())
         .filter(move |entry| {
@@ -61,7 +69,8 @@ pub(crate) fn entries_of(door: &DoorFile, files: &[FileId]) -> impl Iterator<Ite
         .filter(|entry| door.is_cacheable_path(&entry.path()))
 }
 
-/// Opens what has this path, to look at it only, and says which file it is.
+/// Opens a file without access to its contents (`O_PATH`), and returns it with its id. `None`: there is no
+/// regular file.
 pub(crate) fn file_at(path: &Path) -> Option<(OwnedFd, FileId)> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = openat(CWD, path, flags, Mode::empty()).ok()?;

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use farpool_cache::{
     AttachedCache, CacheClient, CacheConfig, CacheSession, Checkpoint, DoorFile, HandoverList, Leases,
-    PAGE_BYTES, Replacements, ServerEnd, TakenOver, ask_for_handover,
+    PAGE_BYTES, Replacements, ServerEnd, TakeOverResult, ask_for_handover,
 };
 use farpool_fabric::TransportChoice;
 use farpool_testpool::{Rig, wait_until};
@@ -150,7 +150,7 @@ fn hand_over(old: &Server) -> HandoverList {
     HandoverList::decode(&ask_for_handover(&old.door()).unwrap()).unwrap()
 }
 
-fn take_over(rig: &Rig, new: &Server, list: HandoverList) -> (AttachedCache, TakenOver) {
+fn take_over(rig: &Rig, new: &Server, list: HandoverList) -> (AttachedCache, TakeOverResult) {
     let cache = new.attach(Leases::take_over(rig.config(TransportChoice::Auto), list).unwrap());
     let taken = rig.runtime.block_on(cache.taken_over()).unwrap();
     (cache, taken)
@@ -171,7 +171,10 @@ fn pages_of_a_server_that_has_shut_down_are_found_by_its_standby_without_a_copy(
     assert!(old.hits().is_empty());
 
     let (cache, taken) = take_over(&rig, &new, list);
-    assert_eq!(taken, TakenOver { pages: BLOCKS.into(), of: BLOCKS.into(), ..TakenOver::default() });
+    assert_eq!(
+        taken,
+        TakeOverResult { pages: BLOCKS.into(), listed: BLOCKS.into(), ..TakeOverResult::default() }
+    );
     assert_eq!(cache.pool().owner(), owner);
     assert_eq!(new.hits(), (0..BLOCKS).map(|block| (block, page_of(block))).collect::<Vec<_>>());
 
@@ -288,7 +291,7 @@ fn a_cache_whose_leases_have_ended_begins_empty() {
     let new = Server::new(STANDBY);
     let (_cache, taken) = take_over(&rig, &new, list);
     let all = u64::from(BLOCKS);
-    assert_eq!(taken, TakenOver { of: all, lost: all, ..TakenOver::default() });
+    assert_eq!(taken, TakeOverResult { listed: all, lost: all, ..TakeOverResult::default() });
     wait_until(|| new.hits().len() == BLOCKS as usize);
 }
 

@@ -139,14 +139,17 @@ fn bytes_of_page(page: u64) -> Range<u64> {
     page * PAGE_BYTES as u64..(page + 1) * PAGE_BYTES as u64
 }
 
-/// A session of a command.
+/// A session of a command, whose reads do not count.
 fn session(door: Arc<DoorFile>) -> Result<CacheSession> {
     /// Never counted up: no other thread closes descriptors of this process.
     static REPLACEMENTS: Replacements = Replacements::new();
     static IS_ENABLED: AtomicBool = AtomicBool::new(true);
-    CacheSession::new(&CacheClient::new(door), &REPLACEMENTS, &IS_ENABLED).context(
+    let session = CacheSession::new(&CacheClient::new(door), &REPLACEMENTS, &IS_ENABLED);
+    let mut session = session.context(
         "no place in the cache: stop some of the programs that use it, or run this command outside of a container",
-    )
+    )?;
+    session.count_no_reads();
+    Ok(session)
 }
 
 /// A file, by its path from the door's directory, and the further segments of a table of PostgreSQL.

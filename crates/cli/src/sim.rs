@@ -182,8 +182,8 @@ Mutations:
   file-kept-after-an-unclean-end        a file that was not signed keeps its pages over a restart
   signature-not-compared                a file that was changed between end and start keeps its pages
   unsettled-file-signed                 a file is signed although another change may have the same time
-  handed-over-page-with-later-lsn     a page is taken over that is newer than the new server's disk
-  written-page-taken-over  a page is taken over that the new server has written")]
+  handed-over-page-with-later-lsn       a page is taken over that is newer than the new server's disk
+  written-page-taken-over               a page is taken over although the new server has written it")]
     Cache(SeedArgs),
 }
 

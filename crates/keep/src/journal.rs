@@ -29,24 +29,31 @@ pub trait Journal: Send + Sync + fmt::Debug {
     fn is_whole(&self) -> bool;
 }
 
-/// A journal in memory: what it holds can be sent to a successor. In simulations, it outlives its writers:
-/// [successors](Self::successor) share its state, and each writer [dies](Self::abandon) alone.
+/// A journal in memory. Its contents can be sent to another process ([`kept`](Self::kept)). In simulations,
+/// it outlives its writers: [successors](Self::successor) share its state, and each writer
+/// [dies](Self::abandon) alone.
 #[derive(Debug, Default)]
 pub struct MemoryJournal {
     kept: Arc<Mutex<Kept>>,
     dead: AtomicBool,
+    given_up: AtomicBool,
 }
 
 impl MemoryJournal {
     /// Another writer of the same state.
     pub fn successor(&self) -> Self {
-        MemoryJournal { kept: self.kept.clone(), dead: AtomicBool::new(false) }
+        MemoryJournal { kept: self.kept.clone(), ..MemoryJournal::default() }
     }
 
-    /// From now on, changes that this writer appends are ignored, as those of a dead process would be, and
-    /// there is nothing to take over.
+    /// From now on, changes that this writer appends are ignored, as those of a dead process would be.
     pub fn abandon(&self) {
-        self.dead.store(true, Ordering::Relaxed); // guards no other memory
+        self.dead.store(true, Ordering::Relaxed); // pairs with nothing: a simulation runs on one thread
+    }
+
+    /// Nobody will go on with this state: [`is_whole`](Journal::is_whole) is false from now on, so a pool
+    /// gives its leases back when it is dropped.
+    pub fn give_up(&self) {
+        self.given_up.store(true, Ordering::Relaxed); // guards no other memory
     }
 
     /// The state as it is now.
@@ -63,6 +70,6 @@ impl Journal for MemoryJournal {
     }
 
     fn is_whole(&self) -> bool {
-        !self.dead.load(Ordering::Relaxed)
+        !self.given_up.load(Ordering::Relaxed)
     }
 }

@@ -148,7 +148,7 @@ pub(crate) fn regions_of(kept: &Kept) -> BTreeMap<u64, KeptRegion> {
     regions
 }
 
-/// The state of a pool without the records of other regions than those with these numbers.
+/// A copy of a pool's state. Of the records of regions, it has only those with these numbers.
 pub fn kept_regions(kept: &Kept, numbers: &BTreeSet<u64>) -> Kept {
     let mut some = Kept::default();
     let is_wanted = |key: &[u8]| match key.split_first() {

@@ -176,17 +176,28 @@ impl Cached {
 
     /// The files of which pages are cached, by their paths from the directory. `None`: the cache is closed,
     /// or its daemon does not answer.
-    pub fn files(&self) -> Option<Vec<(PathBuf, FilePages)>> {
-        within(|| self.client()?.named_files())
+    pub fn files(&self, engine: &Engine) -> Option<Vec<(PathBuf, FilePages)>> {
+        // Otherwise this child of a fork would ask with its parent's client (K3).
+        within(
+            || if engine.process.start() && engine.is_ready() { self.client()?.named_files() } else { None },
+        )
     }
 
-    /// Pins a file of the directory, or unpins it. `false`: the cache does not know it.
-    pub fn pin(&self, engine: &Engine, path: &Path, is_pinned: bool) -> bool {
-        let pinned = within(|| {
-            let file = File::open(self.door()?.data().join(path)).ok()?;
-            self.with_own_session(engine, |session| Some(session.set_pinned(file.as_fd(), is_pinned)))
-        });
-        pinned == Some(true)
+    /// Sets whether files of the directory are pinned, up to the first that does not exist. Returns how many
+    /// of them the cache knows. `None`: this process does not use the cache.
+    pub fn set_pinned(
+        &self,
+        engine: &Engine,
+        paths: impl Iterator<Item = PathBuf>,
+        is_pinned: bool,
+    ) -> Option<usize> {
+        within(|| {
+            let data = self.door()?.data();
+            self.with_own_session(engine, |session| {
+                let files = paths.map_while(|path| File::open(data.join(path)).ok());
+                Some(files.filter(|file| session.set_pinned(file.as_fd(), is_pinned)).count())
+            })
+        })
     }
 
     /// Whether there is anything to do.

@@ -52,5 +52,5 @@ mod sys;
 mod table;
 
 pub use hooks::{
-    cache_switch, cached_files, pin_cached_file, sign_cached_files, switch_on_cache, use_backend,
+    cache_switch, cached_files, set_cached_files_pinned, sign_cached_files, switch_on_cache, use_backend,
 };

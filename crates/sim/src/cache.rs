@@ -61,7 +61,7 @@ struct Run {
     history: RefCell<History>,
     /// What happened on the servers that were primaries before.
     past: RefCell<Vec<History>>,
-    /// The keeper, unless it is started again after its death.
+    /// The keeper, once it does not die any more.
     keeper: Cell<Option<ProcessId>>,
     /// The pages that are being taken over.
     handover: RefCell<Option<Handover>>,

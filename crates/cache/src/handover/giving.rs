@@ -18,7 +18,7 @@ use rustix::io::Errno;
 use rustix_futex_sync::Mutex;
 use tokio::sync::Notify;
 
-use super::{HandoverList, ServerEnd, export};
+use super::{HandoverList, ServerEnd, close_and_list};
 use crate::at_once;
 use crate::client::{JOINING, line_to};
 use crate::door::DoorFile;
@@ -30,7 +30,7 @@ use crate::living::{Living, pid_of, program_of};
 use crate::places::Place;
 use crate::postgres::{ControlFile, ServerState, may_be_handed_over};
 use crate::rules::Shipped;
-use crate::signatures::{self, Unsettled, entries_of, file_at};
+use crate::signatures::{self, Unsettled};
 use crate::words::FileWord;
 
 /// What the command shows instead of a ticket.
@@ -84,7 +84,7 @@ type Answer = Result<OwnedFd, Errno>;
 
 /// Where the command, which asks on the server's thread, and the keeper's thread meet.
 #[derive(Default)]
-pub(crate) struct Handing {
+pub(crate) struct HandoverRequests {
     asked: Mutex<Asked>,
     is_given: AtomicBool,
     given: Notify,
@@ -101,7 +101,7 @@ enum Asked {
     TooLate,
 }
 
-impl Handing {
+impl HandoverRequests {
     /// Asks the keeper's thread. Returns the memory with the answer.
     pub(crate) fn ask(&self, ticket: &[u8]) -> Answer {
         if ticket != TICKET {
@@ -113,7 +113,8 @@ impl Handing {
             asked => *asked = Asked::ForTheList(sender),
         }
         answer.recv_timeout(GIVE_PATIENCE).unwrap_or_else(|_| {
-            // Either the keeper has begun to answer, and finds that nobody waits, or it never will.
+            // If the keeper is answering, it finds that nobody waits. Otherwise it must not find the question
+            // any more.
             self.take_question();
             Err(Errno::TIMEDOUT)
         })
@@ -137,7 +138,8 @@ impl Handing {
         let is_given = list.is_ok();
         let answer = list
             .or_else(|refusal| in_memory(REFUSAL, refusal.to_string().as_bytes()).map_err(|_| Errno::NOMEM));
-        // Before the command has the list, and may end. Pairs with the load in `is_given`.
+        // Before the command has the list: it may end at once, and `process_ended` must know then. Pairs with
+        // the load in `is_given`.
         self.is_given.store(is_given, Ordering::Release);
         if asker.send(answer).is_err() {
             // The command waits no longer. The keeper opens the door again, and the cache begins empty.
@@ -219,9 +221,10 @@ pub(crate) fn give(
     let server = control_after_shutdown(door)?;
     check_users(door)?;
     let files = usable_files(ground, layout);
-    let paths = paths_of(door, &files);
+    let paths = standbys_paths_of(door, &files);
     let signatures = signatures::of_files(door, &files, Unsettled::Signed);
-    let handed = at_once(export::<_, Shipped>(ground, layout, &signatures)).ok_or(HandoverError::NotOpen)?;
+    let handed =
+        at_once(close_and_list::<_, Shipped>(ground, layout, &signatures)).ok_or(HandoverError::NotOpen)?;
     // If the server or a program was started meanwhile, it may have changed files before the door was closed.
     check_users(door)?;
     if control_after_shutdown(door)? != server {
@@ -237,7 +240,7 @@ pub(crate) fn give(
         },
         slots: layout.shape().slots,
         wanted_slots: door.wanted_slots(),
-        known_files: layout.shape().files,
+        max_files: layout.shape().files,
         leases: memory.kept_regions(&journal.kept(), extents),
         groups,
         files: Vec::new(),
@@ -274,12 +277,7 @@ fn usable_files(ground: &impl Ground, layout: &Layout) -> Vec<FileId> {
 }
 
 /// The paths of those of these files that a standby has, too, from the server's data directory.
-fn paths_of(door: &DoorFile, files: &[FileId]) -> BTreeMap<FileId, PathBuf> {
-    entries_of(door, files)
-        .filter(|entry| may_be_handed_over(&entry.path()))
-        .filter_map(|entry| {
-            let path = entry.path().strip_prefix(door.data()).ok()?.to_owned();
-            Some((file_at(&entry.path())?.1, path))
-        })
-        .collect()
+fn standbys_paths_of(door: &DoorFile, files: &[FileId]) -> BTreeMap<FileId, PathBuf> {
+    let on_standby = |(_, path): &(_, PathBuf)| may_be_handed_over(&door.data().join(path));
+    signatures::paths_of(door, files).filter(on_standby).collect()
 }

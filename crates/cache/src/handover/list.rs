@@ -5,7 +5,7 @@
 //! 8    version                  8 bytes, little-endian, as all numbers
 //! 16   length of the rest
 //! 24   its CRC64-NVME
-//! 32   the rest: [`Message`]
+//! 32   the rest: a protobuf message (`Message`)
 //! ```
 
 use std::ffi::OsStr;
@@ -34,13 +34,13 @@ pub struct HandoverList {
     /// How many slots were to have memory.
     pub wanted_slots: u32,
     /// How many files the old index had room for.
-    pub known_files: u32,
+    pub max_files: u32,
     /// The leases, as a later process of the same owner finds them (`farpool_pool::Pool::connect_keeping`).
     pub leases: Kept,
     /// Groups of slots with the numbers of their extents.
     pub groups: Vec<(u32, u64)>,
     /// The files with their pages.
-    pub files: Vec<HandedFile>,
+    pub files: Vec<ListedFile>,
 }
 
 /// How a server has ended that shut down as a primary.
@@ -56,7 +56,7 @@ pub struct ServerEnd {
 
 /// A file with its pages.
 #[derive(Clone, PartialEq, Debug)]
-pub struct HandedFile {
+pub struct ListedFile {
     /// Its path, from the server's data directory.
     pub path: PathBuf,
     /// They are in no order.
@@ -98,24 +98,24 @@ struct Message {
     timeline: u32,
     #[prost(uint32, tag = "4")]
     slots: u32,
-    #[prost(fixed64, tag = "8")]
+    #[prost(fixed64, tag = "5")]
     checkpoint_time: u64,
-    #[prost(uint32, tag = "9")]
+    #[prost(uint32, tag = "6")]
     checksums: u32,
-    #[prost(uint32, tag = "10")]
+    #[prost(uint32, tag = "7")]
     wanted_slots: u32,
-    #[prost(uint32, tag = "11")]
-    known_files: u32,
-    #[prost(message, repeated, tag = "5")]
-    leases: Vec<KeptValue>,
-    #[prost(message, repeated, tag = "6")]
+    #[prost(uint32, tag = "8")]
+    max_files: u32,
+    #[prost(message, repeated, tag = "9")]
+    leases: Vec<LeaseRecord>,
+    #[prost(message, repeated, tag = "10")]
     groups: Vec<Group>,
-    #[prost(message, repeated, tag = "7")]
-    files: Vec<FilePages>,
+    #[prost(message, repeated, tag = "11")]
+    files: Vec<FileMessage>,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
-struct KeptValue {
+struct LeaseRecord {
     #[prost(bytes = "vec", tag = "1")]
     key: Vec<u8>,
     #[prost(bytes = "vec", tag = "2")]
@@ -132,7 +132,7 @@ struct Group {
 
 /// The three lists have the same length.
 #[derive(Clone, PartialEq, prost::Message)]
-struct FilePages {
+struct FileMessage {
     #[prost(bytes = "vec", tag = "1")]
     path: Vec<u8>,
     #[prost(uint32, repeated, tag = "2")]
@@ -151,7 +151,7 @@ impl HandoverList {
 
     /// Sorts pages into files. `path_of` gives the path of each file, or leaves the file out.
     pub(super) fn set_pages(&mut self, handed: HandedPages, path_of: impl Fn(FileId) -> Option<PathBuf>) {
-        let file_of = |id| path_of(id).map(|path| HandedFile { path, pages: Vec::new() });
+        let file_of = |id| path_of(id).map(|path| ListedFile { path, pages: Vec::new() });
         let mut by_file: Vec<_> = handed.files.into_iter().map(file_of).collect();
         for HandedPage { file, block, slot, checksum } in handed.pages {
             if let Some(file) = &mut by_file[file as usize] {
@@ -185,10 +185,10 @@ impl HandoverList {
             checksums: self.server.checksums,
             slots: self.slots,
             wanted_slots: self.wanted_slots,
-            known_files: self.known_files,
-            leases: leases.map(|(key, value)| KeptValue { key: key.into(), value: value.into() }).collect(),
+            max_files: self.max_files,
+            leases: leases.map(|(key, value)| LeaseRecord { key: key.into(), value: value.into() }).collect(),
             groups: self.groups.iter().map(|&(group, extent)| Group { group, extent }).collect(),
-            files: self.files.iter().map(FilePages::of).collect(),
+            files: self.files.iter().map(FileMessage::of).collect(),
         };
         let rest = message.encode_to_vec();
         let numbers = [VERSION, rest.len() as u64, Shipped::checksum(&rest)];
@@ -222,8 +222,8 @@ impl HandoverList {
 
     fn of(message: Message) -> Option<HandoverList> {
         let mut leases = Kept::default();
-        leases.apply(message.leases.into_iter().map(|KeptValue { key, value }| Change::Put { key, value }));
-        let files = message.files.into_iter().map(FilePages::handed).collect::<Option<_>>()?;
+        leases.apply(message.leases.into_iter().map(|LeaseRecord { key, value }| Change::Put { key, value }));
+        let files = message.files.into_iter().map(FileMessage::handed).collect::<Option<_>>()?;
         let checkpoint = Checkpoint {
             position: message.checkpoint,
             timeline: message.timeline,
@@ -234,7 +234,7 @@ impl HandoverList {
             server: ServerEnd { system, checkpoint, checksums },
             slots: message.slots,
             wanted_slots: message.wanted_slots,
-            known_files: message.known_files,
+            max_files: message.max_files,
             leases,
             groups: message.groups.iter().map(|group| (group.group, group.extent)).collect(),
             files,
@@ -242,9 +242,9 @@ impl HandoverList {
     }
 }
 
-impl FilePages {
-    fn of(file: &HandedFile) -> FilePages {
-        FilePages {
+impl FileMessage {
+    fn of(file: &ListedFile) -> FileMessage {
+        FileMessage {
             path: file.path.as_os_str().as_bytes().to_owned(),
             blocks: file.pages.iter().map(|page| page.block).collect(),
             slots: file.pages.iter().map(|page| page.slot).collect(),
@@ -253,11 +253,11 @@ impl FilePages {
     }
 
     /// `None`: the lists differ in length.
-    fn handed(self) -> Option<HandedFile> {
+    fn handed(self) -> Option<ListedFile> {
         let is_whole = self.blocks.len() == self.slots.len() && self.slots.len() == self.checksums.len();
         let pages = self.blocks.into_iter().zip(self.slots).zip(self.checksums);
         let pages = pages.map(|((block, slot), checksum)| ListedPage { block, slot, checksum }).collect();
-        is_whole.then(|| HandedFile { path: OsStr::from_bytes(&self.path).into(), pages })
+        is_whole.then(|| ListedFile { path: OsStr::from_bytes(&self.path).into(), pages })
     }
 }
 
@@ -271,13 +271,13 @@ mod tests {
         let page = |block, slot, checksum| ListedPage { block, slot, checksum };
         let first = vec![page(0, 3, u64::MAX), page(u32::MAX, 4, 9)];
         let files = vec![
-            HandedFile { path: "base/5/1".into(), pages: first },
-            HandedFile { path: "base/5/2".into(), pages: vec![page(1, 5, 0)] },
+            ListedFile { path: "base/5/1".into(), pages: first },
+            ListedFile { path: "base/5/2".into(), pages: vec![page(1, 5, 0)] },
         ];
         let checkpoint = Checkpoint { position: 1 << 40, timeline: 2, time: 3 };
         let server = ServerEnd { system: 5, checkpoint, checksums: 1 };
         let groups = vec![(0, 12), (2, 1 << 35)];
-        HandoverList { server, slots: 4096, wanted_slots: 64, known_files: 16, leases, groups, files }
+        HandoverList { server, slots: 4096, wanted_slots: 64, max_files: 16, leases, groups, files }
     }
 
     #[test]
@@ -312,7 +312,7 @@ mod tests {
         let mut leases = Kept::default();
         leases.apply([Change::Put { key: b"R1".into(), value: vec![7] }]);
         let pages = vec![ListedPage { block: 1, slot: 5, checksum: 9 }];
-        let files = vec![HandedFile { path: "a".into(), pages }];
+        let files = vec![ListedFile { path: "a".into(), pages }];
         let checkpoint = Checkpoint { position: 6, timeline: 2, time: 0 };
         let server = ServerEnd { system: 5, checkpoint, checksums: 0 };
         let list = HandoverList {
@@ -332,8 +332,8 @@ mod tests {
 
     #[test]
     fn lists_of_different_lengths_are_refused() {
-        let file = FilePages { blocks: vec![1, 2], slots: vec![1], ..FilePages::default() };
-        let file = FilePages { checksums: vec![1, 2], ..file };
+        let file = FileMessage { blocks: vec![1, 2], slots: vec![1], ..FileMessage::default() };
+        let file = FileMessage { checksums: vec![1, 2], ..file };
         assert_eq!(HandoverList::of(Message { files: vec![file], ..Message::default() }), None);
     }
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{HandedFiles, HandedPage, HandoverList, ServerEnd};
+use super::{HandedPage, HandoverList, ServerEnd, WatchedFiles};
 use crate::at_once;
 use crate::client::{CacheClient, OwnCaller};
 use crate::door::DoorFile;
@@ -28,28 +28,28 @@ const FILES_PATIENCE: Duration = Duration::from_secs(1);
 /// How long pages are taken over in a round of the keeper. Between rounds it extends the terms of leases.
 const ROUND: Duration = Duration::from_millis(20);
 
-/// How far a cache that was handed over is taken over.
+/// Progress of taking a cache over.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum TakeOver {
+pub enum TakeOverState {
     /// The new server must not be promoted yet.
     Waiting,
     /// The new server may be promoted. Each page is found once it is taken over.
     Going,
     /// It has ended.
-    Ended(TakenOver),
+    Ended(TakeOverResult),
 }
 
 /// What became of a cache that was handed over.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct TakenOver {
+pub struct TakeOverResult {
     /// How many pages were taken over.
     pub pages: u64,
     /// How many pages the list has.
-    pub of: u64,
+    pub listed: u64,
     /// How many of them lay in memory that is gone.
     pub lost: u64,
-    /// Why the server's pages were not taken over; `None`: only single pages were left out. These or their
-    /// files were written since, their memory is lost, or their positions in the log do not allow it (H2).
+    /// Why no page was taken over. `None`: only single pages were left out, because they or their files were
+    /// written since, their memory is lost, or their positions in the log are too late (H2).
     pub refusal: Option<String>,
 }
 
@@ -62,7 +62,7 @@ enum NotNow {
 }
 
 /// Takes pages over, step by step.
-pub(crate) struct Taking {
+pub(crate) struct Taker {
     server: ServerEnd,
     data: PathBuf,
     client: Arc<CacheClient>,
@@ -76,22 +76,22 @@ pub(crate) struct Taking {
     withheld: SlotSet,
     slots: u32,
     /// The new server as it was when pages could be taken over.
-    seen: Option<HandedFiles>,
+    seen: Option<WatchedFiles>,
     began: Instant,
     /// When files were first looked for, or one became known last.
     file_found: Option<Instant>,
-    taken: TakenOver,
+    taken: TakeOverResult,
 }
 
-impl Taking {
+impl Taker {
     /// Prepares to take over what the list has. `adopted` are the slots that still have their memory.
     pub(crate) fn begin(
         door: &Arc<DoorFile>,
         list: &HandoverList,
         slots: u32,
         adopted: &[Range<u32>],
-    ) -> Taking {
-        let of = list.pages();
+    ) -> Taker {
+        let listed = list.pages();
         let mut files = Vec::new();
         let numbers: Vec<Option<u32>> = list
             .files
@@ -106,10 +106,10 @@ impl Taking {
         let mut withheld = SlotSet::new(slots);
         adopted.iter().cloned().flatten().for_each(|slot| withheld.insert(slot));
         let mut pages = list.pages_of(|file| numbers[file]);
-        let listed = pages.len() as u64;
+        let there = pages.len() as u64;
         pages.retain(|page| page.slot < slots && withheld.contains(page.slot));
-        let lost = listed - pages.len() as u64;
-        Taking {
+        let lost = there - pages.len() as u64;
+        Taker {
             server: list.server,
             data: door.data().to_owned(),
             client: CacheClient::new(door.clone()),
@@ -122,7 +122,7 @@ impl Taking {
             seen: None,
             began: Instant::now(),
             file_found: None,
-            taken: TakenOver { of, lost, ..TakenOver::default() },
+            taken: TakeOverResult { listed, lost, ..TakeOverResult::default() },
         }
     }
 
@@ -137,7 +137,10 @@ impl Taking {
     }
 
     /// Takes over some pages, if it may. Returns what became of the cache, once none is left.
-    pub(crate) fn step<S: Slots>(&mut self, keeper: &mut Keeper<Shared<S>, Shipped>) -> Option<TakenOver> {
+    pub(crate) fn step<S: Slots>(
+        &mut self,
+        keeper: &mut Keeper<Shared<S>, Shipped>,
+    ) -> Option<TakeOverResult> {
         let Some(seen) = self.seen.take() else {
             match self.look() {
                 Ok(seen) => self.seen = Some(seen),
@@ -158,7 +161,7 @@ impl Taking {
     fn take<S: Slots>(
         &mut self,
         keeper: &mut Keeper<Shared<S>, Shipped>,
-        seen: &HandedFiles,
+        seen: &WatchedFiles,
         page: HandedPage,
     ) {
         if !self.withheld.contains(page.slot) {
@@ -175,12 +178,12 @@ impl Taking {
         self.taken.pages += u64::from(is_taken);
     }
 
-    /// Gives the slots that are left to the keeper.
+    /// Releases the slots that are still withheld, and leaves the place.
     pub(crate) fn end<S: Slots>(
         &mut self,
         keeper: &mut Keeper<Shared<S>, Shipped>,
         refusal: Option<String>,
-    ) -> TakenOver {
+    ) -> TakeOverResult {
         for slot in 0..self.slots {
             if self.withheld.contains(slot) {
                 self.withheld.remove(slot);
@@ -190,11 +193,11 @@ impl Taking {
         if let Some(caller) = self.caller.take() {
             at_once(caller.leave());
         }
-        TakenOver { refusal, ..self.taken.clone() }
+        TakeOverResult { refusal, ..self.taken.clone() }
     }
 
     /// Looks at the new server's files, and *then* whether it has everything on its disk (H3).
-    fn look(&mut self) -> Result<HandedFiles, NotNow> {
+    fn look(&mut self) -> Result<WatchedFiles, NotNow> {
         let wait = |why: &str| NotNow::Wait(why.to_owned());
         if self.caller.is_none() {
             self.caller = self.client.take_place();

@@ -11,15 +11,16 @@ use super::{attached_door, size_of_pages};
 use crate::output::{tell, tell_json};
 use crate::size::ByteSize;
 
-/// So few samples say little.
-const FEW_SAMPLES: u64 = 1_000;
+/// With so few sampled blocks in half of the cache, the error is more than some points.
+const FEW_BLOCKS: u64 = 500;
 
 /// Estimate how often pages would be found if a cache had another size
 ///
 /// Shows the expected hit rate of a cache of half the size, of this size, and of two and four times the size,
 /// for the reads that reach the cache. A sample of these reads is taken all the time; what was read lately
 /// counts most. The estimate is for a cache that evicts the page which was read the longest time ago (LRU):
-/// this one often finds a little more.
+/// this one often finds a little more. Where much is written, the estimate is too low, because a page that
+/// comes in when it is written counts as one that is first read from the disk.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
@@ -37,8 +38,12 @@ pub struct AdviseArgs {
 /// What `advise` prints. Fields are stable; new ones may be added.
 #[derive(Serialize)]
 struct Estimates {
-    /// How many reads of sampled blocks they rest on.
+    /// How many reads of sampled blocks they rest on; old ones count less.
     samples: u64,
+    /// With fewer samples, the estimates are too low.
+    needed_samples: u64,
+    /// How many blocks are sampled in a cache of this size: with few, the estimates are rough.
+    sampled_pages: u64,
     sizes: Vec<Estimate>,
 }
 
@@ -66,7 +71,8 @@ impl Estimates {
     fn of(advice: &Advice) -> Estimates {
         let sizes = advice.sizes().into_iter().zip(advice.hit_rates);
         let sizes = sizes.map(|(pages, hit_rate)| Estimate { bytes: size_of_pages(pages).0, hit_rate });
-        Estimates { samples: advice.samples, sizes: sizes.collect() }
+        let &Advice { samples, needed_samples, sampled_pages, .. } = advice;
+        Estimates { samples, needed_samples, sampled_pages, sizes: sizes.collect() }
     }
 }
 
@@ -77,8 +83,14 @@ impl std::fmt::Display for Estimates {
             let size = ByteSize(bytes).to_string();
             writeln!(to, "{size:>12}  {:>5.1} %", 100.0 * hit_rate)?;
         }
-        let few = if self.samples < FEW_SAMPLES { ": too few to rely on" } else { "" };
-        write!(to, "from {} sampled reads{few}", self.samples)
+        write!(to, "from {} sampled reads", self.samples)?;
+        if self.samples < self.needed_samples {
+            write!(to, ": too few, the rates are too low until there are {}", self.needed_samples)?;
+        }
+        if self.sampled_pages / 2 < FEW_BLOCKS {
+            write!(to, "\nrough: the cache is small, at least beside its --max-memory")?;
+        }
+        Ok(())
     }
 }
 
@@ -87,16 +99,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_size_has_a_line_and_few_samples_are_said_to_be_few() {
-        let advice = Advice { pages: 1 << 19, samples: 999, hit_rates: [0.5, 0.751, 0.9, 1.0] };
-        assert_eq!(
-            Estimates::of(&advice).to_string(),
-            "        size  hit rate, expected
+    fn each_size_has_a_line_and_estimates_that_say_little_are_said_to() {
+        let hit_rates = [0.5, 0.751, 0.9, 1.0];
+        let mut advice = Advice {
+            pages: 1 << 19,
+            samples: 60_000,
+            needed_samples: 49_152,
+            sampled_pages: 4_096,
+            hit_rates,
+        };
+        let lines = "        size  hit rate, expected
        2 GiB   50.0 %
        4 GiB   75.1 %
        8 GiB   90.0 %
       16 GiB  100.0 %
-from 999 sampled reads: too few to rely on"
-        );
+from ";
+        assert_eq!(Estimates::of(&advice).to_string(), format!("{lines}60000 sampled reads"));
+        (advice.samples, advice.sampled_pages) = (999, 999);
+        let said = Estimates::of(&advice).to_string();
+        let doubts = "999 sampled reads: too few, the rates are too low until there are 49152
+rough: the cache is small, at least beside its --max-memory";
+        assert_eq!(said, format!("{lines}{doubts}"));
     }
 }

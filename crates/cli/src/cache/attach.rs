@@ -39,20 +39,22 @@ pub struct AttachArgs {
     #[arg(long, value_name = "SIZE", required_unless_present = "take_over")]
     memory: Option<ByteSize>,
 
-    /// The most memory that `farpool cache resize` can give the cache; --memory unless told otherwise. The
-    /// index takes memory of this machine: about 48 bytes for each 8 KiB of this, and 72 bytes for each of
-    /// --files
+    /// The most memory that `farpool cache resize` can give the cache. The index takes memory of this
+    /// machine: about 48 bytes for each 8 KiB of this, and 72 bytes for each of --files [default: --memory;
+    /// with
+    /// --take-over at least the maximum of the old cache]
     #[arg(long, value_name = "SIZE")]
     max_memory: Option<ByteSize>,
 
     /// How many files can be cached at a time. When they are too many, those that were not read for the
-    /// longest time are dropped [default: 16384]
+    /// longest time are dropped [default: 16384; with --take-over that of the old cache]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(16..=1_048_576))]
     files: Option<u32>,
 
     /// Take over the cache that `farpool cache handover` has handed over. LIST is the file with what it has
-    /// printed, or - for the standard input. DIR has to be that of the standby: promote it only after this
-    /// command has printed `ready`. Unless told otherwise, the cache has the size of the old one
+    /// printed, or - for the standard input. DIR is the data directory of the standby. Promote the standby
+    /// only after this command has printed `ready`. Unless told otherwise, the cache has the size of the old
+    /// one
     #[arg(long, value_name = "LIST")]
     take_over: Option<PathBuf>,
 
@@ -74,12 +76,14 @@ pub struct AttachArgs {
 pub fn attach(args: AttachArgs) -> Result<()> {
     tether::fasten(&args.tether)?;
     check_choice(args.transport)?;
+    config_for(&args, None)?; // sizes that no cache can have are refused first
     let door = DoorFile::open(&args.dir)?;
     let broker = args.broker.require_within(args.wait)?;
     if args.take_over.is_some() && is_attached(&door)? {
         bail!("a cache is attached to {}: detach it first", door.data().display());
     }
-    // The last thing that may fail: the other cache has ended once this has been read.
+    // As late as possible: the old cache is closed before its list arrives, so a failure from here on loses
+    // its pages.
     let list = args.take_over.as_deref().map(read_list).transpose()?;
     let config = config_for(&args, list.as_ref())?;
     let pool = PoolConfig {
@@ -127,6 +131,6 @@ fn config_for(args: &AttachArgs, list: Option<&HandoverList>) -> Result<CacheCon
     if max_slots < slots {
         bail!("--max-memory is less than --memory: raise it, or leave it out");
     }
-    let files = args.files.or(list.map(|list| list.known_files)).unwrap_or(FILES);
+    let files = args.files.or(list.map(|list| list.max_files)).unwrap_or(FILES);
     Ok(CacheConfig { slots, max_slots, files })
 }

@@ -4,7 +4,7 @@ use std::io::{IsTerminal, Read, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use farpool_cache::{AttachedCache, HandoverList, TakenOver, ask_for_handover};
+use farpool_cache::{AttachedCache, HandoverList, TakeOverResult, ask_for_handover};
 
 use super::{attached_door, size_of_pages};
 use crate::errors::UsageError;
@@ -60,7 +60,7 @@ pub(super) fn read_list(from: &Path) -> Result<HandoverList> {
 
 /// Waits until the new cache has the pages of the old one, and says so.
 pub(super) async fn say_what_was_taken_over(attached: &AttachedCache, data: &Path) {
-    let Some(TakenOver { pages, of, lost, refusal }) = attached.taken_over().await else { return };
+    let Some(TakeOverResult { pages, listed, lost, refusal }) = attached.taken_over().await else { return };
     if let Some(why) = refusal {
         complain(format!("farpool: the cache of {} begins empty: {why}", data.display()));
         return;
@@ -70,5 +70,10 @@ pub(super) async fn say_what_was_taken_over(attached: &AttachedCache, data: &Pat
     } else {
         String::new()
     };
-    say(format!("taken over  {}  {} of {}{gone}", data.display(), size_of_pages(pages), size_of_pages(of)));
+    say(format!(
+        "taken over  {}  {} of {}{gone}",
+        data.display(),
+        size_of_pages(pages),
+        size_of_pages(listed)
+    ));
 }

@@ -7,6 +7,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use farpool_cache::RelationFile;
 use postgres::{Client, Config, NoTls};
 
 use crate::errors::describe;
@@ -20,25 +21,6 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(15);
 const OPTIONS: &str = "-c statement_timeout=5s -c search_path=pg_catalog";
 /// Databases to which a client can connect to list the others.
 const COMMON_DATABASES: [&str; 2] = ["postgres", "template1"];
-
-/// The file of a relation: `base/DATABASE/FILENODE`, and `_FORK` behind it if it is not the main one.
-#[derive(Clone, PartialEq, Eq, Debug)]
-struct RelationFile {
-    database: u32,
-    filenode: u32,
-    fork: Option<String>,
-}
-
-impl RelationFile {
-    fn parse(path: &Path) -> Option<RelationFile> {
-        let (database, name) = path.strip_prefix("base").ok()?.to_str()?.split_once('/')?;
-        let (filenode, fork) = match name.split_once('_') {
-            Some((filenode, fork)) => (filenode, Some(fork.to_owned())),
-            None => (name, None),
-        };
-        Some(RelationFile { database: database.parse().ok()?, filenode: filenode.parse().ok()?, fork })
-    }
-}
 
 /// As [`names`], but does not wait for a server that hangs.
 pub fn names_in_time(data: &Path, paths: Vec<PathBuf>) -> Result<HashMap<PathBuf, String>> {
@@ -161,18 +143,6 @@ fn name_of_owner(owner: u32) -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_path_names_database_filenode_and_fork() {
-        let file = |fork: Option<&str>| {
-            Some(RelationFile { database: 5, filenode: 16400, fork: fork.map(str::to_owned) })
-        };
-        assert_eq!(RelationFile::parse(Path::new("base/5/16400")), file(None));
-        assert_eq!(RelationFile::parse(Path::new("base/5/16400_vm")), file(Some("vm")));
-        for other in ["base/5/pg_filenode.map", "global/1262", "base/16400", "base/5/x/7"] {
-            assert_eq!(RelationFile::parse(Path::new(other)), None, "{other}");
-        }
-    }
 
     #[test]
     fn a_server_is_reached_by_its_socket_or_else_by_its_address() {

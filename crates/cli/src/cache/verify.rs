@@ -134,11 +134,11 @@ fn verify_file(
         {
             None => {}
             Some(Compared::Equal) => findings.compared += 1,
-            Some(Compared::EqualButForHints) if !is_exact => {
+            Some(Compared::EqualButForHints) => {
                 findings.compared += 1;
                 findings.of_same_position += 1;
             }
-            Some(_) => {
+            Some(Compared::Different) => {
                 findings.compared += 1;
                 findings.differing += 1;
                 complain(format!("farpool: page {block} of {} differs from the disk", whole.display()));
@@ -157,8 +157,8 @@ enum Compared {
     Different,
 }
 
-/// Compares a page in the cache with the disk; `None`: it is not in the cache, or no more. Unless this
-/// `is_exact`, a difference in hints needs no further look.
+/// Compares a page in the cache with the disk. `None`: it is not in the cache, or no more. If this
+/// `is_exact`, a difference in hint bits counts as [`Compared::Different`].
 fn compare(
     session: &mut CacheSession,
     file: &File,
@@ -181,17 +181,29 @@ fn compare(
     Ok(Some(Compared::Different))
 }
 
-/// How two pages compare. Pages of the same position in PostgreSQL's log differ in hints only; a page that
-/// was never logged has no position.
+/// How two pages compare. Where pages have the same position in PostgreSQL's log and the same rows in the
+/// same places, the rest are hints. A page that was never logged has no position.
 fn compare_pages(one: &[u8], other: &[u8]) -> Compared {
     let position = |page: &[u8]| position_of_page(*page.first_chunk().expect("a page is longer"));
     if one == other {
         Compared::Equal
-    } else if position(one) > 0 && position(one) == position(other) {
+    } else if position(one) > 0 && position(one) == position(other) && places(one) == places(other) {
         Compared::EqualButForHints
     } else {
         Compared::Different
     }
+}
+
+/// Where a page of PostgreSQL has its rows: the part of its head that has bounds and version (`pd_lower` to
+/// `pd_pagesize_version`), and its line pointers without their flags. `None`: it has no valid head.
+fn places(page: &[u8]) -> Option<(&[u8], Vec<u32>)> {
+    const HEAD_BYTES: usize = 24;
+    const FLAGS: u32 = 0b11 << 15;
+    let bounds = page.get(12..20)?;
+    let lower = usize::from(u16::from_le_bytes([bounds[0], bounds[1]]));
+    let pointers = page.get(HEAD_BYTES..lower)?.chunks_exact(4);
+    let pointers = pointers.map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]]) & !FLAGS);
+    Some((bounds, pointers.collect()))
 }
 
 /// A page as it is in the cache, if it is there. Admits nothing.
@@ -207,12 +219,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pages_of_the_same_position_differ_in_hints_only() {
-        let page = |position: u8, rest: u8| [&[0, 0, 0, 0, position, 0, 0, 0][..], &[rest; 8]].concat();
-        assert_eq!(compare_pages(&page(1, 2), &page(1, 3)), Compared::EqualButForHints);
-        assert_eq!(compare_pages(&page(1, 2), &page(1, 2)), Compared::Equal);
-        assert_eq!(compare_pages(&page(1, 2), &page(2, 2)), Compared::Different);
-        assert_eq!(compare_pages(&page(0, 2), &page(0, 3)), Compared::Different);
+    fn pages_of_the_same_position_and_places_differ_in_hints_only() {
+        let page = |position: u8, pointer: u32, rest: u8| {
+            let mut page = [0; 64];
+            page[4] = position;
+            page[12..14].copy_from_slice(&28_u16.to_le_bytes());
+            page[24..28].copy_from_slice(&pointer.to_le_bytes());
+            page[40] = rest;
+            page
+        };
+        let one = page(1, 0x0100_0020, 2);
+        assert_eq!(compare_pages(&one, &one), Compared::Equal);
+        assert_eq!(compare_pages(&one, &page(1, 0x0100_0020, 3)), Compared::EqualButForHints);
+        assert_eq!(compare_pages(&one, &page(1, 0x0101_8020, 2)), Compared::EqualButForHints, "a dead row");
+        assert_eq!(compare_pages(&one, &page(1, 0x0100_0024, 2)), Compared::Different, "another place");
+        assert_eq!(compare_pages(&one, &page(2, 0x0100_0020, 2)), Compared::Different);
+        assert_eq!(compare_pages(&page(0, 0, 2), &page(0, 0, 3)), Compared::Different);
+        let mut other = one;
+        other[12] = 32;
+        assert_eq!(compare_pages(&one, &other), Compared::Different, "one row more");
+        other[13] = 0xff;
+        assert_eq!((places(&other), compare_pages(&one, &other)), (None, Compared::Different));
     }
 
     #[test]

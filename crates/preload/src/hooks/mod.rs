@@ -16,6 +16,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
+use farpool_cache::FilePages;
+
 use crate::backend::Backend;
 use crate::engine::Engine;
 
@@ -70,16 +72,16 @@ pub fn sign_cached_files() {
     ENGINE.cached.sign();
 }
 
-/// The files of which pages are cached, by their paths from the cache's directory, with the number of pages
-/// and whether the file is pinned. `None`: the cache is closed, or its daemon does not answer.
-pub fn cached_files() -> Option<Vec<(PathBuf, u32, bool)>> {
-    let files = ENGINE.cached.files()?;
-    Some(files.into_iter().map(|(path, file)| (path, file.pages, file.is_pinned)).collect())
+/// The files of which pages are cached, by their paths from the cache's directory. `None`: the cache is
+/// closed, or its daemon does not answer.
+pub fn cached_files() -> Option<Vec<(PathBuf, FilePages)>> {
+    ENGINE.cached.files(&ENGINE)
 }
 
-/// Pins a file of the cache's directory, or unpins it. `false`: the cache does not know it.
-pub fn pin_cached_file(path: &Path, is_pinned: bool) -> bool {
-    ENGINE.cached.pin(&ENGINE, path, is_pinned)
+/// Sets whether files of the cache's directory are pinned, up to the first that does not exist. Returns how
+/// many of them the cache knows. `None`: this process does not use the cache.
+pub fn set_cached_files_pinned(paths: impl Iterator<Item = PathBuf>, is_pinned: bool) -> Option<usize> {
+    ENGINE.cached.set_pinned(&ENGINE, paths, is_pinned)
 }
 
 /// Whether the dynamic linker lets the program call the hooks of this library.

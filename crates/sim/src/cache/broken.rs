@@ -45,7 +45,7 @@ const CHANGED_KEPT: &str = "signature-not-compared";
 /// A file is signed although another change may give it the same signature.
 const UNSETTLED_SIGNED: &str = "unsettled-file-signed";
 /// A page that is newer than the new server's disk is taken over.
-const OTHER_LSN: &str = "handed-over-page-with-later-lsn";
+const LATER_LSN: &str = "handed-over-page-with-later-lsn";
 /// A page is taken over although the new server has written its block or changed its file.
 const WRITTEN_TAKEN: &str = "written-page-taken-over";
 /// What is read from a slot is not compared with its checksum.
@@ -72,7 +72,7 @@ pub(super) const MUTATIONS: &[&str] = &[
     UNSIGNED_KEPT,
     CHANGED_KEPT,
     UNSETTLED_SIGNED,
-    OTHER_LSN,
+    LATER_LSN,
     WRITTEN_TAKEN,
 ];
 
@@ -167,7 +167,7 @@ impl Rules for Broken {
     }
 
     fn takes_over(lsn: u64, restartpoint: u64) -> bool {
-        is(OTHER_LSN) || Shipped::takes_over(lsn, restartpoint)
+        is(LATER_LSN) || Shipped::takes_over(lsn, restartpoint)
     }
 
     fn skips_written_pages() -> bool {

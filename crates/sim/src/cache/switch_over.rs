@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
-use farpool_cache::{Caller, HandedFiles, HandedPage, Keeper, KnownFile, Rules, export};
+use farpool_cache::{Caller, HandedPage, Keeper, KnownFile, Rules, WatchedFiles, close_and_list};
 use farpool_fabric::sim::{ProcessId, Random};
 
 use super::database::{start_keeper, start_process};
@@ -14,7 +14,7 @@ use super::{History, Run};
 /// How often the simulation checks whether all files of the new server are known. Afterwards, only pages of
 /// known files are taken over.
 const LOOKS: u32 = 60;
-/// The share of switch-overs at which the new server has not everything on its disk, in thousandths.
+/// The share of switchovers at which the new server has not everything on its disk, in thousandths.
 const LAGGING_PERMILLE: u32 = 400;
 /// How likely a page is to be taken over in a round of the keeper, in thousandths.
 const TAKEN_PERMILLE: u32 = 300;
@@ -27,13 +27,12 @@ pub(super) struct Handover {
     /// Up to this position of the log, the new server has everything on its disk.
     restartpoint: u64,
     /// The files as they were while the new server was a standby.
-    seen: Option<HandedFiles>,
+    seen: Option<WatchedFiles>,
     is_standby: bool,
 }
 
-/// Ends the database with its keeper, and starts that of another server. `process` is the one that carries
-/// this out.
-/// `turns`: how often the new keeper wants another state of the door, in thousandths.
+/// Ends the database and its keeper, and starts both on another server. `process` carries this out. `turns`:
+/// how often the new keeper wants another state of the door, in thousandths.
 pub(super) async fn switch_over<R: Rules + 'static>(
     run: &Rc<Run>,
     (process, keeper): (ProcessId, ProcessId),
@@ -49,7 +48,7 @@ pub(super) async fn switch_over<R: Rules + 'static>(
         change_unannounced(run, random).await;
     }
     let signatures = signatures(run, |_| true);
-    let handed = export::<_, R>(&run.access(), &run.layout, &signatures).await.unwrap_or_default();
+    let handed = close_and_list::<_, R>(&run.access(), &run.layout, &signatures).await.unwrap_or_default();
     let end = run.disk.log_end();
     let restartpoint = if random.chance(LAGGING_PERMILLE) { random.below(end + 1) } else { end };
     run.world.note("another server takes over from position {} of {}", &[restartpoint, end]);

@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use crate::handover::{HandedPage, HandedPages, export};
+use crate::handover::{HandedPage, HandedPages, close_and_list};
 
 /// Ends the database behind a cache, and lists its pages.
 fn sign_and_export(old: &Cache, caller: &mut Caller<Memory>) -> Option<HandedPages> {
     let signatures = BTreeMap::from([(old.file.id(), 7)]);
     at_once(caller.sign_files(&signatures));
-    at_once(export::<_, Shipped>(&old.memory, &old.layout, &signatures))
+    at_once(close_and_list::<_, Shipped>(&old.memory, &old.layout, &signatures))
 }
 
 #[test]
@@ -77,7 +77,7 @@ fn pages_of_a_file_are_not_handed_over_if_it_was_not_signed_or_has_another_signa
         old.read(&mut caller, 0);
         at_once(caller.sign_files(&BTreeMap::from([(old.file.id(), signed)])));
         let now = BTreeMap::from([(old.file.id(), found)]);
-        let handed = at_once(export::<_, Shipped>(&old.memory, &old.layout, &now)).unwrap();
+        let handed = at_once(close_and_list::<_, Shipped>(&old.memory, &old.layout, &now)).unwrap();
         assert_eq!(handed.pages.len(), expected, "{signed} {found}");
     }
 }
