@@ -222,6 +222,9 @@ impl AttachedCache {
         let vacating = vacate(&door)?;
         let number = getrandom::u64().map_err(io::Error::other)?;
         let index = SharedMemory::create("farpool-cache-index", Layout::new(shape).index_bytes())?;
+        // Otherwise the first process of the database that touches a page would be charged for it, and killed
+        // where memory is short. In large pages, a look at a random bucket hardly misses the TLB.
+        index.mapping().prefault()?;
         let table = SharedMemory::create("farpool-cache-table", FarTable::bytes(shape.slots))?;
         let far = FarTable::new(table.mapping().clone(), shape.slots)
             .ok_or(io::Error::from(io::ErrorKind::InvalidData))?;
