@@ -12,9 +12,12 @@ use serde::Deserialize;
 
 use crate::child::{Child, run};
 use crate::local_pool::{Lend, LocalPool};
+use crate::machine::kib;
 use crate::progress::warn;
 use crate::stop::StopFlag;
 
+/// The unit of the cache.
+const PAGE_BYTES: u64 = 8192;
 /// Size of the regions of the pool.
 const REGION_BYTES: u64 = 64 << 20;
 /// How long the cache may take until it has all its memory and is open: some rounds of its keeper.
@@ -65,6 +68,7 @@ struct Used {
     wanted_bytes: u64,
     memory_bytes: u64,
     used_bytes: u64,
+    index_bytes: u64,
     files: Vec<UsedByFile>,
 }
 
@@ -155,6 +159,17 @@ impl PageCache {
             let has_memory = |cache: &Used| cache.memory_bytes == cache.wanted_bytes;
             Ok(status.state == "open" && status.cache.as_ref().is_some_and(has_memory))
         })
+    }
+
+    /// Memory of the database's machine that it takes for each page for which it has room, in bytes: the
+    /// index, and the daemon's own memory.
+    pub fn local_bytes_per_page(&self) -> Result<f64> {
+        let status = self.status()?;
+        let cache = status.cache.context("the cache is closed")?;
+        let id = self.daemon.id();
+        let daemon = fs::read_to_string(format!("/proc/{id}/status")).context("the daemon has ended")?;
+        let anonymous = kib(&daemon, "RssAnon").context("no RssAnon in the daemon's status")? << 10;
+        Ok((cache.index_bytes + anonymous) as f64 / (cache.memory_bytes / PAGE_BYTES) as f64)
     }
 
     /// What it says of itself.

@@ -31,6 +31,8 @@ enum Unit {
     Percent,
     /// Points of a share beyond the share with this name.
     PointsFrom(String),
+    /// This unit.
+    Plain(&'static str),
 }
 
 impl Verdict {
@@ -57,6 +59,11 @@ impl Verdict {
     /// For a share that must not be further below another than so many points. `reached` has the differences.
     pub fn points_below(what: &str, points: f64, than: &str, reached: Spread) -> Self {
         Self::new(what, Side::AtLeast, Unit::PointsFrom(than.into()), -points, reached)
+    }
+
+    /// For a value in a unit that must be at most `limit`.
+    pub fn at_most_in(what: &str, limit: f64, unit: &'static str, reached: Spread) -> Self {
+        Self::new(what, Side::AtMost, Unit::Plain(unit), limit, reached)
     }
 
     fn new(what: &str, side: Side, unit: Unit, must: f64, reached: Spread) -> Self {
@@ -113,6 +120,7 @@ impl Verdict {
             Unit::Times(than) => format!("{sign} {limit} × {than}"),
             Unit::Percent => format!("{sign} {:.0} %", 100.0 * limit),
             Unit::PointsFrom(than) => format!("{sign} {than} − {} points", -limit),
+            Unit::Plain(unit) => format!("{sign} {limit} {unit}"),
         }
     }
 
@@ -128,6 +136,7 @@ impl Verdict {
                 let points = |points: f64| format!("{points:+.2}").replace('-', "−");
                 format!("{} points ({} to {})", points(middle), points(least), points(most))
             }
+            Unit::Plain(unit) => format!("{middle:.2} {unit} ({least:.2}–{most:.2})"),
         }
     }
 }
@@ -165,5 +174,8 @@ mod tests {
         let points = Verdict::points_below("hits", 0.5, "LRU", reached);
         let row = "| hits | ≥ LRU − 0.5 points | none | −0.40 points (−0.60 to +0.10) | yes |\n";
         assert_eq!(points.row_with_aim(), row);
+        let bytes = Verdict::at_most_in("a page", 64.0, "B", spread(50.0)).aiming_at(Some(48.0));
+        let row = "| a page | ≤ 64 B | ≤ 48 B | 50.00 B (25.00–100.00) | yes, but not the aim |\n";
+        assert_eq!(bytes.row_with_aim(), row);
     }
 }

@@ -16,7 +16,7 @@ use anyhow::{Context, Result, ensure};
 use tempfile::TempDir;
 
 use super::Effort;
-use super::range_scan::{self, load, pgbench};
+use super::range_scan::{self, load, pgbench, watched_pgbench};
 use super::stage::subfolder;
 use crate::cgroup::MemoryLimit;
 use crate::machine;
@@ -175,6 +175,8 @@ pub struct Scanned {
     pub round: usize,
     /// Transactions per second.
     pub per_second: f64,
+    /// The largest page tables of a session's process, in KiB; `None` if no session was seen.
+    pub page_tables_kib: Option<u64>,
 }
 
 /// A restart of a server whose cache was warm.
@@ -203,6 +205,8 @@ pub struct CachedScanReport {
     pub postgres: String,
     /// Bytes of the table and its index.
     pub data_bytes: u64,
+    /// Memory of the database's machine for each page of a cache, in bytes.
+    pub local_bytes_per_page: f64,
 }
 
 /// A server with its data. Fields are dropped in this order.
@@ -303,10 +307,21 @@ pub fn measure(effort: &Effort<'_>, stop: &StopFlag) -> Result<CachedScanReport>
     let slices = rounds(&mut scenes, effort, &scripts, &progress, stop)?;
     let restarts = restarts(&mut scenes, effort, &scripts, data_bytes, stop)?;
     let postgres = scenes[0].server.version()?;
+    let cache = scenes.iter().filter(|scene| scene.case == RESTARTED).find_map(|scene| scene.cache.as_ref());
+    let local_bytes_per_page = cache.context("there is no cache")?.local_bytes_per_page()?;
     scenes.into_iter().try_for_each(Scene::tear_down)?;
     volume.remove()?;
     let (limit_mib, buffers_mib) = (sizes.limit_mib(), sizes.buffers_mib());
-    Ok(CachedScanReport { slices, restarts, rows, limit_mib, buffers_mib, postgres, data_bytes })
+    Ok(CachedScanReport {
+        slices,
+        restarts,
+        rows,
+        limit_mib,
+        buffers_mib,
+        postgres,
+        data_bytes,
+        local_bytes_per_page,
+    })
 }
 
 fn rounds(
@@ -325,8 +340,10 @@ fn rounds(
                 for turn in 0..scenes.len() {
                     stop.check()?;
                     let scene = &mut scenes[(turn + round) % Case::ALL.len()];
-                    let per_second = pgbench(&mut scene.server, &scripts.of(mix), sessions, effort.slice)?;
-                    slices.push(Scanned { case: scene.case, mix, sessions, round, per_second });
+                    let (per_second, page_tables_kib) =
+                        watched_pgbench(&mut scene.server, &scripts.of(mix), sessions, effort.slice)?;
+                    let case = scene.case;
+                    slices.push(Scanned { case, mix, sessions, round, per_second, page_tables_kib });
                 }
             }
             step.done("measured");
@@ -507,6 +524,17 @@ impl CachedScanReport {
     pub fn ratios(&self, case: Case, other: Case, mix: Mix, sessions: u32) -> Vec<f64> {
         let others = self.per_second(other, mix, sessions);
         self.per_second(case, mix, sessions).into_iter().zip(others).map(|(one, other)| one / other).collect()
+    }
+
+    /// What the page tables of a session grow by for each GiB in the cache, in MB: the largest while it scans
+    /// through the cache, without those of a session that scans files on tmpfs.
+    pub fn page_tables_mb_per_gib(&self) -> Option<f64> {
+        let largest = |case| {
+            let slices = self.slices.iter().filter(|it| (it.case, it.mix) == (case, Mix::Scans));
+            slices.filter_map(|slice| slice.page_tables_kib).max()
+        };
+        let grown_kib = largest(Case::CacheShm)?.saturating_sub(largest(Case::Tmpfs)?);
+        Some((grown_kib << 10) as f64 / 1e6 / (self.data_bytes as f64 / (1u64 << 30) as f64))
     }
 
     /// What a value is at each restart.

@@ -102,7 +102,8 @@ pub fn measure(effort: &Effort<'_>, stop: &StopFlag) -> Result<RangeScanReport> 
             for turn in 0..scenes.len() {
                 stop.check()?;
                 let scene = &mut scenes[(turn + round) % SPOTS.len()];
-                let (per_second, page_tables_kib) = scene.watched_scan(script, sessions, effort.slice)?;
+                let (per_second, page_tables_kib) =
+                    watched_pgbench(&mut scene.server, &[script.into()], sessions, effort.slice)?;
                 slices.push(Scanned { spot: scene.spot, sessions, round, per_second, page_tables_kib });
             }
         }
@@ -147,19 +148,6 @@ impl Scene {
         Ok(Scene { spot, server, far })
     }
 
-    /// Measures scans per second of this many sessions, and the size of their page tables.
-    fn watched_scan(&mut self, script: &Path, sessions: u32, slice: Duration) -> Result<(f64, Option<u64>)> {
-        let server = self.server.id();
-        let mut most_kib = None;
-        let look = || {
-            let tables = children_titled(server, SESSION_TITLE).filter_map(page_tables_kib);
-            most_kib = tables.max().max(most_kib);
-        };
-        let (asked, scripts) = (&mut self.server, [script.into()]);
-        let per_second = looking_meanwhile(LOOK_EVERY, look, || pgbench(asked, &scripts, sessions, slice))?;
-        Ok((per_second, most_kib))
-    }
-
     fn tear_down(mut self) -> Result<()> {
         let ended = [self.server.stop(), self.far.as_mut().map_or(Ok(()), FarMemory::stop)];
         ended.into_iter().collect()
@@ -191,6 +179,24 @@ pub(super) fn pgbench(
 ) -> Result<f64> {
     let said = run_pgbench(server, scripts, sessions, slice, Vec::new())?;
     per_second(&said).with_context(|| format!("cannot parse pgbench's output: {said}"))
+}
+
+/// As [`pgbench`], with the largest page tables of a session's process, in KiB; `None` if no session was
+/// seen.
+pub(super) fn watched_pgbench(
+    server: &mut Server,
+    scripts: &[OsString],
+    sessions: u32,
+    slice: Duration,
+) -> Result<(f64, Option<u64>)> {
+    let id = server.id();
+    let mut most_kib = None;
+    let look = || {
+        let tables = children_titled(id, SESSION_TITLE).filter_map(page_tables_kib);
+        most_kib = tables.max().max(most_kib);
+    };
+    let per_second = looking_meanwhile(LOOK_EVERY, look, || pgbench(server, scripts, sessions, slice))?;
+    Ok((per_second, most_kib))
 }
 
 /// A transaction of a run.

@@ -46,6 +46,10 @@ const PROMISES: [Promise; 11] = [
 /// What is promised for the first second after a restart, in multiples of the speed before.
 const RESTART_AT_LEAST: f64 = 0.7;
 const RESTART_AIM: f64 = 0.9;
+/// The most memory of the database's machine for a page, in bytes, and the aim.
+const LOCAL_BYTES: (f64, f64) = (64.0, 48.0);
+/// The most by which the page tables of a session grow for a GiB of pages, in MB, and the aim.
+const PAGE_TABLES_MB: (f64, f64) = (0.4, 0.1);
 
 /// Measures, and reports.
 pub fn measure(effort: &Effort<'_>, stop: &StopFlag) -> Result<Section> {
@@ -68,6 +72,15 @@ fn section(report: &CachedScanReport, effort: &Effort<'_>) -> Section {
         }
     }
     body += &restart_table(report);
+    let page_tables = Spread::of(report.page_tables_mb_per_gib());
+    let local = Spread::of([report.local_bytes_per_page]);
+    body += &format!(
+        "\n| memory of the database's machine | |\n|---|--:|\n\
+         | index and daemon, bytes for each page of the cache | {} |\n\
+         | page tables of a session, MB for each GiB of pages | {} |\n",
+        middle(local, 1),
+        middle(page_tables, 3)
+    );
     let promised = |promise: &Promise| {
         let &Promise { mix, sessions, case, than, must, aim } = promise;
         let what = format!("{}, {sessions} sessions: {}", mix.name(), case.name());
@@ -78,6 +91,13 @@ fn section(report: &CachedScanReport, effort: &Effort<'_>) -> Section {
         let what = format!("first second after a restart, {RESTART_SESSIONS} sessions: {}", RESTARTED.name());
         Verdict::at_least(&what, RESTART_AT_LEAST, "before", reached).aiming_at(Some(RESTART_AIM))
     });
+    let in_memory = |what, (must, aim), unit, reached: Option<Spread>| {
+        Some(Verdict::at_most_in(what, must, unit, reached?).aiming_at(Some(aim)))
+    };
+    let memory = [
+        in_memory("memory of the database's machine for a page", LOCAL_BYTES, "B", local),
+        in_memory("page tables of a session for a GiB of pages", PAGE_TABLES_MB, "MB", page_tables),
+    ];
     let chart = |mix: Mix, sessions| Chart {
         title: format!("{}, {sessions} sessions: transactions per second (more is better)", mix.name()),
         digits: 0,
@@ -90,7 +110,12 @@ fn section(report: &CachedScanReport, effort: &Effort<'_>) -> Section {
         figure: Figure::CachedScan,
         notes: notes(report, effort),
         body,
-        verdicts: PROMISES.iter().filter_map(promised).chain(restart).collect(),
+        verdicts: PROMISES
+            .iter()
+            .filter_map(promised)
+            .chain(restart)
+            .chain(memory.into_iter().flatten())
+            .collect(),
         drawing: Some(draw(&charts)),
     }
 }
@@ -191,7 +216,9 @@ mod tests {
         let loads = Mix::ALL.into_iter().flat_map(|mix| SESSIONS.map(|sessions| (mix, sessions)));
         let cases = loads.flat_map(|load| Case::ALL.map(|case| (load, case)));
         let slices = cases.flat_map(|((mix, sessions), case)| {
-            [0, 1].map(|round| Scanned { case, mix, sessions, round, per_second: per_second(case) })
+            let page_tables_kib = Some(if case == Case::CacheShm { 500 } else { 200 });
+            let per_second = per_second(case);
+            [0, 1].map(|round| Scanned { case, mix, sessions, round, per_second, page_tables_kib })
         });
         let report = CachedScanReport {
             slices: slices.collect(),
@@ -200,7 +227,8 @@ mod tests {
             limit_mib: 384,
             buffers_mib: 8,
             postgres: "15".into(),
-            data_bytes: 3 << 20,
+            data_bytes: 3 << 30,
+            local_bytes_per_page: 50.0,
         };
         let (work_dir, farpool) = (Path::new("/"), Path::new("/"));
         let effort = Effort { rounds: 2, scale: 0.01, slice: Duration::from_secs(1), work_dir, farpool };
@@ -211,9 +239,12 @@ mod tests {
         assert!(section.drawing.unwrap().contains(">in the first second after it<"));
         let row = "| page cache, shm | 8 | 1\u{202f}000 | 750 | 0.75 (0.75–0.75) |";
         assert!(tables.contains(row), "{tables}");
+        assert!(tables.contains("for each page of the cache | 50.0 |"), "{tables}");
+        // 300 KiB for 3 GiB.
+        assert!(tables.contains("MB for each GiB of pages | 0.102 |"), "{tables}");
         // Missed: 0.9 of tmpfs with 32 sessions, and 8 times the throttled volume over TCP. The updates have
         // no aim, and no other aim is met.
         let met = ["| yes |", "| yes, but not the aim |", "| yes, the aim too |", "| **missed** |"];
-        assert_eq!(met.map(|verdict| tables.matches(verdict).count()), [2, 8, 0, 2], "{tables}");
+        assert_eq!(met.map(|verdict| tables.matches(verdict).count()), [2, 10, 0, 2], "{tables}");
     }
 }
