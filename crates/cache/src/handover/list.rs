@@ -324,9 +324,9 @@ mod tests {
             ..HandoverList::default()
         };
         let message =
-            b"\x09\x05\0\0\0\0\0\0\0\x11\x06\0\0\0\0\0\0\0\x18\x02\x20\x80\x20\x2a\x07\x0a\x02R1\x12\x01\x07\
-            \x32\x04\x08\x02\x10\x03\x3a\x13\x0a\x01a\x12\x01\x01\x1a\x01\x05\x22\x08\x09\0\0\0\0\0\0\0";
-        let numbers = [1, 59, 0xbd80_3901_a3cb_c972_u64].map(u64::to_le_bytes).concat();
+            b"\x09\x05\0\0\0\0\0\0\0\x11\x06\0\0\0\0\0\0\0\x18\x02\x20\x80\x20\x4a\x07\x0a\x02R1\x12\x01\x07\
+            \x52\x04\x08\x02\x10\x03\x5a\x13\x0a\x01a\x12\x01\x01\x1a\x01\x05\x22\x08\x09\0\0\0\0\0\0\0";
+        let numbers = [1, 59, 0xeeed_3f00_8487_72a7_u64].map(u64::to_le_bytes).concat();
         assert_eq!(list.encode(), [&MAGIC[..], &numbers, message].concat());
     }
 
