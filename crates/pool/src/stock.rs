@@ -28,8 +28,8 @@ use crate::overflow::{Overflow, Overflowing};
 use crate::region::{LeasedRegion, NodeState};
 use crate::space::{EXTENT_BYTES, Extent, Space, Where};
 
-/// The stock requests more regions when fewer free extents than this are left. This many extents are 32 MiB,
-/// which some milliseconds of writing fill; a request takes about as long.
+/// The stock requests more regions when fewer free extents than this are left, unless it keeps no spare. This
+/// many extents are 32 MiB, which some milliseconds of writing fill; a request takes about as long.
 const LOW_WATER_EXTENTS: u64 = 128;
 
 /// How much longer a task waits while the overflow directory still gives regions, but other tasks take their
@@ -77,6 +77,8 @@ pub struct Stock {
     journal: Option<Arc<dyn Journal>>,
     growing: Mutex<Growing>,
     growth_wanted: tokio::sync::Notify,
+    /// More regions are requested when fewer extents are free.
+    spare_extents: AtomicU64,
     /// Regions that the pool could still lend, by the broker's last answer.
     pool_free_regions: AtomicU64,
     /// How often regions were lost.
@@ -188,6 +190,7 @@ impl Stock {
             ledger: Mutex::new(Ledger { holder, regions: BTreeMap::new(), nodes: BTreeMap::new() }),
             growing: Mutex::default(),
             growth_wanted: tokio::sync::Notify::new(),
+            spare_extents: AtomicU64::new(LOW_WATER_EXTENTS),
             pool_free_regions: AtomicU64::new(0),
             losses: AtomicU64::new(0),
             overflowing: None,
@@ -250,7 +253,9 @@ impl Stock {
             let attempts = self.growing.lock().growth.attempts();
             let (extent, free) = self.take_far(place, within);
             let may_grow = self.may_grow(); // read once: a task that waits for growth has requested it
-            if free < LOW_WATER_EXTENTS && may_grow {
+            // Where extents are free that this task cannot use, `want_elsewhere` says what it waits for.
+            let is_short = free < self.spare_extents() || (free == 0 && extent.is_none());
+            if is_short && may_grow {
                 self.growth_wanted.notify_one();
             }
             if let Some(extent) = extent {
@@ -317,54 +322,6 @@ impl Stock {
             Poll::Pending
         })
         .await
-    }
-
-    /// Waits until more regions are wanted. Only one task may wait.
-    pub async fn growth_wanted(&self) {
-        self.growth_wanted.notified().await;
-    }
-
-    /// To be called after each attempt to lease regions, with its outcome. If the attempt brought no regions
-    /// and one of the overflow directory is wanted, asks the directory for one. Wakes the tasks that wait for
-    /// the attempt, and returns how long to pause before the next one.
-    pub async fn attempt_ended(&self, outcome: GrowthOutcome) -> Duration {
-        self.overflow_after(outcome).await;
-        let pause = self.growth_ended(outcome);
-        // The pause spares the broker, and a full directory. Regions of the directory are wanted as fast as
-        // tasks fill them.
-        let asks_directory_only = self.regions_wanted() == 0 && self.may_overflow(&Where::Anywhere);
-        if asks_directory_only { Duration::ZERO } else { pause }
-    }
-
-    /// Wakes the tasks that wait for an attempt to grow. Returns how long to wait before asking the broker
-    /// again.
-    fn growth_ended(&self, outcome: GrowthOutcome) -> Duration {
-        let now = self.now();
-        let mut growing = self.growing.lock();
-        let pause = growing.growth.ended(now, outcome);
-        growing.waiting.drain(..).for_each(Waker::wake);
-        Duration::from_millis(pause.0)
-    }
-
-    fn may_grow(&self) -> bool {
-        self.regions_wanted() > 0
-    }
-
-    /// How many regions to ask for next. Zero for a while after a request that brought none, as long as the
-    /// overflow directory can give extents instead.
-    pub fn regions_wanted(&self) -> u32 {
-        // Relaxed: a time that guards no other memory.
-        let is_pausing = self.now().0 < self.no_far_until_ms.load(Ordering::Relaxed);
-        if is_pausing && (self.may_overflow(&Where::Anywhere) || self.has_overflow()) {
-            return 0;
-        }
-        let held = self.ledger.lock().regions.len() as u64;
-        Growth::wanted(held, self.limit_regions)
-    }
-
-    /// Whether more regions should be asked for: too few extents are free, or none where one is wanted.
-    pub fn is_low(&self) -> bool {
-        self.space.lock().free() < LOW_WATER_EXTENTS || self.with_holder(|holder| holder.wants_elsewhere())
     }
 
     /// How often a lease or a node was lost. A caller that keeps redundant data checks that data when this
@@ -606,7 +563,7 @@ impl Stock {
         let (idle, unused_overflow) = {
             let mut space = self.space.lock();
             // A stock in use will need more extents; an unused one needs none.
-            let keep_free = if space.is_unused() { 0 } else { 2 * LOW_WATER_EXTENTS };
+            let keep_free = if space.is_unused() { 0 } else { 2 * self.spare_extents() };
             let (now, linger_ms) = (self.now().0, linger.as_millis() as u64);
             let unused_overflow = space.shrink_overflow(now, linger_ms);
             (space.shrink(now, linger_ms, keep_free), unused_overflow)
@@ -692,6 +649,7 @@ impl Stock {
     }
 }
 
+mod growing;
 mod overflow;
 #[cfg(test)]
 mod tests;
