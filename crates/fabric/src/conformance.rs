@@ -56,6 +56,11 @@ pub trait Carrier: Sync {
         true
     }
 
+    /// Whether [`Queue::read_now`](crate::Queue::read_now) reads what is attached.
+    fn reads_now(&self) -> bool {
+        false
+    }
+
     /// `true`: holds back what clients send on the connections that are open now. `false`: delivers it. On a
     /// network that cannot do that, this does nothing, and only a node that does not serve requests delays
     /// them.
@@ -83,6 +88,7 @@ macro_rules! conformance_tests {
             bytes_written_are_read_back,
             a_completed_write_is_seen_by_every_queue,
             the_largest_transfer_works_and_a_larger_one_is_refused,
+            a_read_without_waiting_reads_as_others_do_or_says_that_it_cannot,
             out_of_bounds_is_refused_and_changes_nothing,
             misaligned_atomics_are_refused,
             a_region_that_was_not_attached_is_refused,

@@ -61,6 +61,13 @@ pub trait Link {
         }
     }
 
+    /// Carries out a READ before it returns, as if posted after all earlier operations; `posted.slot` is
+    /// ignored. `posted.local` need not lie in the arena, and must not be touched after this call has
+    /// returned. `None`: the link cannot do that now, and has done nothing.
+    fn read_now(&mut self, _posted: &Posted) -> Option<Outcome> {
+        None
+    }
+
     /// Sends what is waiting (one doorbell, one write for all that was posted since the last poll), and moves
     /// finished operations to `done`. Never blocks.
     fn poll(&mut self, done: &mut Vec<Done>) -> Result<(), LinkClosed>;

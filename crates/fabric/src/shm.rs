@@ -164,6 +164,11 @@ impl Link for ShmLink {
         }
     }
 
+    fn read_now(&mut self, posted: &Posted) -> Option<Outcome> {
+        debug_assert!(matches!(posted.op, Op::Read));
+        if self.finds_node_gone() { None } else { Some(self.access(posted)) }
+    }
+
     fn poll(&mut self, done: &mut Vec<Done>) -> Result<(), LinkClosed> {
         if self.calls.take_due_look() {
             self.frames.look();

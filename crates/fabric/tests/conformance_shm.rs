@@ -37,6 +37,10 @@ impl Carrier for Shm {
     fn transport(&self) -> Rc<dyn Transport> {
         Rc::new(ShmTransport)
     }
+
+    fn reads_now(&self) -> bool {
+        true
+    }
 }
 
 conformance_tests!(Shm::new());

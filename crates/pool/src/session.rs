@@ -38,6 +38,9 @@ use crate::watch::endpoint;
 
 /// Room for two transfers of the largest size, each extended to whole blocks at both ends.
 const ARENA_BYTES: usize = 2 * MAX_TRANSFER_BYTES + (128 << 10);
+/// Bytes that [`SessionCore::read_now`] reads at a time: few enough to stay in the L1 data cache until the
+/// sink has copied them.
+const PIECE_BYTES: usize = 2048;
 /// Pause before the third try; each later pause is longer by as much. The second try comes at once: a
 /// connection that was idle may have had to make room for another.
 const RETRY_PAUSE: Duration = Duration::from_millis(50);
@@ -128,6 +131,12 @@ struct NodeQueue {
     queue: Queue,
     /// By index within the node.
     attached: RefCell<BTreeMap<u32, Arc<LeasedRegion>>>,
+}
+
+impl NodeQueue {
+    fn has_attached(&self, region: &LeasedRegion) -> bool {
+        self.attached.borrow().get(&region.id.index).is_some_and(|known| known.epoch == region.epoch)
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -251,6 +260,36 @@ impl SessionCore {
         let way = Way::OwnOrSiblings;
         let (buffer, result) = self.transfer(Direction::Read, from, offset, buffer, way).await;
         (buffer, result.map_err(|failure| failure.into_error(from.region().id)))
+    }
+
+    /// Reads bytes of an extent at `offset` before it returns, if it need not wait for anything. `sink` gets
+    /// them in pieces, each with its offset in what is read: so they reach their destination by one copy
+    /// through the processor's cache. `false`: not possible now, or it failed after some pieces; call
+    /// [`read`](Self::read), which tries again and reports errors.
+    pub fn read_now(
+        &self,
+        from: &Extent,
+        offset: u64,
+        bytes: usize,
+        mut sink: impl FnMut(usize, &[u8]),
+    ) -> bool {
+        let region = from.region();
+        if region.storage().is_some() || region.check(self.leases.now().0).is_err() {
+            return false;
+        }
+        let queues = self.queues.borrow();
+        let queue = queues.get(&region.id.node).filter(|queue| Arc::ptr_eq(&queue.node, &region.node));
+        let Some(queue) = queue.filter(|queue| queue.has_attached(region)) else { return false };
+        let mut piece = [0; PIECE_BYTES];
+        (0..bytes).step_by(PIECE_BYTES).all(|at| {
+            let piece = &mut piece[..PIECE_BYTES.min(bytes - at)];
+            let read = queue.queue.read_now(from.address(offset + at as u64), region.epoch, piece);
+            let is_read = matches!(read, Some(Ok(())));
+            if is_read {
+                sink(at, piece);
+            }
+            is_read
+        })
     }
 
     /// Writes `buffer` to an extent at `offset`. Returns the buffer also after an error.
@@ -437,12 +476,7 @@ impl SessionCore {
             let next = match self.queue(&region.node) {
                 Err(next) => next,
                 Ok(queue) => {
-                    let known = queue
-                        .attached
-                        .borrow()
-                        .get(&region.id.index)
-                        .is_some_and(|known| known.epoch == region.epoch);
-                    if known {
+                    if queue.has_attached(region) {
                         return Ok(queue);
                     }
                     match self.attach_after_move(&queue, region).await {

@@ -2,11 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use farpool_wire::{AccessKey, MAX_CALL_BYTES, MAX_TRANSFER_BYTES, Refusal};
+use farpool_wire::{AccessKey, Epoch, MAX_CALL_BYTES, MAX_TRANSFER_BYTES, Refusal};
 use futures_util::future::{join, join_all, join3};
 
 use super::Carrier;
-use super::rig::{ECHO, EPOCH, KEY, Rig, TWICE, at, pattern, refused, region};
+use super::rig::{ECHO, EPOCH, KEY, REGION_BYTES, Rig, TWICE, at, pattern, refused, region};
 use crate::{CallAnswer, block_on};
 
 pub fn bytes_written_are_read_back(carrier: &dyn Carrier) {
@@ -44,6 +44,33 @@ pub fn the_largest_transfer_works_and_a_larger_one_is_refused(carrier: &dyn Carr
     assert_eq!(rig.read(&queue, 0, MAX_TRANSFER_BYTES + 1).unwrap_err(), refused(Refusal::TooLong));
     let data = pattern(MAX_TRANSFER_BYTES + 1, 4);
     assert_eq!(rig.write(&queue, 0, &data).unwrap_err(), refused(Refusal::TooLong));
+}
+
+pub fn a_read_without_waiting_reads_as_others_do_or_says_that_it_cannot(carrier: &dyn Carrier) {
+    let rig = Rig::new(carrier);
+    let queue = rig.open();
+    let read_now = |offset, epoch, bytes| {
+        let mut to = vec![0xEE; bytes];
+        let read = queue.read_now(at(offset), epoch, &mut to)?;
+        Some(read.map(|()| to))
+    };
+    let now = |outcome| carrier.reads_now().then_some(outcome);
+    let refused_now = |refusal| now(Err(refused(refusal)));
+    assert_eq!(read_now(0, EPOCH, 8), refused_now(Refusal::NotAttached));
+    block_on(&rig.endpoint, queue.attach(region(0), EPOCH, KEY)).unwrap();
+    let data = pattern(8192, 5);
+    rig.write(&queue, 8190, &data).unwrap();
+    assert!(read_now(8190, EPOCH, 8192) == now(Ok(data)));
+    assert_eq!(read_now(8189, EPOCH, 1), now(Ok(vec![0])));
+    assert_eq!(read_now(REGION_BYTES - 7, EPOCH, 8), refused_now(Refusal::OutOfBounds));
+    assert_eq!(read_now(0, Epoch(EPOCH.0 + 1), 8), refused_now(Refusal::StaleEpoch));
+    let too_long = Some(Err(refused(Refusal::TooLong))); // whatever the transport
+    assert_eq!(read_now(0, EPOCH, MAX_TRANSFER_BYTES + 1), too_long);
+    rig.host.regions.fence(0);
+    let is_refused = read_now(8190, EPOCH, 8).map(|read| read.is_err());
+    assert_eq!(is_refused, carrier.reads_now().then_some(true), "the grant has ended");
+    queue.close();
+    assert_eq!(read_now(0, EPOCH, 8), None);
 }
 
 pub fn more_operations_than_places_all_complete(carrier: &dyn Carrier) {

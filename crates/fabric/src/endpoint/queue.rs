@@ -3,13 +3,18 @@
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use farpool_wire::{AccessKey, Epoch, MAX_CALL_BYTES, NodeId, Refusal, RegionId, RemoteAddr};
+use farpool_wire::{
+    AccessKey, Epoch, MAX_CALL_BYTES, MAX_TRANSFER_BYTES, NodeId, Refusal, RegionId, RemoteAddr,
+};
 
 use super::Endpoint;
 use super::operation::{Operating, Target};
 use crate::arena::ArenaBuf;
 use crate::op::{CallAnswer, OpError, Uncertain};
-use crate::seam::{Op, Outcome};
+use crate::seam::{LocalSlice, Op, Outcome, Posted};
+
+/// Of an operation that is never in flight.
+const NO_SLOT: u32 = u32::MAX;
 
 /// One connection to one node. Dropping it closes it.
 pub struct Queue {
@@ -78,6 +83,34 @@ impl Queue {
     #[inline]
     pub fn read(&self, from: RemoteAddr, epoch: Epoch, buffer: ArenaBuf) -> Transferring<'_> {
         Transferring(self.post(Op::Read, Target::of(from, epoch), Some(buffer), false))
+    }
+
+    /// Fills `to` from far memory before it returns, if the transport accesses far memory itself; `to` need
+    /// not lie in the arena. `None`: not possible now, and nothing was done; use [`Queue::read`]. After an
+    /// error, the contents of `to` are undefined.
+    ///
+    /// # Panics
+    /// As [`Queue::read`].
+    pub fn read_now(&self, from: RemoteAddr, epoch: Epoch, to: &mut [u8]) -> Option<Result<(), OpError>> {
+        assert_eq!(from.region.node, self.node, "an address of another node");
+        if to.len() > MAX_TRANSFER_BYTES {
+            return Some(Err(OpError::Refused(Refusal::TooLong)));
+        }
+        let shared = &*self.endpoint.shared;
+        let mut table = shared.table.borrow_mut();
+        let outcome = table.queues[self.index].link.as_mut()?.read_now(&Posted {
+            slot: NO_SLOT,
+            op: Op::Read,
+            region: from.region.index,
+            epoch,
+            offset: from.offset,
+            local: LocalSlice { start: to.as_mut_ptr(), bytes: to.len() },
+            fence: false,
+        })?;
+        if table.note_completed_at_once() {
+            table.poll(shared.clock.now_ns());
+        }
+        Some(to_result(self.node, outcome).map(drop))
     }
 
     /// Copies `buffer` to far memory.

@@ -63,7 +63,8 @@ impl Attached {
         let local = posted.local;
         match posted.op {
             Op::Read => {
-                // SAFETY: `local` is the operation's own buffer, valid and exclusive while it is in flight.
+                // SAFETY: `local` is the operation's own buffer, valid and exclusive while it is in flight,
+                // or until `read_now` returns.
                 unsafe { self.memory.read_to(posted.offset, local.start, local.bytes) }.map(|()| 0)
             }
             Op::Write => {
