@@ -27,6 +27,7 @@ use crate::advice::Adviser;
 use crate::at_once;
 use crate::door::DoorFile;
 use crate::far::{FarMemory, FarTable, SLOTS_PER_EXTENT};
+use crate::ground::PageSink;
 use crate::handover::{
     HandoverError, HandoverList, HandoverRequests, Leases, TakeOverResult, TakeOverState, Taker, give,
 };
@@ -113,6 +114,20 @@ pub enum AttachError {
     /// The operating system refuses something.
     #[error(transparent)]
     Io(#[from] io::Error),
+    /// There is not enough memory for the index, all of which is allocated at once.
+    #[error(
+        "cannot allocate the index, {} MiB for {slots} pages of 8 KiB ({source}): lower --max-memory, or --memory \
+         if --max-memory is not given",
+        index_bytes.div_ceil(1 << 20)
+    )]
+    NoIndexMemory {
+        /// How many pages it has room for.
+        slots: u32,
+        /// Its size in bytes.
+        index_bytes: u64,
+        /// The system's error.
+        source: io::Error,
+    },
 }
 
 /// A cache that serves the files behind a door, until it is dropped.
@@ -163,10 +178,8 @@ struct TakeOverTask {
 struct NoSlots;
 
 impl Slots for NoSlots {
-    type Page = Vec<u8>;
-
-    fn read(&self, _: u32) -> Option<Vec<u8>> {
-        None
+    fn read(&self, _: u32, _: &mut PageSink<'_>) -> bool {
+        false
     }
 
     fn write(&self, _: u32, _: &[u8]) -> bool {
@@ -186,6 +199,22 @@ fn shape_of(door: &DoorFile, config: CacheConfig) -> Result<Shape, AttachError> 
     let whole = slots.checked_next_multiple_of(SLOTS_PER_EXTENT).filter(|slots| *slots <= MAX_SLOTS);
     let slots = whole.ok_or(AttachError::TooLarge { slots })?;
     Ok(Shape { places: door.places(), files: config.files, slots })
+}
+
+/// Memory for an index, all of it at once: otherwise the first process of the database that touches a page
+/// would be charged for it, and killed where memory is short. In large pages, a look at a random bucket
+/// hardly misses the TLB.
+fn allocate_index(shape: Shape) -> Result<SharedMemory, AttachError> {
+    let index_bytes = Layout::new(shape).index_bytes();
+    let no_memory = |error: io::Error| match error.kind() {
+        io::ErrorKind::OutOfMemory => {
+            AttachError::NoIndexMemory { slots: shape.slots, index_bytes, source: error }
+        }
+        _ => AttachError::Io(error),
+    };
+    let index = SharedMemory::create("farpool-cache-index", index_bytes).map_err(no_memory)?;
+    index.mapping().prefault().map_err(no_memory)?;
+    Ok(index)
 }
 
 impl AttachedCache {
@@ -221,10 +250,7 @@ impl AttachedCache {
         }
         let vacating = vacate(&door)?;
         let number = getrandom::u64().map_err(io::Error::other)?;
-        let index = SharedMemory::create("farpool-cache-index", Layout::new(shape).index_bytes())?;
-        // Otherwise the first process of the database that touches a page would be charged for it, and killed
-        // where memory is short. In large pages, a look at a random bucket hardly misses the TLB.
-        index.mapping().prefault()?;
+        let index = allocate_index(shape)?;
         let table = SharedMemory::create("farpool-cache-table", FarTable::bytes(shape.slots))?;
         let far = FarTable::new(table.mapping().clone(), shape.slots)
             .ok_or(io::Error::from(io::ErrorKind::InvalidData))?;
@@ -386,7 +412,7 @@ impl Control {
         mut taking: Option<GoingOver>,
     ) {
         let living = Living::default();
-        // Rounds until a lap over all slots has found nothing to do.
+        // Rounds until a whole lap over all slots has found nothing to do.
         let mut until_idle = 0;
         let mut adviser = at_once(Adviser::new(keeper.ground(), layout, Instant::now()));
         while !self.has_ended() {
@@ -411,12 +437,14 @@ impl Control {
                 self.ending.notify_one();
                 return;
             }
-            let census = at_once(keeper.sweep());
+            let census = if until_idle > 0 { at_once(keeper.sweep()) } else { at_once(keeper.sweep_idly()) };
             *self.census.lock() = census;
             let pages = layout.shape().slots - census.absent;
             at_once(adviser.go_on(keeper.ground(), layout, pages, Instant::now()));
             let is_busy = has_changed || !is_turned || keeper.has_work() || taking.is_some();
-            until_idle = if is_busy { keeper.sweeps_per_lap() } else { until_idle.saturating_sub(1) };
+            // Two laps: idle sweeps may have left off anywhere, and the first one only brings this one to its
+            // end.
+            until_idle = if is_busy { 2 * keeper.sweeps_per_lap() } else { until_idle.saturating_sub(1) };
             // While pages are taken over, that takes up the round.
             if taking.as_ref().is_none_or(|(taking, _)| !taking.has_begun()) {
                 std::thread::park_timeout(if until_idle > 0 { ROUND } else { IDLE_ROUND });

@@ -7,11 +7,11 @@ use std::ops::Deref;
 use crate::advice;
 use crate::files::{self, FileRef, KnownFile};
 use crate::grace;
-use crate::ground::Ground;
+use crate::ground::{Ground, PageSink, collect_into};
 use crate::layout::{self, Layout, Shape};
 use crate::outside::close_door;
 use crate::places::{Named, Place};
-use crate::rules::{Rules, Shipped};
+use crate::rules::{Rules, Shipped, checksum};
 use crate::words::{Door, Entry, EntryState, FileWord, Header, Key, SlotState, SlotWord};
 
 /// Longest write that invalidates block by block. A longer one changes the file as a whole.
@@ -130,8 +130,30 @@ impl<G: Ground, R: Rules> Caller<G, R> {
         to: &mut [u8],
         exists: impl AsyncFn() -> bool,
         pread: impl AsyncFnOnce(&mut [u8]) -> io::Result<usize>,
-    ) -> io::Result<Outcome<G::Page>> {
-        self.occupying(async |caller| caller.read_occupying(file, block, to, exists, pread).await).await
+    ) -> io::Result<Outcome<Vec<u8>>> {
+        let mut page = Vec::new();
+        let read = self.read_into(file, block, &mut collect_into(&mut page), to, exists, pread).await?;
+        Ok(match read {
+            Outcome::Hit(()) => Outcome::Hit(page),
+            Outcome::Disk(bytes) => Outcome::Disk(bytes),
+        })
+    }
+
+    /// As [`read`](Self::read), but passes the page to `sink`. On a miss `sink` may have been called as well;
+    /// what it got then is not the page.
+    ///
+    /// # Errors
+    /// Those of `pread`.
+    pub async fn read_into(
+        &mut self,
+        file: &mut KnownFile,
+        block: u32,
+        sink: &mut PageSink<'_>,
+        to: &mut [u8],
+        exists: impl AsyncFn() -> bool,
+        pread: impl AsyncFnOnce(&mut [u8]) -> io::Result<usize>,
+    ) -> io::Result<Outcome<()>> {
+        self.occupying(async |caller| caller.read_occupying(file, block, sink, to, exists, pread).await).await
     }
 
     /// Has the processor fetch what a read of this block is likely to look at first: the lines of its home
@@ -159,10 +181,11 @@ impl<G: Ground, R: Rules> Caller<G, R> {
         &mut self,
         file: &mut KnownFile,
         block: u32,
+        sink: &mut PageSink<'_>,
         to: &mut [u8],
         exists: impl AsyncFn() -> bool,
         pread: impl AsyncFnOnce(&mut [u8]) -> io::Result<usize>,
-    ) -> io::Result<Outcome<G::Page>> {
+    ) -> io::Result<Outcome<()>> {
         let door = self.ground.load(layout::DOOR).await;
         let is_open = Door::of(door) == Door::Open && self.load_layout().await;
         let found = if is_open { self.find_or_ask_for(file, exists).await } else { None };
@@ -174,12 +197,12 @@ impl<G: Ground, R: Rules> Caller<G, R> {
         if let Some(sample) = self.layout.sample_of(key).filter(|_| self.counts_reads) {
             advice::note_sample(&self.ground, &self.layout, sample).await;
         }
-        let cached = self.read_cached(buckets, key).await;
+        let is_hit = self.read_cached(buckets, key, sink).await;
         if self.counts_reads {
-            self.place().count_read(cached.is_some()).await;
+            self.place().count_read(is_hit).await;
         }
-        if let Some(page) = cached {
-            return Ok(Outcome::Hit(page));
+        if is_hit {
+            return Ok(Outcome::Hit(()));
         }
         let header = self.ground.load(self.layout.header(buckets[0])).await;
         let read = pread(to).await?;
@@ -251,8 +274,8 @@ impl<G: Ground, R: Rules> Caller<G, R> {
         word.usable_id().map(|id| (word, id))
     }
 
-    /// Reads a page from the cache, and marks it visited (C1).
-    async fn read_cached(&self, buckets: [u32; 2], key: Key) -> Option<G::Page> {
+    /// Reads a page from the cache, and marks it visited (C1). Returns whether it is there.
+    async fn read_cached(&self, buckets: [u32; 2], key: Key, sink: &mut PageSink<'_>) -> bool {
         for entry in self.layout.entries(buckets) {
             let at = self.layout.entry(entry);
             let found = Entry(self.ground.load(at).await);
@@ -267,8 +290,18 @@ impl<G: Ground, R: Rules> Caller<G, R> {
             let expected = self.ground.load(self.layout.checksum(slot)).await;
             // If this process cannot read the slot, others may be able to, and the keeper empties the entry
             // if the memory is gone.
-            let Some(page) = self.ground.read_slot(slot).await else { continue };
-            if R::checksum(&page) != expected {
+            let mut digest = R::digest();
+            let mut digest_and_pass_on = |at: usize, piece: &[u8]| {
+                if at == 0 {
+                    digest = R::digest();
+                }
+                digest.update(piece);
+                sink(at, piece);
+            };
+            if !self.ground.read_slot(slot, &mut digest_and_pass_on).await {
+                continue;
+            }
+            if R::finish(&digest) != expected {
                 self.ground.replace(at, found.0, found.emptied().0).await; // C7
                 continue;
             }
@@ -278,17 +311,17 @@ impl<G: Ground, R: Rules> Caller<G, R> {
                     // If another process has changed the entry, the mark is lost, and nothing else.
                     self.ground.replace(at, again.0, again.visited().0).await;
                 }
-                return Some(page);
+                return true;
             }
         }
-        None
+        false
     }
 
     /// Writes a slot that this process has taken, and stores the checksum (C7).
     async fn write_slot(&self, slot: u32, page: &[u8]) -> bool {
         let is_written = self.ground.write_slot(slot, page).await;
         if is_written {
-            self.ground.store(self.layout.checksum(slot), R::checksum(page)).await;
+            self.ground.store(self.layout.checksum(slot), checksum::<R>(page)).await;
         }
         is_written
     }

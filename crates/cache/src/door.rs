@@ -18,7 +18,7 @@ use rustix::io::Errno;
 use rustix::process::{Gid, Uid, geteuid};
 
 use crate::at_once;
-use crate::ground::Ground;
+use crate::ground::{Ground, PageSink};
 use crate::layout::{self, Layout, MAX_PLACES, WORD_BYTES};
 use crate::living::{self, Living};
 use crate::overlap;
@@ -383,8 +383,6 @@ const WITHIN: &str = "words of the door lie within its file";
 
 /// The door and the places, without an index.
 impl Ground for DoorFile {
-    type Page = Vec<u8>;
-
     async fn load(&self, at: usize) -> u64 {
         self.words.load(at as u64 * WORD_BYTES).expect(WITHIN)
     }
@@ -409,8 +407,8 @@ impl Ground for DoorFile {
         fence(Ordering::SeqCst); // pairs with the barriers of `Shared`
     }
 
-    async fn read_slot(&self, _: u32) -> Option<Vec<u8>> {
-        None
+    async fn read_slot(&self, _: u32, _: &mut PageSink<'_>) -> bool {
+        false
     }
 
     async fn write_slot(&self, _: u32, _: &[u8]) -> bool {

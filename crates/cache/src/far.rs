@@ -18,7 +18,7 @@ mod pauses;
 use std::ops::Range;
 use std::sync::Arc;
 
-use farpool_fabric::{ArenaBuf, Clock, Endpoint, Mapping, block_on};
+use farpool_fabric::{Clock, Endpoint, Mapping, block_on};
 use farpool_keep::Kept;
 use farpool_pool::direct::{GuestRegions, RequestRegion, Terms};
 use farpool_pool::{
@@ -26,6 +26,7 @@ use farpool_pool::{
 };
 use rustix_futex_sync::Mutex;
 
+use crate::ground::{PageSink, collect_into};
 use crate::layout::MAX_SLOTS;
 use crate::layout::WORD_BYTES;
 use crate::shared::Slots;
@@ -143,7 +144,7 @@ impl Groups {
 
 impl FarMemory {
     /// Clears the table: no slot has memory until [`grow`](Self::grow) gives it some. Nothing else takes
-    /// extents of the stock (F4).
+    /// extents of the stock (F4), which leases regions only on demand from now on ([`Stock::keep_no_spare`]).
     ///
     /// # Panics
     /// If the table's memory is read-only.
@@ -152,6 +153,7 @@ impl FarMemory {
         (0..table.groups).for_each(|group| table.set_extent(group, None));
         let vacant = (0..table.groups).rev().collect();
         let wanted = table.groups as usize;
+        stock.keep_no_spare();
         FarMemory { stock, table, groups: Mutex::new(Groups { extents, vacant, wanted }) }
     }
 
@@ -281,13 +283,15 @@ impl FarSlots {
         FarSlots { core: SessionCore::new(regions.clone(), endpoint), table, regions, pauses }
     }
 
-    /// The extent in which a slot lies, where in it, and a buffer of so many bytes. `None`: it has no memory,
-    /// there is no room for a buffer, or the node is left alone because it has failed.
-    fn find(&self, slot: u32, bytes: usize) -> Option<(Extent, u64, ArenaBuf)> {
+    /// The extent in which a slot lies, and where in it. `None`: it has no memory.
+    fn find(&self, slot: u32) -> Option<(Extent, u64)> {
         let extent = self.regions.extent(self.table.extent(slot / SLOTS_PER_EXTENT)?)?;
-        let buffer = self.core.buffer(bytes).ok()?;
-        let may_try = self.pauses.may_try(extent.region().id.node, || self.now_ns());
-        may_try.then_some((extent, u64::from(slot % SLOTS_PER_EXTENT) * PAGE_BYTES as u64, buffer))
+        Some((extent, u64::from(slot % SLOTS_PER_EXTENT) * PAGE_BYTES as u64))
+    }
+
+    /// Whether the node may be asked: it is left alone for a while after it has failed.
+    fn may_ask(&self, extent: &Extent) -> bool {
+        self.pauses.may_try(extent.region().id.node, || self.now_ns())
     }
 
     fn now_ns(&self) -> u64 {
@@ -306,18 +310,34 @@ impl FarSlots {
         done.is_ok()
     }
 
-    /// Reads the first bytes of a page, or all of them.
-    async fn read_bytes(&self, slot: u32, bytes: usize) -> Option<ArenaBuf> {
-        let (extent, offset, buffer) = self.find(slot, bytes)?;
-        let (page, read) = self.core.read(&extent, offset, buffer).await;
-        self.note(&extent, &read).then_some(page)
+    /// Passes the first `bytes` bytes of a slot to `sink`. False: they cannot be read; `sink` may have got
+    /// some of them.
+    fn read_bytes(&self, slot: u32, bytes: usize, sink: &mut PageSink<'_>) -> bool {
+        let Some((extent, offset)) = self.find(slot) else { return false };
+        if self.core.read_now(&extent, offset, bytes, &mut *sink) {
+            return true; // the node was not asked
+        }
+        let Ok(buffer) = self.core.buffer(bytes) else { return false };
+        if !self.may_ask(&extent) {
+            return false;
+        }
+        let (page, read) = block_on(self.core.endpoint(), self.core.read(&extent, offset, buffer));
+        let is_read = self.note(&extent, &read);
+        if is_read {
+            sink(0, &page);
+        }
+        is_read
     }
 
     async fn write_page(&self, slot: u32, page: &[u8]) -> bool {
         if page.len() != PAGE_BYTES {
             return false;
         }
-        let Some((extent, offset, mut buffer)) = self.find(slot, PAGE_BYTES) else { return false };
+        let Some((extent, offset)) = self.find(slot) else { return false };
+        let Ok(mut buffer) = self.core.buffer(PAGE_BYTES) else { return false };
+        if !self.may_ask(&extent) {
+            return false;
+        }
         buffer.copy_from_slice(page);
         let (_, written) = self.core.write(&extent, offset, buffer).await;
         self.note(&extent, &written)
@@ -331,14 +351,14 @@ impl FarSlots {
 }
 
 impl Slots for FarSlots {
-    type Page = ArenaBuf;
-
-    fn read(&self, slot: u32) -> Option<ArenaBuf> {
-        block_on(self.core.endpoint(), self.read_bytes(slot, PAGE_BYTES))
+    fn read(&self, slot: u32, sink: &mut PageSink<'_>) -> bool {
+        self.read_bytes(slot, PAGE_BYTES, sink)
     }
 
     fn read_head(&self, slot: u32) -> Option<[u8; 8]> {
-        block_on(self.core.endpoint(), self.read_bytes(slot, 8))?.first_chunk().copied()
+        let mut head = Vec::new();
+        self.read_bytes(slot, 8, &mut collect_into(&mut head)).then_some(())?;
+        head.first_chunk().copied()
     }
 
     fn write(&self, slot: u32, page: &[u8]) -> bool {

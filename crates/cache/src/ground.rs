@@ -1,17 +1,25 @@
 //! The memory under the protocol: a trait that production and simulation implement.
 
 use std::future::Future;
-use std::ops::Deref;
 
 use crate::layout::Layout;
+
+/// Receives a page as it is read: each piece, with its offset in the page. Pieces come in order, without
+/// gaps. A piece at offset 0 starts the page again; the pieces before it are to be discarded.
+pub type PageSink<'a> = dyn FnMut(usize, &[u8]) + 'a;
+
+/// A sink that collects what it gets in a vector.
+pub fn collect_into(page: &mut Vec<u8>) -> impl FnMut(usize, &[u8]) {
+    |at, piece| {
+        page.truncate(at);
+        page.extend_from_slice(piece);
+    }
+}
 
 /// Words in shared memory, and slots in far memory. The door and the places can always be accessed, the other
 /// words while there is an index ([`layout`](Self::layout)). In production all futures are ready at once: the
 /// caller polls once. In a simulation other processes run at every access.
 pub trait Ground {
-    /// A page that was read from a slot.
-    type Page: Deref<Target = [u8]>;
-
     /// Loads a word (acquire).
     fn load(&self, at: usize) -> impl Future<Output = u64>;
 
@@ -36,13 +44,17 @@ pub trait Ground {
     fn barrier(&self) -> impl Future<Output = ()>;
 
     /// Reads a slot, after all that this process has loaded before, and before anything that it loads
-    /// afterwards. `None`: it cannot be read. What is read need not be what was last written (C7).
-    fn read_slot(&self, slot: u32) -> impl Future<Output = Option<Self::Page>>;
+    /// afterwards. False: it cannot be read. What is read need not be what was last written (C7).
+    fn read_slot(&self, slot: u32, sink: &mut PageSink<'_>) -> impl Future<Output = bool>;
 
     /// Reads the first eight bytes of a slot, like [`read_slot`](Self::read_slot). `None` also if there are
     /// fewer.
     fn read_head(&self, slot: u32) -> impl Future<Output = Option<[u8; 8]>> {
-        async move { self.read_slot(slot).await?.first_chunk().copied() }
+        async move {
+            let mut page = Vec::new();
+            self.read_slot(slot, &mut collect_into(&mut page)).await.then_some(())?;
+            page.first_chunk().copied()
+        }
     }
 
     /// Writes a slot, before anything that this process stores afterwards. False: its contents are

@@ -91,10 +91,12 @@ pub use attached::{AttachError, AttachedCache, CacheConfig};
 pub use caller::{Caller, Outcome};
 pub use client::{CacheClient, daemon_process};
 pub use contents::{Contents, FilePages};
+/// The running checksum of a page (CRC-64/NVME), see [`Rules`].
+pub use crc_fast::Digest as PageDigest;
 pub use door::{DoorError, DoorFile, DoorStatus};
 pub use far::{FarMemory, FarSlots, FarTable, NodePauses, PAGE_BYTES, SLOTS_PER_EXTENT};
 pub use files::{FileId, KnownFile};
-pub use ground::Ground;
+pub use ground::{Ground, PageSink, collect_into};
 pub use handover::{
     HandedPage, HandedPages, HandoverList, Leases, ListError, ListedFile, ListedPage, ServerEnd,
     TakeOverResult, TakeOverState, WatchedFiles, ask_for_handover, close_and_list,

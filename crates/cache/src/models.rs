@@ -14,6 +14,7 @@ use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, fence};
 use loom::thread;
 
+use crate::ground::PageSink;
 use crate::words::{FileWord, Key};
 use crate::{Caller, Door, FileId, Ground, KnownFile, Layout, Outcome, Shape, Shipped, at_once, layout};
 
@@ -63,8 +64,6 @@ fn machine(fault: Fault) -> Access {
 }
 
 impl Ground for Access {
-    type Page = Vec<u8>;
-
     async fn load(&self, at: usize) -> u64 {
         self.0.words[at].load(Ordering::Acquire)
     }
@@ -91,10 +90,11 @@ impl Ground for Access {
         }
     }
 
-    async fn read_slot(&self, slot: u32) -> Option<Vec<u8>> {
+    async fn read_slot(&self, slot: u32, sink: &mut PageSink<'_>) -> bool {
         let found = self.0.slots[slot as usize].load(Ordering::Relaxed);
         fence(Ordering::Acquire);
-        Some(found.to_le_bytes().to_vec())
+        sink(0, &found.to_le_bytes());
+        true
     }
 
     async fn write_slot(&self, slot: u32, page: &[u8]) -> bool {

@@ -1,6 +1,8 @@
 //! The rules on which the cache's promises rest, apart from the code that applies them: a simulation replaces
 //! a right one by a wrong one, and must notice. Production is compiled with [`Shipped`] alone.
 
+use crc_fast::{CrcAlgorithm, Digest};
+
 /// When a page is admitted, when it stops being valid, and what is waited for.
 pub trait Rules {
     /// Bits of an entry's generation that are counted. A simulation counts few, so that they repeat.
@@ -31,9 +33,15 @@ pub trait Rules {
         before == now && writers == 0
     }
 
-    /// The checksum with which a page that is read from a slot is compared (C7).
-    fn checksum(page: &[u8]) -> u64 {
-        crc_fast::checksum(crc_fast::CrcAlgorithm::Crc64Nvme, page)
+    /// Begins the checksum of a page.
+    fn digest() -> Digest {
+        Digest::new(CrcAlgorithm::Crc64Nvme)
+    }
+
+    /// The checksum of the bytes that `digest` has seen, with which a page that is read from a slot is
+    /// compared (C7).
+    fn finish(digest: &Digest) -> u64 {
+        digest.finalize()
     }
 
     /// Whether a writer empties the entries of the block that it writes (C2).
@@ -135,3 +143,10 @@ pub trait Rules {
 pub enum Shipped {}
 
 impl Rules for Shipped {}
+
+/// The checksum of these bytes.
+pub(crate) fn checksum<R: Rules>(bytes: &[u8]) -> u64 {
+    let mut digest = R::digest();
+    digest.update(bytes);
+    R::finish(&digest)
+}

@@ -1,8 +1,11 @@
 //! What one thread of a process needs to use the cache, for files that it has open.
 //!
 //! The memory of a program may change while a call reads it. So a page that is to be cached goes through a
-//! copy of the session's own: the kernel and far memory get the same bytes.
+//! copy of the session's own: the kernel and far memory get the same bytes. A page that is found goes
+//! straight to the program, and is verified on the way: only the end of the call says whether it was the
+//! page.
 
+use std::cell::Cell;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
@@ -109,6 +112,46 @@ struct Seen {
     readable_at: Option<u64>,
 }
 
+/// Which bytes of a page a read wants, and where the read wants them.
+#[derive(Clone, Copy)]
+struct Wanted {
+    /// The first byte in the page, and the one behind the last.
+    first: usize,
+    end: usize,
+    /// Where the first byte lies in the range that is read.
+    place: usize,
+}
+
+impl Wanted {
+    /// Of the page that has the byte `at` of a file, from there on.
+    fn of(range: &Range<u64>, at: u64) -> Wanted {
+        let first = (at % PAGE) as usize;
+        let end = (range.end - at).saturating_add(first as u64).min(PAGE) as usize;
+        Wanted { first, end, place: (at - range.start) as usize }
+    }
+
+    /// What is wanted of a piece that begins at a byte of the page, and its place in the range.
+    fn of_piece(self, at: usize, piece: &[u8]) -> Option<(usize, &[u8])> {
+        let (first, end) = (self.first.max(at), self.end.min(at + piece.len()));
+        (first < end).then(|| (self.place + first - self.first, &piece[first - at..end - at]))
+    }
+
+    /// How many of these bytes there are if the page has so many.
+    fn there(self, bytes: usize) -> usize {
+        self.end.min(bytes).saturating_sub(self.first)
+    }
+}
+
+/// What the program gets of a page of which the disk gave so many bytes. If it has got bytes of a page that
+/// is not this one, perhaps of another file, all of them are replaced, also those behind the end of the file.
+fn what_replaces(page: &mut [u8], bytes: usize, has_got_others: bool) -> &[u8] {
+    if !has_got_others {
+        return &page[..bytes];
+    }
+    page[bytes..].fill(0);
+    page
+}
+
 /// What a call is to do about the cache.
 enum FileUse {
     /// Nothing: no other process uses this file by the cache.
@@ -188,15 +231,16 @@ impl CacheSession {
     }
 
     /// Reads a range of a file, block by block: from the cache, or else by `pread`, which gets room for a
-    /// block and its position in bytes. `found` gets what there is of the range, in order. Returns how many
-    /// bytes that were: fewer than asked for at the end of the file, or where `pread` failed. `None`: the
-    /// cache has nothing to do with this file.
+    /// block and its position in bytes. `sink` gets what there is of the range, piece by piece, with the
+    /// places of the pieces in the range; a later piece replaces an earlier one at the same place. Returns
+    /// how many bytes there are: fewer than asked for at the end of the file, or where `pread` failed.
+    /// `None`: the cache has nothing to do with this file.
     pub fn read(
         &mut self,
         fd: BorrowedFd<'_>,
         range: Range<u64>,
         mut pread: impl FnMut(&mut [u8], u64) -> io::Result<usize>,
-        mut found: impl FnMut(&[u8]),
+        mut sink: impl FnMut(usize, &[u8]),
     ) -> Option<u64> {
         // While the kernel says which file it is.
         if let (Some(Some(seen)), Ok(block)) =
@@ -229,17 +273,28 @@ impl CacheSession {
                 of_unknown_file = Some(bytes);
                 Ok(0)
             };
-            let block_read = match at_once(caller.read(&mut seen.known, block, page, exists, from_disk)) {
-                Ok(Outcome::Disk(bytes)) => Outcome::Disk(of_unknown_file.unwrap_or(bytes)),
-                Ok(hit) => hit,
-                Err(_) => break,
+            let wanted = Wanted::of(&range, at);
+            let has_landed = Cell::new(false);
+            let mut pass_on = |at: usize, piece: &[u8]| {
+                if let Some((place, wanted)) = wanted.of_piece(at, piece) {
+                    sink(place, wanted);
+                    has_landed.set(true);
+                }
             };
-            let there = block_read.page_or(page).get((at % PAGE) as usize..).unwrap_or_default();
-            let wanted = there.len().min((range.end - at) as usize);
-            found(&there[..wanted]);
-            at += wanted as u64;
-            if wanted == 0 || !at.is_multiple_of(PAGE) {
-                break; // the end of the file, or of the range
+            let known = &mut seen.known;
+            let read = at_once(caller.read_into(known, block, &mut pass_on, page, exists, from_disk));
+            let from_disk = match read {
+                Ok(Outcome::Hit(())) => None,
+                Ok(Outcome::Disk(bytes)) => Some(of_unknown_file.unwrap_or(bytes)),
+                Err(_) => Some(0),
+            };
+            if let Some(bytes) = from_disk {
+                pass_on(0, what_replaces(page, bytes, has_landed.get()));
+            }
+            let there = wanted.there(from_disk.unwrap_or(PAGE_BYTES)) as u64;
+            at += there;
+            if there == 0 || !at.is_multiple_of(PAGE) {
+                break; // the end of the file, or of the range, or an error
             }
         }
         self.remember(fd, seen);
@@ -420,6 +475,33 @@ mod tests {
         assert_eq!(so_far(), 1);
         counts.note_all();
         assert_eq!(so_far(), 2);
+    }
+
+    #[test]
+    fn pieces_of_pages_land_where_the_read_wants_them() {
+        let piece: Vec<u8> = (0..100).collect();
+        let range = PAGE - 50..2 * PAGE + 30;
+        let wanted = Wanted::of(&range, range.start);
+        assert_eq!(wanted.of_piece(0, &piece), None);
+        assert_eq!(wanted.of_piece(PAGE_BYTES - 100, &piece), Some((0, &piece[50..])));
+        assert_eq!((wanted.there(PAGE_BYTES), wanted.there(PAGE_BYTES - 50), wanted.there(0)), (50, 0, 0));
+        let whole = Wanted::of(&range, PAGE);
+        assert_eq!(whole.of_piece(200, &piece), Some((250, &piece[..])));
+        assert_eq!((whole.there(PAGE_BYTES), whole.there(10)), (PAGE_BYTES, 10));
+        let last = Wanted::of(&range, 2 * PAGE);
+        assert_eq!(last.of_piece(0, &piece), Some((PAGE_BYTES + 50, &piece[..30])));
+        assert_eq!(last.of_piece(30, &piece), None);
+        let within = Wanted::of(&(10..20), 10);
+        assert_eq!(within.of_piece(5, &piece), Some((0, &piece[5..15])));
+        assert_eq!((within.there(15), within.there(PAGE_BYTES)), (5, 10));
+    }
+
+    #[test]
+    fn bytes_of_another_page_are_replaced_even_behind_the_end_of_the_file() {
+        let mut page = [7; 8];
+        assert_eq!(what_replaces(&mut page, 3, false), [7; 3]);
+        assert_eq!(what_replaces(&mut page, 3, true), [7, 7, 7, 0, 0, 0, 0, 0]);
+        assert_eq!(what_replaces(&mut page, 0, true), [0; 8]);
     }
 
     #[test]

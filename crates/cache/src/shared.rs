@@ -1,26 +1,24 @@
 //! Door, places and index in real shared memory.
 
 use std::cell::RefCell;
-use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use farpool_fabric::Mapping;
 
-use crate::ground::Ground;
+use crate::ground::{Ground, PageSink, collect_into};
 use crate::layout::{self, Layout, Shape, WORD_BYTES};
 
 /// Slots in far memory.
 pub trait Slots {
-    /// As [`Ground::Page`].
-    type Page: Deref<Target = [u8]>;
-
     /// As [`Ground::read_slot`].
-    fn read(&self, slot: u32) -> Option<Self::Page>;
+    fn read(&self, slot: u32, sink: &mut PageSink<'_>) -> bool;
 
     /// As [`Ground::read_head`].
     fn read_head(&self, slot: u32) -> Option<[u8; 8]> {
-        self.read(slot)?.first_chunk().copied()
+        let mut page = Vec::new();
+        self.read(slot, &mut collect_into(&mut page)).then_some(())?;
+        page.first_chunk().copied()
     }
 
     /// As [`Ground::write_slot`].
@@ -95,8 +93,6 @@ impl<S: Slots> Shared<S> {
 }
 
 impl<S: Slots> Ground for Shared<S> {
-    type Page = S::Page;
-
     async fn load(&self, at: usize) -> u64 {
         self.at(at, |words, offset| words.load(offset)).expect(WITHIN)
     }
@@ -139,8 +135,8 @@ impl<S: Slots> Ground for Shared<S> {
         fence(Ordering::SeqCst);
     }
 
-    async fn read_slot(&self, slot: u32) -> Option<S::Page> {
-        self.behind(|index| index.slots.read(slot))
+    async fn read_slot(&self, slot: u32, sink: &mut PageSink<'_>) -> bool {
+        self.behind(|index| index.slots.read(slot, sink))
     }
 
     async fn read_head(&self, slot: u32) -> Option<[u8; 8]> {

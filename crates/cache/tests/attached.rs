@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use farpool_cache::{
     AttachError, AttachedCache, CacheClient, CacheConfig, CacheSession, DoorFile, Leases, PAGE_BYTES,
-    Replacements,
+    Replacements, collect_into,
 };
 use farpool_fabric::TransportChoice;
 use farpool_testpool::{Rig, wait_until};
@@ -83,7 +83,7 @@ impl Process {
             self.file.read_at(to, at)
         };
         let range = at..at + PAGE_BYTES as u64;
-        let read = self.session.read(self.file.as_fd(), range, pread, |bytes| page.extend(bytes));
+        let read = self.session.read(self.file.as_fd(), range, pread, collect_into(&mut page));
         assert_eq!(read, Some(PAGE_BYTES as u64));
         assert!(page == page_of(block, version), "block {block}, version {version}: {is_hit}");
         is_hit
@@ -97,7 +97,7 @@ impl Process {
         self.file.read_exact_at(&mut page, at).unwrap();
         assert!(page == page_of(block, version), "block {block}, version {version}");
         let pread = |to: &mut [u8], at| self.file.read_at(to, at);
-        self.session.read(self.file.as_fd(), at..at + PAGE_BYTES as u64, pread, |_| ()).is_none()
+        self.session.read(self.file.as_fd(), at..at + PAGE_BYTES as u64, pread, |_, _| ()).is_none()
     }
 
     fn writes(&mut self, block: u32, version: u32) {
@@ -284,8 +284,7 @@ fn reads_of_any_range_give_what_the_file_has() {
     {
         let mut found = Vec::<u8>::new();
         let pread = |to: &mut [u8], at| process.file.read_at(to, at);
-        let read =
-            process.session.read(process.file.as_fd(), range.clone(), pread, |bytes| found.extend(bytes));
+        let read = process.session.read(process.file.as_fd(), range.clone(), pread, collect_into(&mut found));
         let expected = &whole[range.start as usize..range.end.min(end) as usize];
         assert!(found == expected && read == Some(expected.len() as u64), "{range:?}: {read:?}");
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use farpool_cache::{
     Caller, Door, FarMemory, FarSlots, FarTable, FileId, Index, Keeper, KnownFile, Layout, Outcome,
-    PAGE_BYTES, SLOTS_PER_EXTENT, Shape, Shared, Shipped, Slots, at_once,
+    PAGE_BYTES, SLOTS_PER_EXTENT, Shape, Shared, Shipped, Slots, at_once, collect_into,
 };
 use farpool_fabric::{Endpoint, EndpointConfig, MonotonicClock, Negotiated, SharedMemory, TransportChoice};
 use farpool_pool::direct::{GuestRegion, GuestRegions};
@@ -82,7 +82,8 @@ fn page_of(slot: u32) -> Vec<u8> {
 }
 
 fn has_page(slots: &FarSlots, slot: u32) -> bool {
-    slots.read(slot).is_some_and(|page| page[..] == page_of(slot))
+    let mut page = Vec::new();
+    slots.read(slot, &mut collect_into(&mut page)) && page == page_of(slot)
 }
 
 #[test]
@@ -93,7 +94,7 @@ fn pages_are_found_in_the_slots_in_which_they_were_written() {
         assert!((0..far.slot_count).all(|slot| slots.write(slot, &page_of(slot))));
         let others = far.attach();
         assert!((0..far.slot_count).all(|slot| has_page(&others, slot)));
-        assert!(!slots.write(far.slot_count, &page_of(0)) && slots.read(u32::MAX).is_none());
+        assert!(!slots.write(far.slot_count, &page_of(0)) && !slots.read(u32::MAX, &mut |_, _| ()));
         assert!(!slots.write(0, &[1]), "whole pages only");
         assert!(has_page(&slots, 0));
         assert_eq!(far.memory.update(), []);

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use farpool_cache::{
     AttachedCache, CacheClient, CacheConfig, CacheSession, Checkpoint, DoorFile, HandoverList, Leases,
-    PAGE_BYTES, Replacements, ServerEnd, TakeOverResult, ask_for_handover,
+    PAGE_BYTES, Replacements, ServerEnd, TakeOverResult, ask_for_handover, collect_into,
 };
 use farpool_fabric::TransportChoice;
 use farpool_testpool::{Rig, wait_until};
@@ -116,7 +116,7 @@ impl Server {
                 is_hit = false;
                 file.read_at(to, at)
             };
-            session.read(file.as_fd(), range, pread, |bytes| page.extend_from_slice(bytes));
+            session.read(file.as_fd(), range, pread, collect_into(&mut page));
             is_hit.then_some((block, page))
         };
         (0..BLOCKS).filter_map(read).collect()

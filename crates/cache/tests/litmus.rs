@@ -10,8 +10,8 @@ use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
 use farpool_cache::{
-    Caller, Door, FileId, Index, Keeper, KnownFile, Layout, Outcome, Rules, Shape, Shared, Shipped, Slots,
-    at_once,
+    Caller, Door, FileId, Index, Keeper, KnownFile, Layout, Outcome, PageSink, Rules, Shape, Shared, Shipped,
+    Slots, at_once,
 };
 use farpool_fabric::{Mapping, SharedMemory};
 
@@ -38,14 +38,13 @@ impl Pages {
 }
 
 impl Slots for Pages {
-    type Page = Vec<u8>;
-
-    fn read(&self, slot: u32) -> Option<Vec<u8>> {
+    fn read(&self, slot: u32, sink: &mut PageSink<'_>) -> bool {
         let mut page = vec![0; PAGE];
         self.0.read(Self::place(slot), &mut page).unwrap();
         // Pairs with the release of the slot's writer: what is loaded next is not older than the page.
         fence(Ordering::Acquire);
-        Some(page)
+        sink(0, &page);
+        true
     }
 
     fn write(&self, slot: u32, page: &[u8]) -> bool {

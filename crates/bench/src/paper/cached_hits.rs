@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
 use farpool_cache::{
-    Caller, Door, FileId, Index, Keeper, KnownFile, Layout, Outcome, Shape, Shared, Slots, at_once,
+    Caller, Door, FileId, Index, Keeper, KnownFile, Layout, Outcome, PageSink, Shape, Shared, Slots, at_once,
 };
 use farpool_fabric::{Mapping, SharedMemory};
 
@@ -181,10 +181,8 @@ type Content = [u8; 4];
 struct Contents(Rc<RefCell<Vec<Content>>>);
 
 impl Slots for Contents {
-    type Page = Vec<u8>;
-
-    fn read(&self, slot: u32) -> Option<Vec<u8>> {
-        self.0.borrow().get(slot as usize).map(|content| content.to_vec())
+    fn read(&self, slot: u32, sink: &mut PageSink<'_>) -> bool {
+        self.0.borrow().get(slot as usize).map(|content| sink(0, content)).is_some()
     }
 
     fn write(&self, slot: u32, page: &[u8]) -> bool {

@@ -18,7 +18,7 @@ use prost::Message as _;
 use super::{HandedPage, HandedPages};
 use crate::files::FileId;
 use crate::postgres::Checkpoint;
-use crate::rules::{Rules, Shipped};
+use crate::rules::{Shipped, checksum};
 
 const MAGIC: &[u8; 8] = b"farpool\0";
 const VERSION: u64 = 1;
@@ -191,7 +191,7 @@ impl HandoverList {
             files: self.files.iter().map(FileMessage::of).collect(),
         };
         let rest = message.encode_to_vec();
-        let numbers = [VERSION, rest.len() as u64, Shipped::checksum(&rest)];
+        let numbers = [VERSION, rest.len() as u64, checksum::<Shipped>(&rest)];
         let mut bytes = MAGIC.to_vec();
         numbers.iter().for_each(|number| bytes.extend(number.to_le_bytes()));
         bytes.extend(rest);
@@ -214,7 +214,7 @@ impl HandoverList {
         if number(0) != VERSION {
             return Err(ListError::OtherVersion);
         }
-        if number(1) != rest.len() as u64 || number(2) != Shipped::checksum(rest) {
+        if number(1) != rest.len() as u64 || number(2) != checksum::<Shipped>(rest) {
             return Err(ListError::Damaged);
         }
         Message::decode(rest).ok().and_then(HandoverList::of).ok_or(ListError::Damaged)

@@ -31,6 +31,14 @@ const _: () = assert!(FREE_MAX < HINTS_MAX);
 /// Entries that a sweep looks at for each slot of its slice: at least as many as a large cache has.
 const ENTRIES_PER_SLOT: u32 = 2;
 
+/// While the cache is idle, a sweep looks at this part of the usual slice: it then takes hardly any processor
+/// time, and still comes round to every slot.
+const IDLE_DIVISOR: u32 = 16;
+
+/// The entry of a slot is prefetched so many slots ahead: about as many cache misses as a processor keeps in
+/// flight.
+const PREFETCHED_SLOTS: u32 = 12;
+
 /// With so many suspects for the next wait, a lap adds no more, so that their memory is bounded. A later lap
 /// finds the others.
 const MAX_SUSPECTS: usize = 1 << 16;
@@ -192,9 +200,18 @@ impl<G: Ground, R: Rules> Keeper<G, R> {
     /// Frees what nobody has, evicts if too little is free, and publishes hints. Call it regularly: a later
     /// call frees what an earlier one found. Returns what the last complete lap has found.
     pub async fn sweep(&mut self) -> Census {
+        self.sweep_slice(R::SLOTS_PER_SWEEP).await
+    }
+
+    /// Like [`sweep`](Self::sweep), for an idle cache: looks at fewer slots.
+    pub async fn sweep_idly(&mut self) -> Census {
+        self.sweep_slice(R::SLOTS_PER_SWEEP.div_ceil(IDLE_DIVISOR)).await
+    }
+
+    async fn sweep_slice(&mut self, slice: u32) -> Census {
         self.reclaim_suspects().await;
         self.update_taken().await;
-        self.look_at_slice().await;
+        self.look_at_slice(slice).await;
         let present = self.layout.shape().slots - self.sweep.absent.len();
         let wanted = (present / FREE_DIVISOR).clamp(FREE_MIN.min(present / 2), FREE_MAX).max(1);
         let missing = wanted.saturating_sub(self.sweep.estimate_free());
@@ -295,10 +312,11 @@ impl<G: Ground, R: Rules> Keeper<G, R> {
         }
     }
 
-    /// Looks at the next slots and entries.
-    async fn look_at_slice(&mut self) {
+    /// Looks at the next `slice` slots, and at [`ENTRIES_PER_SLOT`] times as many entries.
+    async fn look_at_slice(&mut self, slice: u32) {
         let (slots, entries) = (self.layout.shape().slots, self.layout.all_entries());
-        for slot in self.sweep.next_slot..slots.min(self.sweep.next_slot.saturating_add(R::SLOTS_PER_SWEEP)) {
+        for slot in self.sweep.next_slot..slots.min(self.sweep.next_slot.saturating_add(slice)) {
+            self.prefetch_entry_of(slot.saturating_add(PREFETCHED_SLOTS)).await;
             let is_full = self.sweep.next_suspects.len() >= MAX_SUSPECTS;
             match self.update_slot(slot).await {
                 Some(SlotState::Free) => self.sweep.lap.free += 1,
@@ -312,8 +330,8 @@ impl<G: Ground, R: Rules> Keeper<G, R> {
             }
             self.sweep.next_slot = slot + 1;
         }
-        let slice = R::SLOTS_PER_SWEEP.saturating_mul(ENTRIES_PER_SLOT);
-        for entry in self.sweep.next_entry..entries.min(self.sweep.next_entry.saturating_add(slice)) {
+        let entry_slice = slice.saturating_mul(ENTRIES_PER_SLOT);
+        for entry in self.sweep.next_entry..entries.min(self.sweep.next_entry.saturating_add(entry_slice)) {
             let found = Entry(self.ground.load(self.layout.entry(entry)).await);
             let is_unfinished = matches!(found.state(), EntryState::Claimed | EntryState::Pending);
             if is_unfinished && self.sweep.next_suspects.len() < MAX_SUSPECTS {
@@ -372,6 +390,17 @@ impl<G: Ground, R: Rules> Keeper<G, R> {
             }
         }
         Some(word.state())
+    }
+
+    /// Has the processor fetch the entry that a slot's word names. Entries lie anywhere in the index, unlike
+    /// the words of slots.
+    async fn prefetch_entry_of(&self, slot: u32) {
+        if slot < self.layout.shape().slots {
+            let owner = SlotWord(self.ground.load(self.layout.slot(slot)).await).owner();
+            if owner < self.layout.all_entries() {
+                self.ground.prefetch(self.layout.entry(owner));
+            }
+        }
     }
 
     /// The entry that a slot's word names, and where it lies, if it holds the slot.

@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use super::*;
+use crate::ground::PageSink;
 use crate::words::Key;
 use crate::{Caller, FileId, KnownFile, Outcome, Shape, at_once};
 
@@ -19,8 +20,6 @@ struct Memory {
 }
 
 impl Ground for Memory {
-    type Page = Vec<u8>;
-
     async fn load(&self, at: usize) -> u64 {
         self.words.borrow()[at]
     }
@@ -48,8 +47,10 @@ impl Ground for Memory {
 
     async fn barrier(&self) {}
 
-    async fn read_slot(&self, slot: u32) -> Option<Vec<u8>> {
-        Some(vec![self.slots.borrow()[slot as usize]?])
+    async fn read_slot(&self, slot: u32, sink: &mut PageSink<'_>) -> bool {
+        let found = self.slots.borrow()[slot as usize];
+        sink(0, &[!0]); // as if a first try had failed half-way
+        found.map(|found| sink(0, &[found])).is_some()
     }
 
     async fn read_head(&self, slot: u32) -> Option<[u8; 8]> {
@@ -398,6 +399,19 @@ fn slots_that_come_back_in_the_middle_of_a_lap_do_not_keep_others_from_being_evi
     cache.keeper.restore_slots(2_000..20_000);
     cache.read_new(&mut caller, 20_000..22_000);
     assert_eq!(cache.percent_found(&mut caller, 21_000..22_000), 100);
+}
+
+#[test]
+fn idle_sweeps_come_round_to_every_slot() {
+    let mut cache = Cache::open();
+    let mut caller = cache.join(1);
+    for block in 0..3 {
+        cache.read(&mut caller, block);
+    }
+    cache.sweep();
+    cache.keeper.withdraw_slots(8..SLOTS);
+    let census = (0..3 * SLOTS).map(|_| at_once(cache.keeper.sweep_idly())).last().unwrap();
+    assert_eq!(census, Census { free: 5, pages: 3, absent: SLOTS - 8 });
 }
 
 #[test]

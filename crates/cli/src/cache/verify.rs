@@ -11,7 +11,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use farpool_cache::{CacheClient, CacheSession, DoorFile, PAGE_BYTES, is_visibility_map, position_of_page};
+use farpool_cache::{
+    CacheClient, CacheSession, DoorFile, PAGE_BYTES, collect_into, is_visibility_map, position_of_page,
+};
 
 use super::{attached_door, bytes_of_page, open_regular, session, status::paths_below};
 use crate::output::{complain, say};
@@ -210,8 +212,8 @@ fn places(page: &[u8]) -> Option<(&[u8], Vec<u32>)> {
 fn cached_page(session: &mut CacheSession, file: &File, block: u64) -> Option<Vec<u8>> {
     let mut found = Vec::new();
     let not_there = |_: &mut [u8], _| Err(io::ErrorKind::NotFound.into());
-    session.read(file.as_fd(), bytes_of_page(block), not_there, |bytes| found.extend_from_slice(bytes));
-    (found.len() == PAGE_BYTES).then_some(found)
+    let read = session.read(file.as_fd(), bytes_of_page(block), not_there, collect_into(&mut found));
+    (read == Some(PAGE_BYTES as u64)).then_some(found)
 }
 
 #[cfg(test)]

@@ -9,14 +9,14 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use farpool_cache::{CacheClient, CacheSession, DoorFile, PAGE_BYTES, Replacements};
+use farpool_cache::{CacheClient, CacheSession, DoorFile, PAGE_BYTES, Replacements, collect_into};
 use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::preload::compile;
 use crate::support::{
-    Output, Pool, PoolOptions, Process, assert_complaint, built, eventually, farpool, run, run_command,
+    Output, Pool, PoolOptions, Process, assert_complaint, built, eventually, farpool, run, run_command, tied,
 };
 
 /// Checks itself; see there.
@@ -214,8 +214,9 @@ fn a_node_that_hangs_holds_up_one_read_and_is_left_alone_then() {
             is_hit = false;
             file.read_at(to, at)
         };
-        let is_right = |bytes: &[u8]| assert!(bytes == [7; PAGE_BYTES], "page {page}");
-        assert_eq!(session.read(file.as_fd(), range, pread, is_right), Some(PAGE_BYTES as u64));
+        let mut found = Vec::new();
+        let read = session.read(file.as_fd(), range, pread, collect_into(&mut found));
+        assert!(read == Some(PAGE_BYTES as u64) && found == [7; PAGE_BYTES], "page {page}");
         is_hit
     };
     eventually("all pages are cached", || (0..PAGES).all(&mut read));
@@ -288,6 +289,16 @@ fn directories_with_caches_must_not_overlap() {
     attached.end_well();
     let door = DoorFile::find(&below).unwrap().expect("attach has made it");
     door.remove().unwrap();
+}
+
+#[test]
+fn an_index_for_which_there_is_no_memory_is_refused_with_the_option_that_makes_it_smaller() {
+    let (pool, files) = (Pool::start(PoolOptions::default()), Files::new());
+    let limited = ["--as=2000000000", "--", env!("CARGO_BIN_EXE_farpool")];
+    let attach = ["cache", "attach", files.name(), "--broker", &pool.address];
+    let sizes = ["--memory", "8MiB", "--max-memory", "512GiB"];
+    let limited = tied("prlimit", limited.iter().chain(&attach).chain(&sizes));
+    assert_complaint(&run_command(limited), 1, "lower --max-memory");
 }
 
 #[test]

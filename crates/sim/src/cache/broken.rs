@@ -1,6 +1,6 @@
 //! Rules of the cache that are wrong on purpose, one in each run.
 
-use farpool_cache::{Rules, Shipped};
+use farpool_cache::{PageDigest, Rules, Shipped};
 
 use crate::mutation::{get, is};
 
@@ -102,8 +102,8 @@ impl Rules for Broken {
         }
     }
 
-    fn checksum(page: &[u8]) -> u64 {
-        if is(UNVERIFIED) { 0 } else { Shipped::checksum(page) }
+    fn finish(digest: &PageDigest) -> u64 {
+        if is(UNVERIFIED) { 0 } else { Shipped::finish(digest) }
     }
 
     fn writers_invalidate() -> bool {

@@ -291,7 +291,11 @@ pub(super) fn start_keeper<R: Rules + 'static>(run: &Rc<Run>, turns_permille: u3
             step_door(&run, &mut keeper, wanted).await;
             tell_of_memory(&run, &mut keeper, &mut told, || random.chance(LEARNS_PERMILLE)).await;
             taking.step(&run, &mut keeper, &told, &mut random).await;
-            keeper.sweep().await;
+            if keeper.has_work() {
+                keeper.sweep().await
+            } else {
+                keeper.sweep_idly().await
+            };
             keeper.maintain_files().await;
         }
         taking.end(&mut keeper, &told);

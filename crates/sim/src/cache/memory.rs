@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::task::Poll;
 use std::time::Duration;
 
-use farpool_cache::{Ground, Layout};
+use farpool_cache::{Ground, Layout, PageSink};
 use farpool_fabric::sim::{Random, World};
 
 use super::{Block, FileNumber};
@@ -172,8 +172,6 @@ impl Memory {
 }
 
 impl Ground for Access {
-    type Page = Vec<u8>;
-
     async fn load(&self, at: usize) -> u64 {
         self.0.step().await;
         self.0.words.borrow()[at]
@@ -209,12 +207,17 @@ impl Ground for Access {
     /// Nothing to do: this memory is sequentially consistent. Weaker orders are the subject of the models.
     async fn barrier(&self) {}
 
-    async fn read_slot(&self, slot: u32) -> Option<Vec<u8>> {
+    async fn read_slot(&self, slot: u32, sink: &mut PageSink<'_>) -> bool {
         self.0.step().await;
         self.0.land_late_writes();
-        let found = self.0.slots.borrow()[slot as usize];
-        self.0.step().await;
-        self.0.has_memory(slot).then(|| found.to_vec())
+        let half = self.0.slots.borrow()[slot as usize].len() / 2;
+        sink(0, &[0xEE; 1]); // as if a first try had failed half-way
+        for at in [0, half] {
+            let found = self.0.slots.borrow()[slot as usize];
+            sink(at, &found[at..at + half]);
+            self.0.step().await;
+        }
+        self.0.has_memory(slot)
     }
 
     async fn write_slot(&self, slot: u32, page: &[u8]) -> bool {
