@@ -91,7 +91,7 @@ bench-files: ## files in far memory beside floors, peers and disks, as the paper
 	target/release/farpool bench paper files --figure all --out docs/bench
 
 .PHONY: bench-cache
-bench-cache: setup ## the page cache: PostgreSQL behind it, a switchover, one hit, which pages stay: docs/bench/cache.md, half an hour, 20 GiB of memory
+bench-cache: setup ## the page cache: PostgreSQL behind it, a switchover, several servers, one hit, which pages stay: docs/bench/cache.md, half an hour, 20 GiB of memory
 	$(BENCH_BUILD)
 	cargo build --locked --release --package farpool-postgres
 	target/release/farpool bench paper cache --figure all --out docs/bench

@@ -49,6 +49,8 @@ pub enum Figure {
     CachedScan,
     /// A standby takes the place of its server, with the pages of its cache.
     Sigmod16,
+    /// RangeScan on several database servers whose caches lie on one node.
+    Sigmod25,
     /// One page that is in the page cache, compared with the machine's own memory; not from a paper.
     CachedPage,
     /// How many reads find their page in the page cache; not from a paper.
@@ -57,7 +59,7 @@ pub enum Figure {
 
 impl Figure {
     /// All figures, in the order of the document.
-    pub const ALL: [Figure; 19] = [
+    pub const ALL: [Figure; 20] = [
         Figure::Damon2,
         Figure::Damon3,
         Figure::DamonTable1,
@@ -75,6 +77,7 @@ impl Figure {
         Figure::Checksum,
         Figure::CachedScan,
         Figure::Sigmod16,
+        Figure::Sigmod25,
         Figure::CachedPage,
         Figure::CachedHits,
     ];
@@ -99,6 +102,7 @@ impl Figure {
             Figure::Checksum => "what verifying costs",
             Figure::CachedScan => "a database that is larger than its memory",
             Figure::Sigmod16 => "a standby takes over the cache",
+            Figure::Sigmod25 => "several servers, one node",
             Figure::CachedPage => "a page that is in the cache",
             Figure::CachedHits => "which pages stay in the cache",
         }
@@ -107,9 +111,11 @@ impl Figure {
     /// Where it is written.
     pub fn document(self) -> Document {
         match self {
-            Figure::CachedScan | Figure::Sigmod16 | Figure::CachedPage | Figure::CachedHits => {
-                Document::Cache
-            }
+            Figure::CachedScan
+            | Figure::Sigmod16
+            | Figure::Sigmod25
+            | Figure::CachedPage
+            | Figure::CachedHits => Document::Cache,
             _ => Document::Files,
         }
     }
@@ -135,6 +141,7 @@ impl fmt::Display for Figure {
             Figure::Checksum => "checksum",
             Figure::CachedScan => "cached-scan",
             Figure::Sigmod16 => "sigmod16",
+            Figure::Sigmod25 => "sigmod25",
             Figure::CachedPage => "cached-page",
             Figure::CachedHits => "cached-hits",
         })

@@ -8,55 +8,27 @@
 
 use std::ffi::OsString;
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use tempfile::TempDir;
 
 use super::Effort;
+use super::cached_server::{FULL, SPARE_MIB, ServerPlace, Sizes, data_bytes, fill, readable_module};
 use super::range_scan::{self, load, pgbench, watched_pgbench};
 use super::stage::subfolder;
 use crate::cgroup::MemoryLimit;
 use crate::machine;
 use crate::page_cache::{CacheOptions, PageCache};
-use crate::postgres::{Server, ServerOptions};
+use crate::postgres::Server;
 use crate::progress::Progress;
 use crate::stop::StopFlag;
 use crate::throttle::ThrottledVolume;
 
 /// Rows at scale 1: 3.1 GB with the index.
 const ROWS_PER_SCALE: f64 = 11_000_000.0;
-/// Fewest rows, at any scale: a hundred times as many as a scan reads.
-const LEAST_ROWS: u64 = 10_000;
-/// Bytes of a row in the table and in the index, about.
-const BYTES_PER_ROW: u64 = 300;
-/// The data are this many times as large as the memory of the server.
-const DATA_OVER_LIMIT: u64 = 4;
-/// The server's own buffers are this part of the data, within these limits; the larger one is PostgreSQL's
-/// usual size.
-const DATA_OVER_BUFFERS: u64 = 16;
-const BUFFERS_MIN_MIB: u64 = 1;
-const BUFFERS_MAX_MIB: u64 = 128;
-/// The lowest limit: the server's own buffers and its processes need about that.
-const LIMIT_MIN_MIB: u64 = 384;
-/// Memory for what is not a page: processes of 32 sessions. On a disk: an empty cluster, and temporary
-/// files.
-const SPARE_MIB: u64 = 1024;
-/// Checkpoints keep the server's log at about this part of the data, within these limits. Freezing alone
-/// logs a copy of each page, since there are checksums.
-const LOG_DATA_DIVISOR: u64 = 3;
-const LOG_MIN_MIB: u64 = 128;
-const LOG_MAX_MIB: u64 = 1024;
-/// Room for a log, in multiples of that size: it goes on growing until the checkpoint has ended.
-const LOG_ROOM: u64 = 2;
 /// Numbers of concurrent sessions.
 pub const SESSIONS: [u32; 2] = [8, 32];
-/// The module beside the program, and its name in a folder that the server's user can read.
-const MODULE: &str = "libfarpool_postgres.so";
-/// How long the daemon may take until it has all the memory, and the pages may take to come in.
-const FILL_WITHIN: Duration = Duration::from_secs(300);
 /// The case in which the server is started again.
 pub const RESTARTED: Case = Case::CacheShm;
 /// Concurrent sessions before and after a restart.
@@ -69,9 +41,6 @@ const FIRST_SECOND: Duration = Duration::from_secs(1);
 const VERIFIED_ONE_IN: u32 = 20;
 /// Memory of a cache in which hardly any read finds its page.
 const TINY_CACHE_BYTES: u64 = 64 << 20;
-/// A cache has this share of the data when it counts as full: some pages are in the server's own buffers.
-const FULL: f64 = 0.9;
-
 /// Where pages come from that are not in the server's buffers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Case {
@@ -227,51 +196,6 @@ struct Stage<'a> {
     sizes: Sizes,
 }
 
-/// How large a database with so many rows is, and what it may use.
-#[derive(Clone, Copy)]
-pub(super) struct Sizes {
-    rows: u64,
-}
-
-impl Sizes {
-    /// Of a table with so many rows; with fewer than [`LEAST_ROWS`], of one with these.
-    pub(super) fn of(rows: u64) -> Self {
-        Sizes { rows: rows.max(LEAST_ROWS) }
-    }
-
-    pub(super) fn rows(self) -> u64 {
-        self.rows
-    }
-
-    fn data_mib(self) -> u64 {
-        (self.rows * BYTES_PER_ROW).div_ceil(1 << 20)
-    }
-
-    /// Of a server and the kernel's page cache for it.
-    pub(super) fn limit_mib(self) -> u64 {
-        LIMIT_MIN_MIB.max(self.data_mib() / DATA_OVER_LIMIT)
-    }
-
-    /// PostgreSQL's own buffers.
-    pub(super) fn buffers_mib(self) -> u64 {
-        (self.data_mib() / DATA_OVER_BUFFERS).clamp(BUFFERS_MIN_MIB, BUFFERS_MAX_MIB)
-    }
-
-    pub(super) fn log_mib(self) -> u64 {
-        (self.data_mib() / LOG_DATA_DIVISOR).clamp(LOG_MIN_MIB, LOG_MAX_MIB)
-    }
-
-    /// What a server may take on a disk.
-    pub(super) fn room_mib(self) -> u64 {
-        2 * self.data_mib() + LOG_ROOM * self.log_mib() + SPARE_MIB
-    }
-
-    /// Memory of a cache that has all pages, with a quarter more: updates make more pages.
-    pub(super) fn cache_bytes(self) -> u64 {
-        (self.data_mib() * 5 / 4) << 20
-    }
-}
-
 /// Measures all cases in turn, round by round.
 pub fn measure(effort: &Effort<'_>, stop: &StopFlag) -> Result<CachedScanReport> {
     ensure!(machine::is_root(), "only root can limit the memory of the servers, and make a throttled volume");
@@ -407,17 +331,6 @@ impl Scripts {
     }
 }
 
-/// Copies the module to a folder that the server's user can read.
-pub(super) fn readable_module(farpool: &Path, work: &TempDir) -> Result<PathBuf> {
-    let module = farpool.with_file_name(MODULE);
-    ensure!(module.exists(), "{} is missing: run make postgres-module", module.display());
-    fs::set_permissions(work.path(), fs::Permissions::from_mode(0o755))?;
-    let copy = work.path().join(MODULE);
-    fs::copy(&module, &copy).with_context(|| format!("cannot copy {}", module.display()))?;
-    fs::set_permissions(&copy, fs::Permissions::from_mode(0o755))?;
-    Ok(copy)
-}
-
 impl Scene {
     fn set_up(case: Case, stage: &Stage<'_>, stop: &StopFlag) -> Result<Self> {
         let parent = match case {
@@ -433,21 +346,9 @@ impl Scene {
         };
         let limit = MemoryLimit::create(&format!("farpool-cache-bench-{}", case.folder()), limit_mib)?;
         let log = stage.work.join(format!("{}.log", case.folder()));
-        let libraries = case.transport().map_or(String::new(), |_| stage.module.display().to_string());
-        let [buffers, log_size] =
-            [stage.sizes.buffers_mib(), stage.sizes.log_mib()].map(|size| format!("{size}MB"));
-        let settings = [
-            ("shared_preload_libraries", &*libraries),
-            ("shared_buffers", &buffers),
-            ("max_wal_size", &log_size),
-        ];
-        let of_server = ServerOptions {
-            limit: Some(&limit),
-            initdb_args: &["--data-checksums"],
-            settings: &settings,
-            ..ServerOptions::new(&dir, &log)
-        };
-        let server = Server::start(&of_server, stop)?;
+        let module = case.transport().map(|_| &*stage.module);
+        let place = ServerPlace { dir: &dir, log: &log, limit: &limit, module };
+        let server = stage.sizes.with_options(&place, &[], |options| Server::start(options, stop))?;
         load(&server, stage.sizes.rows())?;
         let mut scene = Scene { case, server, cache: None, limit };
         if let Some(transport) = case.transport() {
@@ -485,31 +386,6 @@ impl Scene {
         self.checkpoint()?;
         let cache = self.cache.as_mut().map_or(Ok(()), PageCache::detach);
         [self.server.stop(), cache, self.limit.remove()].into_iter().collect()
-    }
-}
-
-/// Bytes of the table and its index.
-pub(super) fn data_bytes(server: &Server) -> Result<u64> {
-    let row = server.connect()?.query_one("SELECT pg_total_relation_size('ranges')", &[])?;
-    Ok(row.get::<_, i64>(0) as u64)
-}
-
-/// Reads everything until the cache has so many bytes of the pages.
-pub(super) fn fill(server: &Server, cache: &PageCache, bytes: u64, stop: &StopFlag) -> Result<()> {
-    let started = Instant::now();
-    let mut client = server.connect()?;
-    loop {
-        stop.check()?;
-        let used = cache.status()?.used_bytes();
-        if used >= bytes {
-            return Ok(());
-        }
-        let (used_mib, wanted_mib) = (used >> 20, bytes >> 20);
-        ensure!(started.elapsed() < FILL_WITHIN, "the cache has only {used_mib} of {wanted_mib} MiB");
-        // By the index, and by the table.
-        let read = "SET enable_seqscan = off; SELECT count(*) FROM ranges WHERE id > 0; \
-                    SET enable_seqscan = on; SELECT sum(value) FROM ranges";
-        client.batch_execute(read).context("cannot read the table")?;
     }
 }
 

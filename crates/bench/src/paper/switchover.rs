@@ -16,14 +16,14 @@ use anyhow::{Context, Result, ensure};
 use rustix::fs::{Advice, fadvise};
 
 use super::Effort;
-use super::cached_scan::{Sizes, data_bytes, fill, readable_module};
+use super::cached_server::{ServerPlace, Sizes, data_bytes, fill, readable_module};
 use super::range_scan::{self, Timed, load, pgbench, timed_pgbench};
 use super::stage::subfolder;
 use crate::cgroup::MemoryLimit;
 use crate::machine;
 use crate::meanwhile::looking_meanwhile;
 use crate::page_cache::{CacheOptions, PageCache};
-use crate::postgres::{Server, ServerOptions};
+use crate::postgres::Server;
 use crate::progress::Progress;
 use crate::stop::StopFlag;
 use crate::tally::quantile;
@@ -254,25 +254,11 @@ impl Member {
         let limit =
             MemoryLimit::create(&format!("farpool-switchover-bench-{number}"), stage.sizes.limit_mib())?;
         let log = stage.work.join(format!("{name}.log"));
-        let module = stage.module.display().to_string();
-        let [buffers, log_size] =
-            [stage.sizes.buffers_mib(), stage.sizes.log_mib()].map(|size| format!("{size}MB"));
-        let own: [(&str, &str); 3] = [
-            ("shared_preload_libraries", &module),
-            ("shared_buffers", &buffers),
-            ("max_wal_size", &log_size),
-        ];
-        let settings = [&own[..], &REPLICATION].concat();
-        let options = ServerOptions {
-            limit: Some(&limit),
-            initdb_args: &["--data-checksums"],
-            settings: &settings,
-            ..ServerOptions::new(&dir, &log)
-        };
-        let server = match of {
-            Some(primary) => primary.start_standby(&options, stop)?,
-            None => Server::start(&options, stop)?,
-        };
+        let place = ServerPlace { dir: &dir, log: &log, limit: &limit, module: Some(&stage.module) };
+        let server = stage.sizes.with_options(&place, &REPLICATION, |options| match of {
+            Some(primary) => primary.start_standby(options, stop),
+            None => Server::start(options, stop),
+        })?;
         forget_pages(&dir)?;
         Ok(Member { server, limit, dir })
     }

@@ -85,14 +85,14 @@ struct FilesArgs {
     work_dir: PathBuf,
 }
 
-/// Measure the page cache: a database behind it, a switchover, a single hit, and which pages stay in it
+/// Measure the page cache: databases behind it, a switchover, a single hit, and which pages stay in it
 ///
 /// What `make bench-cache` runs. Each figure replaces its section of cache.md and its drawing in the folder.
-/// cached-scan and sigmod16 need root and control groups, PostgreSQL, and the module beside this program
-/// (make postgres-module); at scale 1, cached-scan needs 20 GiB of memory and 50 GiB of disk, and sigmod16 4
-/// GiB of memory and 10 GiB of disk. cached-page needs the interposer's library beside this program (cargo
-/// build -p farpool-preload), and at scale 1 3 GiB of memory and 2 GiB of disk. cached-hits measures no
-/// times.
+/// cached-scan, sigmod16 and sigmod25 need root and control groups, PostgreSQL, and the module beside this
+/// program (make postgres-module); at scale 1, cached-scan needs 20 GiB of memory and 50 GiB of disk,
+/// sigmod16 4 GiB of memory and 10 GiB of disk, and sigmod25 4 GiB of memory and 8 GiB of disk. cached-page
+/// needs the interposer's library beside this program (cargo build -p farpool-preload), and at scale 1 3 GiB
+/// of memory and 2 GiB of disk. cached-hits measures no times.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
@@ -100,7 +100,7 @@ Examples:
   farpool bench paper cache --figure cached-scan --out /tmp/bench --scale 0.6 --rounds 1
   farpool bench paper cache --figure cached-page,cached-hits --out /tmp/bench --scale 0.1")]
 struct CacheArgs {
-    /// all, or some of cached-scan, sigmod16, cached-page, cached-hits
+    /// all, or some of cached-scan, sigmod16, sigmod25, cached-page, cached-hits
     #[arg(long, value_name = "NAME", value_delimiter = ',', required = true)]
     figure: Vec<Wanted>,
 
@@ -117,8 +117,8 @@ struct CacheArgs {
     #[arg(long, value_name = "N", default_value = "3", value_parser = parse_seconds)]
     seconds: Duration,
 
-    /// The size of the data. At 1 it is 3.1 GB for a database, 1.2 GB for one that is switched over, 512 MB
-    /// for single hits and 400 MB for what stays in the cache
+    /// The size of the data. At 1 it is 3.1 GB for a database, 1.2 GB for one that is switched over, 300 MB
+    /// for each of several servers, 512 MB for single hits and 400 MB for what stays in the cache
     #[arg(long, value_name = "FACTOR", default_value_t = 1.0, value_parser = parse_scale)]
     scale: f64,
 

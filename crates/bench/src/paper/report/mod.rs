@@ -6,6 +6,7 @@ mod hash_sort;
 mod lending;
 mod queries;
 mod range_scan;
+mod several_servers;
 mod small_transactions;
 mod switchover;
 
@@ -26,6 +27,7 @@ pub fn has(figure: Figure) -> bool {
         Figure::Sigmod13,
         Figure::Sigmod14,
         Figure::Sigmod16,
+        Figure::Sigmod25,
         Figure::SmallTransactions,
     ];
     here.contains(&figure) || queries::has(figure)
@@ -51,6 +53,9 @@ pub fn measure(figures: &[Figure], effort: &Effort<'_>, stop: &StopFlag) -> Resu
     }
     if figures.contains(&Figure::Sigmod16) {
         sections.push(switchover::measure(effort, stop)?);
+    }
+    if figures.contains(&Figure::Sigmod25) {
+        sections.push(several_servers::measure(effort, stop)?);
     }
     if figures.contains(&Figure::CachedHits) {
         sections.push(cached_hits::measure(effort, stop)?);
