@@ -442,8 +442,7 @@ impl Control {
             let pages = layout.shape().slots - census.absent;
             at_once(adviser.go_on(keeper.ground(), layout, pages, Instant::now()));
             let is_busy = has_changed || !is_turned || keeper.has_work() || taking.is_some();
-            // Two laps: idle sweeps may have left off anywhere, and the first one only brings this one to its
-            // end.
+            // Two laps, since idle sweeps stop anywhere: the first one may cover only the rest of a lap.
             until_idle = if is_busy { 2 * keeper.sweeps_per_lap() } else { until_idle.saturating_sub(1) };
             // While pages are taken over, that takes up the round.
             if taking.as_ref().is_none_or(|(taking, _)| !taking.has_begun()) {

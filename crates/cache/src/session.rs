@@ -1,9 +1,9 @@
 //! What one thread of a process needs to use the cache, for files that it has open.
 //!
 //! The memory of a program may change while a call reads it. So a page that is to be cached goes through a
-//! copy of the session's own: the kernel and far memory get the same bytes. A page that is found goes
-//! straight to the program, and is verified on the way: only the end of the call says whether it was the
-//! page.
+//! copy of the session's own: the kernel and far memory get the same bytes. A page from
+//! the cache is copied straight to the program's memory, and its checksum is computed meanwhile. So until the
+//! call returns, that memory may hold bytes of another page.
 
 use std::cell::Cell;
 use std::io;
@@ -112,38 +112,39 @@ struct Seen {
     readable_at: Option<u64>,
 }
 
-/// Which bytes of a page a read wants, and where the read wants them.
+/// The part of one page that a read asks for, and its offset in the range of the read.
 #[derive(Clone, Copy)]
 struct Wanted {
-    /// The first byte in the page, and the one behind the last.
+    /// Offsets in the page: the first byte, and the one after the last.
     first: usize,
     end: usize,
-    /// Where the first byte lies in the range that is read.
+    /// Offset of the first byte in the range of the read.
     place: usize,
 }
 
 impl Wanted {
-    /// Of the page that has the byte `at` of a file, from there on.
+    /// The part of the page with the byte `at` of a file that begins at this byte.
     fn of(range: &Range<u64>, at: u64) -> Wanted {
         let first = (at % PAGE) as usize;
         let end = (range.end - at).saturating_add(first as u64).min(PAGE) as usize;
         Wanted { first, end, place: (at - range.start) as usize }
     }
 
-    /// What is wanted of a piece that begins at a byte of the page, and its place in the range.
+    /// The wanted part of a piece at the offset `at` of the page, and its offset in the range.
     fn of_piece(self, at: usize, piece: &[u8]) -> Option<(usize, &[u8])> {
         let (first, end) = (self.first.max(at), self.end.min(at + piece.len()));
         (first < end).then(|| (self.place + first - self.first, &piece[first - at..end - at]))
     }
 
-    /// How many of these bytes there are if the page has so many.
+    /// How many of the wanted bytes exist if the page has only `bytes`.
     fn there(self, bytes: usize) -> usize {
         self.end.min(bytes).saturating_sub(self.first)
     }
 }
 
-/// What the program gets of a page of which the disk gave so many bytes. If it has got bytes of a page that
-/// is not this one, perhaps of another file, all of them are replaced, also those behind the end of the file.
+/// What to copy to the program after the disk gave `bytes` bytes of a page. If bytes of another page were
+/// copied before, perhaps of another file, the whole page: zeros overwrite what lies behind the end of the
+/// file.
 fn what_replaces(page: &mut [u8], bytes: usize, has_got_others: bool) -> &[u8] {
     if !has_got_others {
         return &page[..bytes];
@@ -231,10 +232,10 @@ impl CacheSession {
     }
 
     /// Reads a range of a file, block by block: from the cache, or else by `pread`, which gets room for a
-    /// block and its position in bytes. `sink` gets what there is of the range, piece by piece, with the
-    /// places of the pieces in the range; a later piece replaces an earlier one at the same place. Returns
-    /// how many bytes there are: fewer than asked for at the end of the file, or where `pread` failed.
-    /// `None`: the cache has nothing to do with this file.
+    /// block and its position in bytes. `sink` gets pieces of the range, with their offsets in it. A piece
+    /// may hold bytes of another page; a later piece then overwrites it. Returns how many bytes of the file
+    /// there are: fewer than asked for at its end, or where `pread` failed. `None`: the cache has nothing to
+    /// do with this file.
     pub fn read(
         &mut self,
         fd: BorrowedFd<'_>,

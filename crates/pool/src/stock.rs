@@ -77,7 +77,7 @@ pub struct Stock {
     journal: Option<Arc<dyn Journal>>,
     growing: Mutex<Growing>,
     growth_wanted: tokio::sync::Notify,
-    /// More regions are requested when fewer extents are free.
+    /// The stock requests more regions when fewer free extents than this are left.
     spare_extents: AtomicU64,
     /// Regions that the pool could still lend, by the broker's last answer.
     pool_free_regions: AtomicU64,

@@ -31,8 +31,8 @@ const _: () = assert!(FREE_MAX < HINTS_MAX);
 /// Entries that a sweep looks at for each slot of its slice: at least as many as a large cache has.
 const ENTRIES_PER_SLOT: u32 = 2;
 
-/// While the cache is idle, a sweep looks at this part of the usual slice: it then takes hardly any processor
-/// time, and still comes round to every slot.
+/// While the cache is idle, a sweep looks at this part of the usual slice: the sweep then costs little
+/// processor time, and laps still end.
 const IDLE_DIVISOR: u32 = 16;
 
 /// The entry of a slot is prefetched so many slots ahead: about as many cache misses as a processor keeps in

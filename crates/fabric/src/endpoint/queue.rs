@@ -13,7 +13,7 @@ use crate::arena::ArenaBuf;
 use crate::op::{CallAnswer, OpError, Uncertain};
 use crate::seam::{LocalSlice, Op, Outcome, Posted};
 
-/// Of an operation that is never in flight.
+/// The slot of a READ by `read_now`, which is never in flight.
 const NO_SLOT: u32 = u32::MAX;
 
 /// One connection to one node. Dropping it closes it.

@@ -1,4 +1,4 @@
-//! When a stock asks for more regions, and who waits for them.
+//! Growth: the stock requests more regions when free extents run low, and wakes the tasks that wait for one.
 
 use std::sync::atomic::Ordering;
 use std::task::Waker;

@@ -54,7 +54,7 @@ fn section(report: &ServersReport, effort: &Effort<'_>) -> Section {
 fn notes(report: &ServersReport, effort: &Effort<'_>) -> Vec<(&'static str, String)> {
     let ServersReport { rows, limit_mib, buffers_mib, postgres, data_bytes, .. } = report;
     vec![
-        ("Question", "how much do several database servers slow each other down whose caches lie on one node?".into()),
+        ("Question", "how much do database servers slow each other down when their caches lie on one node?".into()),
         ("Compared with", "one server alone.".into()),
         (
             "Method",

@@ -1,4 +1,4 @@
-//! When regions are asked for, and who waits for them.
+//! Tests of growth: requests for regions, and the tasks that wait for extents.
 
 use super::*;
 
