@@ -63,7 +63,7 @@ pub enum Case {
 
 impl Case {
     /// In the order of the report.
-    pub const ALL: [Case; 2] = [Case::Empty, Case::HandedOver];
+    pub const ALL: [Case; 2] = [Case::HandedOver, Case::Empty];
 
     /// The name that readers see.
     pub fn name(self) -> &'static str {
@@ -298,12 +298,23 @@ fn drop_pages_below(dir: &Path) -> Result<()> {
 impl Switched {
     /// The latency that 95 % of the scans in the first minute do not exceed.
     pub fn p95_ms(&self) -> f64 {
-        p95_ms(self.scans.iter().map(|scan| scan.latency))
+        self.p95_ms_within(f64::INFINITY)
+    }
+
+    /// The same for the scans in the first `seconds` seconds.
+    fn p95_ms_within(&self, seconds: f64) -> f64 {
+        let end_s = self.first_s() + seconds;
+        p95_ms(self.scans.iter().filter(|scan| scan.at_s < end_s).map(|scan| scan.latency))
+    }
+
+    /// When the first scan was measured, in seconds.
+    fn first_s(&self) -> f64 {
+        self.scans.iter().map(|scan| scan.at_s).fold(f64::INFINITY, f64::min)
     }
 
     /// The same second by second: pairs of the second and the latency.
     pub fn p95_by_second(&self) -> Vec<(f64, f64)> {
-        let first_s = self.scans.iter().map(|scan| scan.at_s).fold(f64::INFINITY, f64::min);
+        let first_s = self.first_s();
         let mut seconds: BTreeMap<u64, Vec<Duration>> = BTreeMap::new();
         for scan in &self.scans {
             seconds.entry((scan.at_s - first_s) as u64).or_default().push(scan.latency);
@@ -320,6 +331,14 @@ fn p95_ms(latencies: impl Iterator<Item = Duration>) -> f64 {
 }
 
 impl SwitchoverReport {
+    /// The p95 of the scans, in milliseconds, until the empty cache of the same round is usable (in the first
+    /// minute at most), round by round.
+    pub fn p95_ms_while_filling(&self, case: Case) -> Vec<f64> {
+        let filling_s = self.of(Case::Empty, |it| it.usable_after_s - it.promoted_after_s);
+        let switched = self.switched.iter().filter(|it| it.case == case);
+        switched.zip(filling_s).map(|(it, seconds)| it.p95_ms_within(seconds)).collect()
+    }
+
     /// A value of each switchover with this case, round by round.
     pub fn of(&self, case: Case, value: impl Fn(&Switched) -> f64) -> Vec<f64> {
         self.switched.iter().filter(|it| it.case == case).map(value).collect()
@@ -328,7 +347,12 @@ impl SwitchoverReport {
     /// What a value is with an empty cache, over what it is with the one that was handed over, round by
     /// round.
     pub fn ratios(&self, value: impl Fn(&Switched) -> f64 + Copy) -> Vec<f64> {
-        let pairs = self.of(Case::Empty, value).into_iter().zip(self.of(Case::HandedOver, value));
+        Self::paired_ratios(|case| self.of(case, value))
+    }
+
+    /// Values with an empty cache over those with the one that was handed over, round by round.
+    pub fn paired_ratios(values: impl Fn(Case) -> Vec<f64>) -> Vec<f64> {
+        let pairs = values(Case::Empty).into_iter().zip(values(Case::HandedOver));
         pairs.map(|(empty, handed_over)| empty / handed_over).collect()
     }
 }
