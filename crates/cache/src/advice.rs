@@ -1,11 +1,13 @@
 //! How often pages would be found if the cache had another size.
 //!
 //! Processes put hashes of some of the blocks that they read into a ring (`curve` says of which ones). The
-//! keeper's thread draws the curve, and stores what it says of a few sizes beside the ring. A process that is
-//! overtaken by the ring, or a word that is read before it was stored, makes the curve a little wrong.
+//! keeper's thread draws the curve. Beside the ring it stores what the curve says of a few sizes, and which
+//! pages are admitted (`admission`). A process that is overtaken by the ring, or a word that is read before
+//! it was stored, makes the curve a little wrong.
 
 use std::time::{Duration, Instant};
 
+use crate::admission::Admission;
 use crate::curve::Curve;
 use crate::ground::Ground;
 use crate::layout::{ADVICE_WORDS, Layout};
@@ -13,11 +15,17 @@ use crate::places::Place;
 
 /// The sizes in question, in eighths of the present one.
 const EIGHTHS: [u64; 4] = [4, 8, 16, 32];
-/// Words of the advice: the present size in pages, and the number of samples. The rates follow.
+/// Words of the advice: the present size in pages, the number of samples, the rates, and which pages are
+/// admitted (`admission`).
 const PAGES: usize = 0;
 const SAMPLES: usize = 1;
 const RATES: usize = 2;
-const _: () = assert!(RATES + EIGHTHS.len() <= ADVICE_WORDS);
+pub(crate) const ADMISSION: usize = RATES + EIGHTHS.len();
+const _: () = assert!(ADMISSION < ADVICE_WORDS);
+/// With fewer reads since the last advice, the hit rate is left open: it would mostly be chance.
+const ENOUGH_READS: u64 = 1_000;
+/// A cache is full if less than this part of its memory is without a page. The keeper keeps less free.
+const ROOM_DIVISOR: u64 = 16;
 /// Samples that are needed for each sampled block of the largest size in question.
 const NEEDED_PER_BLOCK: u64 = 3;
 /// How often the advice is made anew.
@@ -84,29 +92,64 @@ pub(crate) struct Adviser {
     /// How many samples were drawn into the curve.
     drawn: u64,
     /// How many reads all places had counted by then.
-    reads: u64,
+    reads: Reads,
     advised: Instant,
+    /// What callers were told last.
+    admission: Admission,
+}
+
+/// How many blocks the database looked up, and how many it found.
+#[derive(Clone, Copy, Default)]
+struct Reads {
+    hits: u64,
+    all: u64,
+}
+
+impl Reads {
+    /// Those since an earlier count.
+    fn since(self, before: Reads) -> Reads {
+        Reads { hits: self.hits.saturating_sub(before.hits), all: self.all.saturating_sub(before.all) }
+    }
+
+    /// The part of them that were hits, from 0 to 1. `None`: fewer than [`ENOUGH_READS`].
+    fn hit_rate(self) -> Option<f64> {
+        (self.all >= ENOUGH_READS).then(|| self.hits as f64 / self.all as f64)
+    }
 }
 
 impl Adviser {
     /// For an index that is new: there are no samples in it.
     pub(crate) async fn new<G: Ground>(ground: &G, layout: &Layout, now: Instant) -> Adviser {
         let reads = reads_of_all(ground, layout).await;
-        Adviser { curve: Curve::new(layout.shape().slots), drawn: 0, reads, advised: now }
+        let curve = Curve::new(layout.shape().slots);
+        Adviser { curve, drawn: 0, reads, advised: now, admission: Admission::All }
     }
 
     /// Draws new samples into the curve. Stores new advice once a second, and at once if samples were lost.
-    /// `pages`: how many there is memory for.
-    pub(crate) async fn go_on<G: Ground>(&mut self, ground: &G, layout: &Layout, pages: u32, now: Instant) {
+    /// `pages`: how many pages there are; `memory`: for how many there is memory.
+    pub(crate) async fn go_on<G: Ground>(
+        &mut self,
+        ground: &G,
+        layout: &Layout,
+        (pages, memory): (u32, u32),
+        now: Instant,
+    ) {
         let lost = self.draw(ground, layout).await;
         if lost == 0 && now.saturating_duration_since(self.advised) < ADVISE_EVERY {
             return;
         }
         self.advised = now;
         let reads = reads_of_all(ground, layout).await;
-        self.curve.count_reads(reads.saturating_sub(self.reads), lost);
+        let new = reads.since(self.reads);
+        self.curve.count_reads(new.all, lost);
         self.reads = reads;
-        self.advise(ground, layout, pages.into()).await;
+        self.advise(ground, layout, memory.into()).await;
+        let recent = self.curve.recent_hit_rate(memory.into());
+        let expected = self.curve.hit_rate(memory.into()).filter(|_| self.curve.knows(memory.into()));
+        let expected = expected.map(|rate| rate.max(recent));
+        let is_full = u64::from(pages) * ROOM_DIVISOR >= u64::from(memory) * (ROOM_DIVISOR - 1);
+        self.admission = self.admission.next(new.hit_rate(), expected, is_full);
+        self.admission.store(ground, layout).await;
     }
 
     /// Returns how many samples were overtaken by others.
@@ -131,12 +174,13 @@ impl Adviser {
     }
 }
 
-/// How many reads all places have counted, of all processes that had them.
-async fn reads_of_all<G: Ground>(ground: &G, layout: &Layout) -> u64 {
-    let mut sum = 0u64;
+/// What all places have counted, of all processes that had them.
+async fn reads_of_all<G: Ground>(ground: &G, layout: &Layout) -> Reads {
+    let mut sum = Reads::default();
     for number in 0..layout.shape().places {
         let (hits, misses) = Place::new(ground, number).reads().await;
-        sum = sum.wrapping_add(hits).wrapping_add(misses);
+        sum.hits = sum.hits.wrapping_add(hits);
+        sum.all = sum.all.wrapping_add(hits).wrapping_add(misses);
     }
     sum
 }

@@ -439,8 +439,8 @@ impl Control {
             }
             let census = if until_idle > 0 { at_once(keeper.sweep()) } else { at_once(keeper.sweep_idly()) };
             *self.census.lock() = census;
-            let pages = layout.shape().slots - census.absent;
-            at_once(adviser.go_on(keeper.ground(), layout, pages, Instant::now()));
+            let memory = layout.shape().slots - census.absent;
+            at_once(adviser.go_on(keeper.ground(), layout, (census.pages, memory), Instant::now()));
             let is_busy = has_changed || !is_turned || keeper.has_work() || taking.is_some();
             // Two laps, since idle sweeps stop anywhere: the first one may cover only the rest of a lap.
             until_idle = if is_busy { 2 * keeper.sweeps_per_lap() } else { until_idle.saturating_sub(1) };

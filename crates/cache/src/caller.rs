@@ -1,13 +1,16 @@
 //! A process of the database, or one of its threads, as a user of the cache.
 
+use std::cell::Cell;
 use std::io;
 use std::marker::PhantomData;
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 
+use crate::admission;
 use crate::advice;
+use crate::ahead::Allowance;
 use crate::files::{self, FileRef, KnownFile};
 use crate::grace;
-use crate::ground::{Ground, PageSink, collect_into};
+use crate::ground::{Fetch, Ground, PageSink, collect_into};
 use crate::layout::{self, Layout, Shape};
 use crate::outside::close_door;
 use crate::places::{Named, Place};
@@ -47,6 +50,16 @@ impl<P: Deref<Target = [u8]>> Outcome<P> {
     }
 }
 
+/// What became of an attempt to read the page of an entry.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum PageRead {
+    /// It is the page that was admitted.
+    Admitted,
+    /// It is something else (C7).
+    Other,
+    Unreadable,
+}
+
 /// A user of the cache. It owns one place, so it runs one call at a time. Run each call's future to its end:
 /// a dropped future leaves the place occupied until the keeper clears it as that of a dead process.
 #[derive(Debug)]
@@ -61,6 +74,8 @@ pub struct Caller<G, R = Shipped> {
     keeps_door_closed: bool,
     /// Whether its reads count as those of the database.
     counts_reads: bool,
+    /// How many pages it may fetch on a guess.
+    allowance: Cell<Allowance>,
     rules: PhantomData<fn() -> R>,
 }
 
@@ -74,8 +89,9 @@ pub(crate) struct Token {
     pub(crate) header: u64,
     /// Number of writers other than this process that `header` counts.
     pub(crate) writers: u64,
-    pub(crate) file_at: usize,
-    pub(crate) file: FileWord,
+    pub(crate) file: FileRef,
+    /// The file's word when the page was about to be read or written.
+    pub(crate) word: FileWord,
     pub(crate) door: u64,
 }
 
@@ -94,6 +110,7 @@ impl<G: Ground, R: Rules> Caller<G, R> {
                     next_hint,
                     keeps_door_closed,
                     counts_reads: true,
+                    allowance: Cell::new(Allowance::new()),
                     rules: PhantomData,
                 });
             }
@@ -132,6 +149,7 @@ impl<G: Ground, R: Rules> Caller<G, R> {
         pread: impl AsyncFnOnce(&mut [u8]) -> io::Result<usize>,
     ) -> io::Result<Outcome<Vec<u8>>> {
         let mut page = Vec::new();
+        let pread = async |to: &mut [u8], _| pread(to).await;
         let read = self.read_into(file, block, &mut collect_into(&mut page), to, exists, pread).await?;
         Ok(match read {
             Outcome::Hit(()) => Outcome::Hit(page),
@@ -140,7 +158,8 @@ impl<G: Ground, R: Rules> Caller<G, R> {
     }
 
     /// As [`read`](Self::read), but passes the page to `sink`. On a miss `sink` may have been called as well;
-    /// what it got then is not the page.
+    /// what it got then is not the page. The second argument of `pread` is false if the block
+    /// will not be admitted.
     ///
     /// # Errors
     /// Those of `pread`.
@@ -151,9 +170,60 @@ impl<G: Ground, R: Rules> Caller<G, R> {
         sink: &mut PageSink<'_>,
         to: &mut [u8],
         exists: impl AsyncFn() -> bool,
-        pread: impl AsyncFnOnce(&mut [u8]) -> io::Result<usize>,
+        pread: impl AsyncFnOnce(&mut [u8], bool) -> io::Result<usize>,
     ) -> io::Result<Outcome<()>> {
         self.occupying(async |caller| caller.read_occupying(file, block, sink, to, exists, pread).await).await
+    }
+
+    /// Whether [`fetch`](Self::fetch) saves time.
+    pub fn gains_by_fetching(&self) -> bool {
+        self.ground.gains_by_fetching()
+    }
+
+    /// Fetches the pages of these blocks that are in the cache, all at once, for later reads by this caller.
+    /// The caller is about to read the first `needed` of them. The others are a guess: fewer of them are
+    /// fetched if earlier guesses were not read.
+    pub async fn fetch(&mut self, file: &mut KnownFile, blocks: Range<u32>, needed: u32) {
+        self.occupying(async |caller| {
+            let Some(file) = caller.find_known(file).await else { return };
+            let Some((_, id)) = caller.usable(file).await else { return };
+            let (allowed, mut fetches) = (caller.allowance.get().pages(), Vec::with_capacity(blocks.len()));
+            for (number, block) in (0..).zip(blocks) {
+                if number >= needed && fetches.len() >= allowed {
+                    break;
+                }
+                let buckets = caller.layout.buckets(file.file, block);
+                if let Some(found) = caller.find_entry(buckets, Key::new(id, block)).await {
+                    fetches.push(fetch_of(found));
+                }
+            }
+            // A single page is read as soon without.
+            if fetches.len() > 1 {
+                caller.change_allowance(|allowance| allowance.take(fetches.len()));
+                caller.ground.fetch_slots(&fetches).await;
+            }
+        })
+        .await;
+    }
+
+    fn change_allowance(&self, change: impl FnOnce(&mut Allowance)) {
+        let mut allowance = self.allowance.get();
+        change(&mut allowance);
+        self.allowance.set(allowance);
+    }
+
+    /// The valid entry of a page, if there is one.
+    async fn find_entry(&self, buckets: [u32; 2], key: Key) -> Option<Entry> {
+        for entry in self.layout.entries(buckets) {
+            let found = Entry(self.ground.load(self.layout.entry(entry)).await);
+            if found.state() == EntryState::Valid
+                && found.slot() < self.layout.shape().slots
+                && self.ground.load(self.layout.key(entry)).await == key.0
+            {
+                return Some(found);
+            }
+        }
+        None
     }
 
     /// Has the processor fetch what a read of this block is likely to look at first: the lines of its home
@@ -184,14 +254,14 @@ impl<G: Ground, R: Rules> Caller<G, R> {
         sink: &mut PageSink<'_>,
         to: &mut [u8],
         exists: impl AsyncFn() -> bool,
-        pread: impl AsyncFnOnce(&mut [u8]) -> io::Result<usize>,
+        pread: impl AsyncFnOnce(&mut [u8], bool) -> io::Result<usize>,
     ) -> io::Result<Outcome<()>> {
         let door = self.ground.load(layout::DOOR).await;
         let is_open = Door::of(door) == Door::Open && self.load_layout().await;
         let found = if is_open { self.find_or_ask_for(file, exists).await } else { None };
         let usable = if let Some(file) = found { self.usable(file).await } else { None };
         let (Some(file), Some((word, id))) = (found, usable) else {
-            return Ok(Outcome::Disk(pread(to).await?));
+            return Ok(Outcome::Disk(pread(to, true).await?));
         };
         let (buckets, key) = (self.layout.buckets(file.file, block), Key::new(id, block));
         if let Some(sample) = self.layout.sample_of(key).filter(|_| self.counts_reads) {
@@ -205,10 +275,11 @@ impl<G: Ground, R: Rules> Caller<G, R> {
             return Ok(Outcome::Hit(()));
         }
         let header = self.ground.load(self.layout.header(buckets[0])).await;
-        let read = pread(to).await?;
-        if read == to.len() {
-            let (writers, file_at) = (Header(header).writers(), self.layout.file(file.file));
-            self.admit(Token { buckets, key, header, writers, file_at, file: word, door }, to).await;
+        let is_chosen = self.is_chosen(file, key).await;
+        let read = pread(to, is_chosen).await?;
+        if is_chosen && read == to.len() {
+            let writers = Header(header).writers();
+            self.admit(Token { buckets, key, header, writers, file, word, door }, to).await;
         }
         Ok(Outcome::Disk(read))
     }
@@ -287,23 +358,15 @@ impl<G: Ground, R: Rules> Caller<G, R> {
                 self.ground.replace(at, found.0, found.emptied().0).await;
                 continue;
             }
-            let expected = self.ground.load(self.layout.checksum(slot)).await;
-            // If this process cannot read the slot, others may be able to, and the keeper empties the entry
-            // if the memory is gone.
-            let mut digest = R::digest();
-            let mut digest_and_pass_on = |at: usize, piece: &[u8]| {
-                if at == 0 {
-                    digest = R::digest();
+            match self.read_page(found, sink).await {
+                // If this process cannot read the slot, others may be able to, and the keeper empties the
+                // entry if the memory is gone.
+                PageRead::Unreadable => continue,
+                PageRead::Other => {
+                    self.ground.replace(at, found.0, found.emptied().0).await; // C7
+                    continue;
                 }
-                digest.update(piece);
-                sink(at, piece);
-            };
-            if !self.ground.read_slot(slot, &mut digest_and_pass_on).await {
-                continue;
-            }
-            if R::finish(&digest) != expected {
-                self.ground.replace(at, found.0, found.emptied().0).await; // C7
-                continue;
+                PageRead::Admitted => {}
             }
             let again = Entry(self.ground.load(at).await);
             if again.unvisited() == found.unvisited() {
@@ -315,6 +378,44 @@ impl<G: Ground, R: Rules> Caller<G, R> {
             }
         }
         false
+    }
+
+    /// Reads the page of an entry: the fetched copy if there is one, else the slot.
+    async fn read_page(&self, found: Entry, sink: &mut PageSink<'_>) -> PageRead {
+        let slot = found.slot();
+        let expected = self.ground.load(self.layout.checksum(slot)).await;
+        if self.gains_by_fetching() {
+            let read = async |to: &mut PageSink<'_>| self.ground.read_fetched(fetch_of(found), to);
+            let fetched = self.verify(expected, sink, read).await;
+            self.change_allowance(|allowance| allowance.note_read(fetched != PageRead::Unreadable));
+            // If it is another page, the entry's generation has come round again meanwhile.
+            if fetched == PageRead::Admitted {
+                return fetched;
+            }
+        }
+        self.verify(expected, sink, async |to| self.ground.read_slot(slot, to).await).await
+    }
+
+    /// Passes the page that `read` reads on to `sink`, and compares it with the checksum `expected` (C7).
+    async fn verify(
+        &self,
+        expected: u64,
+        sink: &mut PageSink<'_>,
+        read: impl AsyncFnOnce(&mut PageSink<'_>) -> bool,
+    ) -> PageRead {
+        let mut digest = R::digest();
+        let mut digest_and_pass_on = |at: usize, piece: &[u8]| {
+            if at == 0 {
+                digest = R::digest();
+            }
+            digest.update(piece);
+            sink(at, piece);
+        };
+        match read(&mut digest_and_pass_on).await {
+            false => PageRead::Unreadable,
+            true if R::finish(&digest) == expected => PageRead::Admitted,
+            true => PageRead::Other,
+        }
     }
 
     /// Writes a slot that this process has taken, and stores the checksum (C7).
@@ -337,6 +438,13 @@ impl<G: Ground, R: Rules> Caller<G, R> {
         } else {
             self.free_slot(slot, taken).await;
         }
+    }
+
+    /// Whether the page is to be admitted (`admission`).
+    async fn is_chosen(&self, file: FileRef, key: Key) -> bool {
+        !self.counts_reads
+            || admission::admits(&self.ground, &self.layout, key).await
+            || self.ground.load(self.layout.file_pinned(file.file)).await != 0
     }
 
     /// Whether a page may be admitted, and is not there already.
@@ -370,7 +478,7 @@ impl<G: Ground, R: Rules> Caller<G, R> {
     async fn still_holds(&self, token: Token) -> bool {
         let header = self.ground.load(self.layout.header(token.buckets[0])).await;
         R::may_admit(token.header, header, token.writers)
-            && self.ground.load(token.file_at).await == token.file.0
+            && self.ground.load(self.layout.file(token.file.file)).await == token.word.0
             && self.ground.load(layout::DOOR).await == token.door
     }
 
@@ -517,10 +625,10 @@ impl<G: Ground, R: Rules> Caller<G, R> {
             && Door::of(door) == Door::Open
         {
             let buckets = self.layout.buckets(file.file, block);
-            let (key, file_at) = (Key::new(id, block), self.layout.file(file.file));
+            let key = Key::new(id, block);
             // There is one block, so `begun` is the header of its home bucket.
             let (header, writers) = (begun.wrapping_add(Header::BEGIN), Header(begun).writers());
-            self.admit(Token { buckets, key, header, writers, file_at, file: word, door }, page).await;
+            self.admit(Token { buckets, key, header, writers, file, word, door }, page).await;
         }
         for bucket in named.home_buckets(&self.layout) {
             self.ground.add(self.layout.header(bucket), Header::END.wrapping_neg()).await;
@@ -622,6 +730,11 @@ impl<G: Ground, R: Rules> Caller<G, R> {
         })
         .await;
     }
+}
+
+/// Names the page of a valid entry: an entry gets another generation with each page.
+fn fetch_of(found: Entry) -> Fetch {
+    Fetch { slot: found.slot(), entry: found.unvisited().0 }
 }
 
 /// The word with which an entry is taken for a slot.

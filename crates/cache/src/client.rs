@@ -17,6 +17,7 @@ use rustix::process::{PidfdFlags, pidfd_open};
 use rustix_futex_sync::Mutex;
 
 use crate::advice::Advice;
+use crate::ahead::FETCHED_MAX;
 use crate::at_once;
 use crate::caller::Caller;
 use crate::contents::{Contents, FilePages, absent_slots};
@@ -36,8 +37,8 @@ use crate::words::Door;
 
 /// How long a node may take to answer. A call of the program waits for it, and can read the disk instead.
 const SLOT_DEADLINE: Duration = Duration::from_millis(500);
-/// Room for a page in each direction.
-const ARENA_BYTES: usize = 4 * PAGE_BYTES;
+/// Room for a page in each direction, and for [`FETCHED_MAX`] fetched pages.
+const ARENA_BYTES: usize = (4 + FETCHED_MAX as usize) * PAGE_BYTES;
 /// What a process asks the daemon first.
 pub(crate) const JOINING: Ask = Ask::Join(GuestJoin { version: GUEST_VERSION });
 /// How long a daemon may take to answer: calls of the program wait for it.

@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 
+use crate::admission::admits_one_in;
 use crate::at_once;
 use crate::files::{FileId, load_id};
 use crate::ground::Ground;
@@ -18,6 +19,8 @@ pub struct Contents {
     pub absent: u32,
     /// Bytes of the index, all in shared memory. The keeper's sweeps touch nearly all of it.
     pub index_bytes: u64,
+    /// One block in so many is admitted: 1 unless hardly any read is a hit (`docs/src/cache.md`).
+    pub admits_one_in: u64,
     /// Files of which pages can be found, those with most pages first.
     pub files: Vec<FilePages>,
 }
@@ -58,7 +61,8 @@ impl Contents {
             .collect();
         files.sort_by(|one, other| other.pages.cmp(&one.pages).then(one.id.cmp(&other.id)));
         let (slots, absent) = (layout.shape().slots, absent_slots(ground, layout));
-        Contents { slots, absent, index_bytes: layout.index_bytes(), files }
+        let admits_one_in = at_once(admits_one_in(ground, layout));
+        Contents { slots, absent, index_bytes: layout.index_bytes(), admits_one_in, files }
     }
 }
 

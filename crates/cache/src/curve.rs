@@ -17,10 +17,17 @@
 //! else.
 
 use std::collections::HashMap;
+use std::num::NonZeroU32;
 
 /// Most blocks on the stack. A cache of half the size has an eighth of them, a thousand or more, so the error
 /// is about one percentage point. In a small cache it is larger.
 const STACK_MAX: u32 = 1 << 14;
+/// With fewer sampled blocks in the cache, the error is several percentage points.
+const SAMPLED_MIN: u64 = 256;
+/// The recent hit rate is left open before there are so many samples. With as many as the second number, they
+/// are halved.
+const RECENT_MIN: f64 = 512.0;
+const RECENT_MAX: f64 = 4096.0;
 /// The curve reaches to so many times the size of the cache.
 const LARGEST: u64 = 4;
 /// At most one block in 2^4 is sampled, also in a small cache: samples cost a write to shared memory.
@@ -56,6 +63,16 @@ pub(crate) struct Curve {
     expected: f64,
     /// Samples since reads were counted last.
     uncounted: f64,
+    recent: Recent,
+}
+
+/// The last samples alone, for one size of the cache.
+#[derive(Debug, Default)]
+struct Recent {
+    /// The size, in pages.
+    pages: u64,
+    samples: f64,
+    hits: f64,
 }
 
 impl Curve {
@@ -64,7 +81,8 @@ impl Curve {
         let shift = sampling_shift(slots);
         let depth = ((LARGEST * u64::from(slots)) >> shift).clamp(1, STACK_MAX.into()) as u32;
         let histogram = vec![0.0; BINS];
-        Curve { shift, stack: Stack::new(depth), histogram, samples: 0.0, expected: 0.0, uncounted: 0.0 }
+        let (samples, expected, uncounted, recent) = (0.0, 0.0, 0.0, Recent::default());
+        Curve { shift, stack: Stack::new(depth), histogram, samples, expected, uncounted, recent }
     }
 
     /// A block was read that has this hash.
@@ -74,9 +92,21 @@ impl Curve {
         }
         self.samples += 1.0;
         self.uncounted += 1.0;
-        if let Some(distance) = self.stack.read(hash) {
-            self.histogram[bin(u64::from(distance) << self.shift)] += 1.0;
+        let distance = self.stack.read(name_of(hash)).map(|distance| u64::from(distance) << self.shift);
+        if let Some(distance) = distance {
+            self.histogram[bin(distance)] += 1.0;
         }
+        self.recent.note(distance);
+    }
+
+    /// The hit rate of an LRU cache of so many pages over the last thousands of samples, not corrected for
+    /// hot blocks. 0 while samples for this size are few.
+    pub(crate) fn recent_hit_rate(&mut self, pages: u64) -> f64 {
+        if self.recent.pages != pages {
+            self.recent = Recent { pages, ..Recent::default() };
+        }
+        let Recent { samples, hits, .. } = self.recent;
+        if samples < RECENT_MIN { 0.0 } else { hits / samples }
     }
 
     /// So many blocks were read since the last call, sampled or not. Of their samples, so many were lost.
@@ -91,6 +121,14 @@ impl Curve {
             self.samples /= 2.0;
             self.expected /= 2.0;
         }
+    }
+
+    /// Whether the curve can tell of a cache of so many pages that hardly any read would be a hit: about four
+    /// times as many different blocks were read, and enough of them are sampled.
+    pub(crate) fn knows(&self, pages: u64) -> bool {
+        let sampled = pages >> self.shift;
+        let deep = (LARGEST * sampled).min(self.stack.depth.into());
+        sampled >= SAMPLED_MIN && self.stack.times.len() as u64 >= deep
     }
 
     /// Weight of the samples behind the curve, in reads: old ones count less and less.
@@ -110,6 +148,27 @@ impl Curve {
         let all = if self.expected > 0.0 { self.expected } else { self.samples };
         (self.samples > 0.0).then(|| ((hits + all - self.samples) / all).clamp(0.0, 1.0))
     }
+}
+
+impl Recent {
+    /// A sampled block was read, at this distance among all blocks, if it was on the stack.
+    fn note(&mut self, distance: Option<u64>) {
+        self.samples += 1.0;
+        self.hits += f64::from(u8::from(distance.is_some_and(|distance| distance < self.pages)));
+        if self.samples >= RECENT_MAX {
+            self.samples /= 2.0;
+            self.hits /= 2.0;
+        }
+    }
+}
+
+/// Names a sampled block on the stack: its hash folded to 32 bits, which halves the memory of the stack.
+/// Among 2^14 blocks, two hardly ever have the same name.
+type Name = NonZeroU32;
+
+/// The name of a block with this hash.
+fn name_of(hash: u64) -> Name {
+    NonZeroU32::new((hash >> 32 ^ hash) as u32).unwrap_or(NonZeroU32::MIN)
 }
 
 /// The bin of a distance: bins grow with it, so each is narrow beside what it holds.
@@ -134,9 +193,9 @@ fn lower_end(bin: usize) -> f64 {
 #[derive(Debug)]
 struct Stack {
     depth: u32,
-    times: HashMap<u64, u32>,
+    times: HashMap<Name, u32>,
     /// By time: the block that was last read then.
-    blocks: Vec<Option<u64>>,
+    blocks: Vec<Option<Name>>,
     /// Before this time there are no blocks.
     oldest: u32,
     now: u32,
@@ -152,7 +211,7 @@ impl Stack {
     }
 
     /// Puts a block on top. Returns how many were above it, if it was there.
-    fn read(&mut self, block: u64) -> Option<u32> {
+    fn read(&mut self, block: Name) -> Option<u32> {
         if self.now as usize == self.blocks.len() {
             self.renumber();
         }
@@ -180,14 +239,14 @@ impl Stack {
         }
     }
 
-    fn take(&mut self, time: u32) -> Option<u64> {
+    fn take(&mut self, time: u32) -> Option<Name> {
         self.add(time, u32::MAX); // one less
         self.blocks[time as usize].take()
     }
 
     /// Gives the blocks the first times, in their order: at most half of all times.
     fn renumber(&mut self) {
-        let kept: Vec<u64> = self.blocks.iter().copied().flatten().collect();
+        let kept: Vec<Name> = self.blocks.iter().copied().flatten().collect();
         self.blocks.fill(None);
         self.tree.fill(0);
         (self.oldest, self.now) = (0, kept.len() as u32);
@@ -220,6 +279,8 @@ impl Stack {
 
 #[cfg(test)]
 mod tests {
+    use std::ops::Range;
+
     use super::*;
 
     /// The finaliser of SplitMix64, as `Layout` mixes the numbers of blocks.
@@ -273,10 +334,15 @@ mod tests {
         (0..READS as u64).map(read).collect()
     }
 
+    /// A name that no other block has.
+    fn plain(block: u64) -> Name {
+        Name::new(block as u32 + 1).unwrap()
+    }
+
     /// The hit rates of LRU caches of these sizes, from the distances of all reads.
     fn exact(reads: &[u64]) -> [f64; 4] {
         let mut stack = Stack::new(4 * SLOTS + 1);
-        let distances: Vec<_> = reads.iter().filter_map(|block| stack.read(*block)).collect();
+        let distances: Vec<_> = reads.iter().filter_map(|block| stack.read(plain(*block))).collect();
         SIZES.map(|size| {
             let hits = distances.iter().filter(|distance| u64::from(**distance) < size).count();
             hits as f64 / reads.len() as f64
@@ -314,7 +380,7 @@ mod tests {
         for _ in 0..20_000 {
             let block = random.below(80);
             let found = list.iter().rev().position(|other| *other == block);
-            assert_eq!(stack.read(block), found.map(|above| above as u32));
+            assert_eq!(stack.read(plain(block)), found.map(|above| above as u32));
             list.retain(|other| *other != block);
             list.push(block);
             let first = list.len().saturating_sub(50);
@@ -382,6 +448,30 @@ mod tests {
         assert_eq!(curve.hit_rate(SIZES[1]), Some(0.0));
         feed(&mut curve, (0..400_000).map(|number| (number % 100) << 8));
         assert!(curve.hit_rate(SIZES[1]).unwrap() > 0.95);
+    }
+
+    #[test]
+    fn a_curve_knows_a_size_after_four_times_as_many_blocks_if_enough_of_them_are_sampled() {
+        let mut curve = Curve::new(SLOTS);
+        let (shift, slots) = (curve.shift, u64::from(SLOTS));
+        let read = |curve: &mut Curve, blocks: Range<u64>| {
+            blocks.for_each(|block| curve.sample(block << shift));
+        };
+        read(&mut curve, 1..((4 * slots) >> shift));
+        assert_eq!([slots, slots / 4, slots / 64].map(|pages| curve.knows(pages)), [false, true, false]);
+        read(&mut curve, ((4 * slots) >> shift)..((5 * slots) >> shift));
+        assert!(curve.knows(slots));
+    }
+
+    #[test]
+    fn the_recent_hit_rate_follows_the_load_at_once() {
+        let mut curve = Curve::new(SLOTS);
+        let pages = SLOTS.into();
+        assert_eq!(curve.recent_hit_rate(pages), 0.0);
+        feed(&mut curve, (0..1u64 << 17).map(|number| number << 8));
+        assert_eq!(curve.recent_hit_rate(pages), 0.0);
+        feed(&mut curve, (0..2_000).map(|number| (number % 100) << 8));
+        assert!(curve.recent_hit_rate(pages) > 0.3 && curve.hit_rate(pages).unwrap() < 0.05);
     }
 
     #[test]

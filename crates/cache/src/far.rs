@@ -15,18 +15,22 @@
 
 mod pauses;
 
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
-use farpool_fabric::{Clock, Endpoint, Mapping, block_on};
+use farpool_fabric::{ArenaBuf, Clock, Endpoint, Mapping, block_on};
 use farpool_keep::Kept;
 use farpool_pool::direct::{GuestRegions, RequestRegion, Terms};
 use farpool_pool::{
     AccessError, Adoption, EXTENT_BYTES, Extent, OVERFLOW_NODE, SessionCore, Stock, Where, kept_regions,
 };
+use futures_util::future::join_all;
 use rustix_futex_sync::Mutex;
 
-use crate::ground::{PageSink, collect_into};
+use crate::ahead::FETCHED_MAX;
+use crate::ground::{Fetch, PageSink, collect_into};
 use crate::layout::MAX_SLOTS;
 use crate::layout::WORD_BYTES;
 use crate::shared::Slots;
@@ -270,6 +274,10 @@ pub struct FarSlots {
     table: FarTable,
     regions: Arc<GuestRegions>,
     pauses: Arc<NodePauses>,
+    /// Whether the last read of a slot had to go through its node, which takes a round trip.
+    takes_round_trips: Cell<bool>,
+    /// Pages that were fetched and not read yet, the oldest first.
+    fetched: RefCell<VecDeque<(Fetch, ArenaBuf)>>,
 }
 
 impl FarSlots {
@@ -280,7 +288,9 @@ impl FarSlots {
         pauses: Arc<NodePauses>,
         endpoint: Endpoint,
     ) -> FarSlots {
-        FarSlots { core: SessionCore::new(regions.clone(), endpoint), table, regions, pauses }
+        let core = SessionCore::new(regions.clone(), endpoint);
+        let (takes_round_trips, fetched) = (Cell::new(false), RefCell::new(VecDeque::new()));
+        FarSlots { core, table, regions, pauses, takes_round_trips, fetched }
     }
 
     /// The extent in which a slot lies, and where in it. `None`: it has no memory.
@@ -315,18 +325,33 @@ impl FarSlots {
     fn read_bytes(&self, slot: u32, bytes: usize, sink: &mut PageSink<'_>) -> bool {
         let Some((extent, offset)) = self.find(slot) else { return false };
         if self.core.read_now(&extent, offset, bytes, &mut *sink) {
+            self.takes_round_trips.set(false);
             return true; // the node was not asked
         }
         let Ok(buffer) = self.core.buffer(bytes) else { return false };
         if !self.may_ask(&extent) {
             return false;
         }
-        let (page, read) = block_on(self.core.endpoint(), self.core.read(&extent, offset, buffer));
-        let is_read = self.note(&extent, &read);
-        if is_read {
-            sink(0, &page);
-        }
-        is_read
+        let page = block_on(self.core.endpoint(), self.ask_node(&extent, offset, buffer));
+        let Some(page) = page else { return false };
+        // Over shared memory, the first read attaches the region, and later ones do not ask the node.
+        self.takes_round_trips.set(!self.core.read_now(&extent, offset, WORD_BYTES as usize, |_, _| ()));
+        sink(0, &page);
+        true
+    }
+
+    /// Reads a part of a slot from its node. `None`: it cannot be read.
+    async fn ask_node(&self, extent: &Extent, offset: u64, buffer: ArenaBuf) -> Option<ArenaBuf> {
+        let (page, read) = self.core.read(extent, offset, buffer).await;
+        self.note(extent, &read).then_some(page)
+    }
+
+    /// Drops the oldest fetched pages, so that there is room for so many new ones.
+    fn make_room(&self, pages: usize) {
+        let mut fetched = self.fetched.borrow_mut();
+        let most = (FETCHED_MAX as usize).saturating_sub(pages);
+        let surplus = fetched.len().saturating_sub(most);
+        fetched.drain(..surplus);
     }
 
     async fn write_page(&self, slot: u32, page: &[u8]) -> bool {
@@ -353,6 +378,36 @@ impl FarSlots {
 impl Slots for FarSlots {
     fn read(&self, slot: u32, sink: &mut PageSink<'_>) -> bool {
         self.read_bytes(slot, PAGE_BYTES, sink)
+    }
+
+    fn gains_by_fetching(&self) -> bool {
+        self.takes_round_trips.get()
+    }
+
+    fn fetch(&self, fetches: &[Fetch]) {
+        self.make_room(fetches.len());
+        let mut reads = Vec::with_capacity(fetches.len());
+        for &fetch in fetches.iter().take(FETCHED_MAX as usize) {
+            let Some((extent, offset)) = self.find(fetch.slot) else { continue };
+            let Ok(buffer) = self.core.buffer(PAGE_BYTES) else { break };
+            if !self.may_ask(&extent) {
+                continue;
+            }
+            reads.push(async move { Some((fetch, self.ask_node(&extent, offset, buffer).await?)) });
+        }
+        let pages = block_on(self.core.endpoint(), join_all(reads));
+        self.fetched.borrow_mut().extend(pages.into_iter().flatten());
+    }
+
+    fn read_fetched(&self, fetch: Fetch, sink: &mut PageSink<'_>) -> bool {
+        let take = |fetched: &mut VecDeque<(Fetch, ArenaBuf)>| {
+            let at = fetched.iter().position(|(found, _)| *found == fetch)?;
+            fetched.remove(at)
+        };
+        // Not borrowed any more when `sink` runs.
+        let Some((_, page)) = take(&mut self.fetched.borrow_mut()) else { return false };
+        sink(0, &page);
+        true
     }
 
     fn read_head(&self, slot: u32) -> Option<[u8; 8]> {

@@ -16,6 +16,15 @@ pub fn collect_into(page: &mut Vec<u8>) -> impl FnMut(usize, &[u8]) {
     }
 }
 
+/// Names a page to fetch.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Fetch {
+    /// The slot in which it lies.
+    pub slot: u32,
+    /// The word of its entry without the visited mark: with another page, the entry has another word.
+    pub entry: u64,
+}
+
 /// Words in shared memory, and slots in far memory. The door and the places can always be accessed, the other
 /// words while there is an index ([`layout`](Self::layout)). In production all futures are ready at once: the
 /// caller polls once. In a simulation other processes run at every access.
@@ -55,6 +64,23 @@ pub trait Ground {
             self.read_slot(slot, &mut collect_into(&mut page)).await.then_some(())?;
             page.first_chunk().copied()
         }
+    }
+
+    /// Whether slots are read sooner if [`fetch_slots`](Self::fetch_slots) has fetched them.
+    fn gains_by_fetching(&self) -> bool {
+        false
+    }
+
+    /// Reads slots together, and keeps the pages for [`read_fetched`](Self::read_fetched). The caller has
+    /// found their entries valid since it entered its place. The oldest pages may be dropped to make room,
+    /// and slots that cannot be read are left out.
+    fn fetch_slots(&self, _fetches: &[Fetch]) -> impl Future<Output = ()> {
+        async {}
+    }
+
+    /// Passes on the page that was fetched under this name, and forgets it. False: there is none.
+    fn read_fetched(&self, _fetch: Fetch, _sink: &mut PageSink<'_>) -> bool {
+        false
     }
 
     /// Writes a slot, before anything that this process stores afterwards. False: its contents are

@@ -174,15 +174,14 @@ impl<G: Ground, R: Rules> Caller<G, R> {
             return None;
         }
         let buckets = self.layout.buckets(file.file, page.block);
-        let file_at = self.layout.file(file.file);
         let (header, word) = match R::skips_written_pages() {
             true => (0, seen),
             false => (
                 self.ground.load(self.layout.header(buckets[0])).await,
-                FileWord(self.ground.load(file_at).await),
+                FileWord(self.ground.load(self.layout.file(file.file)).await),
             ),
         };
         let key = Key::new(word.usable_id()?, page.block);
-        Some(Token { buckets, key, header, writers: 0, file_at, file: word, door: files.door })
+        Some(Token { buckets, key, header, writers: 0, file, word, door: files.door })
     }
 }

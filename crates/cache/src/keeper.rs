@@ -71,7 +71,7 @@ impl<G: Ground, R: Rules> Keeper<G, R> {
 
     /// How many calls of [`sweep`](Self::sweep) look at each slot once.
     pub fn sweeps_per_lap(&self) -> u32 {
-        self.layout.shape().slots.div_ceil(R::SLOTS_PER_SWEEP)
+        self.layout.shape().slots.div_ceil(self.slice())
     }
 
     /// Turns the door one state towards `to` (C5). Returns whether it is at `to` now. While calls that saw an

@@ -265,9 +265,14 @@ impl Layout {
         blocks >> self.sampling_shift
     }
 
+    /// The hash by which blocks are chosen.
+    pub(crate) fn hash_of(&self, key: Key) -> u64 {
+        mix(key.0)
+    }
+
     /// The hash of a block's key, if reads of the block are sampled.
     pub(crate) fn sample_of(&self, key: Key) -> Option<u64> {
-        Some(mix(key.0)).filter(|hash| is_sampled(*hash, self.sampling_shift))
+        Some(self.hash_of(key)).filter(|hash| is_sampled(*hash, self.sampling_shift))
     }
 
     /// The slot that the word of a hint names.

@@ -51,7 +51,9 @@
 //! outlast a restart of the database, rules H1 to H3 (`handover`) which pages another server takes over. Not
 //! here: which calls of a program mean which operation.
 
+mod admission;
 mod advice;
+mod ahead;
 mod attached;
 mod caller;
 mod client;
@@ -96,7 +98,7 @@ pub use crc_fast::Digest as PageDigest;
 pub use door::{DoorError, DoorFile, DoorStatus};
 pub use far::{FarMemory, FarSlots, FarTable, NodePauses, PAGE_BYTES, SLOTS_PER_EXTENT};
 pub use files::{FileId, KnownFile};
-pub use ground::{Ground, PageSink, collect_into};
+pub use ground::{Fetch, Ground, PageSink, collect_into};
 pub use handover::{
     HandedPage, HandedPages, HandoverList, Leases, ListError, ListedFile, ListedPage, ServerEnd,
     TakeOverResult, TakeOverState, WatchedFiles, ask_for_handover, close_and_list,

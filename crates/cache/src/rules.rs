@@ -8,9 +8,9 @@ pub trait Rules {
     /// Bits of an entry's generation that are counted. A simulation counts few, so that they repeat.
     const GENERATION_MASK: u64 = (1 << 29) - 1;
 
-    /// Slots that one sweep of a lap (see `keeper/sweep.rs`) looks at, besides those that callers have taken.
-    /// Large enough that a lap over 128 GiB takes about a thousand sweeps. A simulation uses fewer, so that
-    /// its laps take several sweeps, too.
+    /// Most slots that one sweep of a lap (see `keeper/sweep.rs`) looks at, besides those that callers have
+    /// taken. Large enough that a lap over 128 GiB takes about a thousand sweeps. A simulation uses fewer, so
+    /// that its laps take several sweeps, too.
     const SLOTS_PER_SWEEP: u32 = 1 << 14;
 
     /// Most pages that one sweep considers for eviction: tens of milliseconds if all of them were visited.

@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rustix::fs::OFlags;
 
+use crate::ahead::Pattern;
 use crate::at_once;
 use crate::caller::{Caller, MAX_BLOCKS, Outcome};
 use crate::client::CacheClient;
@@ -110,6 +111,7 @@ struct Seen {
     is_cacheable: bool,
     /// [`Replacements`] of the descriptor when it was last found open for reading.
     readable_at: Option<u64>,
+    pattern: Pattern,
 }
 
 /// The part of one page that a read asks for, and its offset in the range of the read.
@@ -151,6 +153,13 @@ fn what_replaces(page: &mut [u8], bytes: usize, has_got_others: bool) -> &[u8] {
     }
     page[bytes..].fill(0);
     page
+}
+
+/// Whether the program is to read the block itself, straight into its memory: its call wants no other block,
+/// which would have to be counted and might be in the cache, nothing has been passed on, and the block is not
+/// going to be admitted.
+fn is_left_to_program(is_only: bool, is_chosen: bool, has_landed: bool) -> bool {
+    is_only && !is_chosen && !has_landed
 }
 
 /// What a call is to do about the cache.
@@ -212,7 +221,8 @@ impl CacheSession {
         }
         let Some(id) = id_of(fd, stamp) else { return FileUse::Unknown };
         let is_cacheable = self.client.door().is_cacheable(fd);
-        let seen = Seen { stamp, known: KnownFile::new(id), is_cacheable, readable_at: None };
+        let (known, pattern) = (KnownFile::new(id), Pattern::default());
+        let seen = Seen { stamp, known, is_cacheable, readable_at: None, pattern };
         if !Self::is_unchanged(Before { stamp, replacements }, self.replacements, fd) {
             return FileUse::Unknown; // the id may be that of another file
         }
@@ -234,8 +244,9 @@ impl CacheSession {
     /// Reads a range of a file, block by block: from the cache, or else by `pread`, which gets room for a
     /// block and its position in bytes. `sink` gets pieces of the range, with their offsets in it. A piece
     /// may hold bytes of another page; a later piece then overwrites it. Returns how many bytes of the file
-    /// there are: fewer than asked for at its end, or where `pread` failed. `None`: the cache has nothing to
-    /// do with this file.
+    /// there are: fewer than asked for at its end, or where `pread` failed. 0 as well if there is only one
+    /// block, which is not in the cache and not to be admitted: the program then reads it straight into its
+    /// own memory. `None`: the cache has nothing to do with this file.
     pub fn read(
         &mut self,
         fd: BorrowedFd<'_>,
@@ -260,13 +271,25 @@ impl CacheSession {
         // Looked at again after the file was asked for, see `ask_for`.
         let exists = async || has_name && matches!(stat_fd(fd), FdKind::File { names: 1.., .. });
         let (page, caller) = (&mut self.page.0, &mut self.caller);
+        let end = u32::try_from(range.end.div_ceil(PAGE)).unwrap_or(u32::MAX);
         let mut at = range.start;
         while at < range.end {
             let Ok(block) = u32::try_from(at / PAGE) else { break };
+            if caller.gains_by_fetching() {
+                let blocks = seen.pattern.blocks_to_fetch(block, end);
+                if blocks.len() > 1 {
+                    at_once(caller.fetch(&mut seen.known, blocks, end - block));
+                }
+            }
             // Set if the descriptor meant another file meanwhile. Such a page is not admitted, like a short
             // one.
             let mut of_unknown_file = None;
-            let from_disk = async |to: &mut [u8]| {
+            let is_only = at == range.start && block.saturating_add(1) == end;
+            let has_landed = Cell::new(false);
+            let from_disk = async |to: &mut [u8], is_chosen: bool| {
+                if is_left_to_program(is_only, is_chosen, has_landed.get()) {
+                    return Ok(0);
+                }
                 let bytes = pread(to, u64::from(block) * PAGE)?;
                 if Self::is_unchanged(before, replacements, fd) {
                     return Ok(bytes);
@@ -275,7 +298,6 @@ impl CacheSession {
                 Ok(0)
             };
             let wanted = Wanted::of(&range, at);
-            let has_landed = Cell::new(false);
             let mut pass_on = |at: usize, piece: &[u8]| {
                 if let Some((place, wanted)) = wanted.of_piece(at, piece) {
                     sink(place, wanted);
@@ -495,6 +517,13 @@ mod tests {
         let within = Wanted::of(&(10..20), 10);
         assert_eq!(within.of_piece(5, &piece), Some((0, &piece[5..15])));
         assert_eq!((within.there(15), within.there(PAGE_BYTES)), (5, 10));
+    }
+
+    #[test]
+    fn a_block_is_left_to_the_program_only_if_nothing_was_passed_on() {
+        assert!(is_left_to_program(true, false, false));
+        let others = [(false, false, false), (true, true, false), (true, false, true)];
+        assert!(others.iter().all(|&(only, chosen, landed)| !is_left_to_program(only, chosen, landed)));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use farpool_fabric::Mapping;
 
-use crate::ground::{Ground, PageSink, collect_into};
+use crate::ground::{Fetch, Ground, PageSink, collect_into};
 use crate::layout::{self, Layout, Shape, WORD_BYTES};
 
 /// Slots in far memory.
@@ -19,6 +19,19 @@ pub trait Slots {
         let mut page = Vec::new();
         self.read(slot, &mut collect_into(&mut page)).then_some(())?;
         page.first_chunk().copied()
+    }
+
+    /// As [`Ground::gains_by_fetching`].
+    fn gains_by_fetching(&self) -> bool {
+        false
+    }
+
+    /// As [`Ground::fetch_slots`].
+    fn fetch(&self, _fetches: &[Fetch]) {}
+
+    /// As [`Ground::read_fetched`].
+    fn read_fetched(&self, _fetch: Fetch, _sink: &mut PageSink<'_>) -> bool {
+        false
     }
 
     /// As [`Ground::write_slot`].
@@ -141,6 +154,19 @@ impl<S: Slots> Ground for Shared<S> {
 
     async fn read_head(&self, slot: u32) -> Option<[u8; 8]> {
         self.behind(|index| index.slots.read_head(slot))
+    }
+
+    fn gains_by_fetching(&self) -> bool {
+        let index = self.index.borrow();
+        index.as_ref().is_some_and(|(_, index)| index.slots.gains_by_fetching())
+    }
+
+    async fn fetch_slots(&self, fetches: &[Fetch]) {
+        self.behind(|index| index.slots.fetch(fetches));
+    }
+
+    fn read_fetched(&self, fetch: Fetch, sink: &mut PageSink<'_>) -> bool {
+        self.behind(|index| index.slots.read_fetched(fetch, sink))
     }
 
     async fn write_slot(&self, slot: u32, page: &[u8]) -> bool {

@@ -68,7 +68,11 @@ impl Database {
     }
 
     fn attach(&self, rig: &Rig) -> AttachedCache {
-        let leases = Leases::connect(rig.config(TransportChoice::Auto)).unwrap();
+        self.attach_over(rig, TransportChoice::Auto)
+    }
+
+    fn attach_over(&self, rig: &Rig, transport: TransportChoice) -> AttachedCache {
+        let leases = Leases::connect(rig.config(transport)).unwrap();
         AttachedCache::new(self.door(), leases, SETTINGS).unwrap()
     }
 }
@@ -287,6 +291,60 @@ fn reads_of_any_range_give_what_the_file_has() {
         let read = process.session.read(process.file.as_fd(), range.clone(), pread, collect_into(&mut found));
         let expected = &whole[range.start as usize..range.end.min(end) as usize];
         assert!(found == expected && read == Some(expected.len() as u64), "{range:?}: {read:?}");
+    }
+}
+
+#[test]
+fn blocks_that_are_fetched_together_are_as_on_the_disk() {
+    for transport in [TransportChoice::Shm, TransportChoice::Tcp] {
+        let (rig, database) = (Rig::new(2, 4), Database::new());
+        let mut process = database.start_process();
+        let _attached = database.attach_over(&rig, transport);
+        wait_until(|| process.hits(0) == BLOCKS as usize);
+        let whole: Vec<u8> = (0..BLOCKS).flat_map(|block| page_of(block, 0)).collect();
+        let page = PAGE_BYTES as u64;
+        for (range, missing) in [
+            (0..16 * page, vec![]),
+            (0..u64::from(BLOCKS) * page, vec![0, 15, 16, 17, 39]),
+            (3 * page..9 * page, vec![3, 4, 5, 6, 7, 8]),
+            (page / 2..20 * page + 1, vec![2, 19]),
+        ] {
+            // A write of a part of a block empties its entry, also if the page was fetched before.
+            for block in &missing {
+                let at = block * page;
+                let pwrite = |_: Option<&[u8]>| process.file.write_at(&page_of(*block as u32, 0)[..8], at);
+                let fill = None::<fn(&mut [u8])>;
+                process.session.write(process.file.as_fd(), at..at + 8, fill, pwrite).unwrap();
+            }
+            let (mut found, mut from_disk) = (Vec::new(), Vec::new());
+            let pread = |to: &mut [u8], at| {
+                from_disk.push(at / page);
+                process.file.read_at(to, at)
+            };
+            let sink = collect_into(&mut found);
+            let read = process.session.read(process.file.as_fd(), range.clone(), pread, sink);
+            let expected = &whole[range.start as usize..range.end as usize];
+            assert!(found == expected && read == Some(expected.len() as u64), "{range:?}: {read:?}");
+            assert_eq!(from_disk, missing, "{transport:?}");
+        }
+    }
+}
+
+#[test]
+fn pages_that_are_written_after_they_were_fetched_are_current() {
+    let (rig, database) = (Rig::new(2, 4), Database::new());
+    let [mut reader, mut writer] = [database.start_process(), database.start_process()];
+    let _attached = database.attach_over(&rig, TransportChoice::Tcp);
+    wait_until(|| reader.hits(0) == BLOCKS as usize);
+    for version in 1..20 {
+        // The reader goes through the file, so it has fetched the blocks after this one.
+        for block in 0..BLOCKS / 2 {
+            reader.reads(block, version - 1);
+        }
+        (0..BLOCKS).for_each(|block| writer.writes(block, version));
+        for block in BLOCKS / 2..BLOCKS {
+            reader.reads(block, version);
+        }
     }
 }
 

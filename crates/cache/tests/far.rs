@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farpool_cache::{
-    Caller, Door, FarMemory, FarSlots, FarTable, FileId, Index, Keeper, KnownFile, Layout, Outcome,
+    Caller, Door, FarMemory, FarSlots, FarTable, Fetch, FileId, Index, Keeper, KnownFile, Layout, Outcome,
     PAGE_BYTES, SLOTS_PER_EXTENT, Shape, Shared, Shipped, Slots, at_once, collect_into,
 };
 use farpool_fabric::{Endpoint, EndpointConfig, MonotonicClock, Negotiated, SharedMemory, TransportChoice};
@@ -232,4 +232,21 @@ fn pages_whose_memory_was_taken_back_are_read_from_the_disk_and_cached_again() {
     cache.warm(&far, blocks / 4, all / 2);
     assert!(!(0..blocks).all(|block| cache.read(block)), "half of the memory is too little");
     cache.warm(&far, blocks, all);
+}
+
+#[test]
+fn a_fetched_page_is_passed_on_once_and_only_for_its_entry() {
+    let far = Far::all_of(Rig::new(2, 2), TransportChoice::Tcp);
+    let slots = far.attach();
+    assert!((0..3).all(|slot| slots.write(slot, &page_of(slot))));
+    slots.fetch(&[0, 1, 2, far.slot_count].map(|slot| Fetch { slot, entry: 7 }));
+    let is_fetched = |slot, entry| {
+        let mut page = Vec::new();
+        let found = slots.read_fetched(Fetch { slot, entry }, &mut collect_into(&mut page));
+        assert!(!found || page == page_of(slot));
+        found
+    };
+    assert!(!is_fetched(1, 8), "the entry has another page");
+    assert!(is_fetched(1, 7) && !is_fetched(1, 7), "once");
+    assert!(is_fetched(0, 7) && is_fetched(2, 7) && !is_fetched(far.slot_count, 7));
 }

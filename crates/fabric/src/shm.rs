@@ -166,7 +166,14 @@ impl Link for ShmLink {
 
     fn read_now(&mut self, posted: &Posted) -> Option<Outcome> {
         debug_assert!(matches!(posted.op, Op::Read));
-        if self.finds_node_gone() { None } else { Some(self.access(posted)) }
+        if self.finds_node_gone() {
+            return None;
+        }
+        let outcome = self.access(posted);
+        if let Some(Some(attached)) = self.attached.get(posted.region as usize) {
+            attached.prefetch_next(posted);
+        }
+        Some(outcome)
     }
 
     fn poll(&mut self, done: &mut Vec<Done>) -> Result<(), LinkClosed> {

@@ -163,7 +163,7 @@ impl Run {
 
     /// The memory as a process sees it.
     fn access(&self) -> Access {
-        Access(self.memory.borrow().clone())
+        Access::new(self.memory.borrow().clone())
     }
 }
 

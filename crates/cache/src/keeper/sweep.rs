@@ -31,6 +31,11 @@ const _: () = assert!(FREE_MAX < HINTS_MAX);
 /// Entries that a sweep looks at for each slot of its slice: at least as many as a large cache has.
 const ENTRIES_PER_SLOT: u32 = 2;
 
+/// A lap over a small cache takes so many sweeps, so that no sweep costs as much as a whole lap.
+const SLICES: u32 = 4;
+/// Fewest slots of a slice: below that, a sweep's fixed work costs more.
+const SLICE_MIN: u32 = 1 << 10;
+
 /// While the cache is idle, a sweep looks at this part of the usual slice: the sweep then costs little
 /// processor time, and laps still end.
 const IDLE_DIVISOR: u32 = 16;
@@ -200,12 +205,17 @@ impl<G: Ground, R: Rules> Keeper<G, R> {
     /// Frees what nobody has, evicts if too little is free, and publishes hints. Call it regularly: a later
     /// call frees what an earlier one found. Returns what the last complete lap has found.
     pub async fn sweep(&mut self) -> Census {
-        self.sweep_slice(R::SLOTS_PER_SWEEP).await
+        self.sweep_slice(self.slice()).await
     }
 
     /// Like [`sweep`](Self::sweep), for an idle cache: looks at fewer slots.
     pub async fn sweep_idly(&mut self) -> Census {
-        self.sweep_slice(R::SLOTS_PER_SWEEP.div_ceil(IDLE_DIVISOR)).await
+        self.sweep_slice(R::SLOTS_PER_SWEEP.div_ceil(IDLE_DIVISOR).min(self.slice())).await
+    }
+
+    /// How many slots a sweep looks at, besides those that callers have taken.
+    pub(super) fn slice(&self) -> u32 {
+        (self.layout.shape().slots / SLICES).max(SLICE_MIN).min(R::SLOTS_PER_SWEEP)
     }
 
     async fn sweep_slice(&mut self, slice: u32) -> Census {

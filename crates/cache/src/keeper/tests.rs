@@ -1,3 +1,4 @@
+mod admission;
 mod buckets;
 mod handover;
 
@@ -163,6 +164,12 @@ impl<R: Rules> Cache<R> {
         self.memory.words.replace(dead.into_inner());
         self.living.remove(&holder);
     }
+}
+
+#[test]
+fn a_lap_takes_four_sweeps_or_fewer_if_slices_would_be_tiny_or_more_if_they_would_be_huge() {
+    let slots = [64, 1 << 13, 1 << 16, 1 << 18];
+    assert_eq!(slots.map(|slots| Cache::<Shipped>::of(slots).keeper.sweeps_per_lap()), [1, 4, 4, 16]);
 }
 
 #[test]

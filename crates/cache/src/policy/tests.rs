@@ -1,4 +1,4 @@
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::*;
 
@@ -46,6 +46,35 @@ fn slots_can_leave_and_come_again_at_any_time() {
     assert_eq!(sieve.hand(), Some(0));
     sieve.pass();
     assert_eq!(sieve.hand(), Some(2));
+}
+
+#[test]
+fn slots_that_are_added_and_removed_in_any_order_are_passed_once_a_round() {
+    let mut random = Random(3);
+    let (mut sieve, mut there) = (Sieve::new(50), BTreeSet::new());
+    for _ in 0..20_000 {
+        let slot = random.below(50);
+        match random.below(5) {
+            0 | 1 => {
+                sieve.insert(slot);
+                there.insert(slot);
+            }
+            2 => {
+                sieve.remove(slot);
+                there.remove(&slot);
+            }
+            3 => sieve.pass(),
+            _ => {
+                let at = sieve.hand();
+                at.iter().for_each(|at| sieve.remove(*at));
+                assert!(at.map_or(there.is_empty(), |at| there.remove(&at)), "{at:?}");
+            }
+        }
+        assert_eq!(sieve.len() as usize, there.len());
+        assert!((0..50).all(|slot| sieve.contains(slot) == there.contains(&slot)));
+        let round: BTreeSet<u32> = (0..sieve.len()).filter_map(|_| (sieve.hand(), sieve.pass()).0).collect();
+        assert_eq!(round, there);
+    }
 }
 
 /// A cache of pages by SIEVE, and one by LRU, over the same trace.
@@ -111,10 +140,10 @@ impl Caches {
 }
 
 /// Numbers that look random, and are the same each time.
-struct Random(u64);
+pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
-    fn below(&mut self, bound: u32) -> u32 {
+    pub(crate) fn below(&mut self, bound: u32) -> u32 {
         self.0 = self.0.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
         (((self.0 >> 33) * u64::from(bound)) >> 31) as u32
     }

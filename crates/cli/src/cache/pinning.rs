@@ -145,7 +145,7 @@ fn read_block(session: &mut CacheSession, file: &File, block: u64) -> std::io::R
         read.map_err(|error| std::io::Error::from(failed.insert(error).kind()))
     };
     let read = session.read(file.as_fd(), bytes_of_page(block), pread, |_, _| ());
-    failed.map_or(Ok(is_hit && read.is_some()), Err)
+    failed.map_or(Ok(is_hit && read.is_some_and(|bytes| bytes > 0)), Err)
 }
 
 /// Unpins files.

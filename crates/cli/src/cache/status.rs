@@ -20,6 +20,9 @@ use crate::size::ByteSize;
 /// Hits are blocks of 8 KiB that were found in the cache, misses are those that were read from the disk: by
 /// all programs since the cache's door was made, which is the first use of the directory after the machine
 /// started.
+///
+/// A line `admits` says that only a part of the blocks is admitted, because hardly any page is read again
+/// before it is evicted.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
@@ -68,6 +71,8 @@ struct Cache {
     used_bytes: u64,
     max_bytes: u64,
     index_bytes: u64,
+    /// One block in so many is admitted: 1 unless hardly any read is a hit.
+    admits_one_in: u64,
     files: Vec<CachedFile>,
 }
 
@@ -137,6 +142,13 @@ fn lines(status: &Status, outsiders: u64) -> Vec<String> {
     let shortfall = if memory < wanted { format!(", {wanted} wanted") } else { String::new() };
     lines.push(format!("memory    {memory}{shortfall}; pages take {used}"));
     lines.push(format!("index     {index} of shared memory"));
+    if cache.admits_one_in > 1 {
+        lines.push(format!(
+            "admits    one block in {}: hardly any page is read again before it is evicted. `farpool cache advise` says \
+             which size would help",
+            cache.admits_one_in
+        ));
+    }
     lines.extend(cache.files.iter().map(shown));
     lines
 }
@@ -169,6 +181,7 @@ fn cache_behind(door: &Arc<DoorFile>, most_files: usize) -> Option<Cache> {
         used_bytes: size_of_pages(contents.pages()).0,
         max_bytes: size_of_pages(contents.slots).0,
         index_bytes: contents.index_bytes,
+        admits_one_in: contents.admits_one_in,
         files: files(&data, is_postgres, &contents, most_files),
     })
 }
@@ -219,6 +232,28 @@ mod tests {
     use farpool_cache::{FileId, FilePages};
 
     use super::*;
+
+    #[test]
+    fn a_cache_that_admits_a_part_of_the_blocks_says_so() {
+        let shown = |admits_one_in| {
+            let (wanted_bytes, memory_bytes, used_bytes, max_bytes, index_bytes) = Default::default();
+            let files = Vec::new();
+            let cache = Cache {
+                wanted_bytes,
+                memory_bytes,
+                used_bytes,
+                max_bytes,
+                index_bytes,
+                admits_one_in,
+                files,
+            };
+            let (door, hit_rate, cache) = (None, None, Some(cache));
+            let status =
+                Status { door, state: "open", hits: 0, misses: 0, hit_rate, threads: 1, turns: 0, cache };
+            lines(&status, 0).join("\n")
+        };
+        assert!(shown(16).contains("admits    one block in 16") && !shown(1).contains("admits"));
+    }
 
     #[test]
     fn a_name_of_any_bytes_is_shown_on_one_line_and_is_json() {

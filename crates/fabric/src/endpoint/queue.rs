@@ -87,7 +87,8 @@ impl Queue {
 
     /// Fills `to` from far memory before it returns, if the transport accesses far memory itself; `to` need
     /// not lie in the arena. `None`: not possible now, and nothing was done; use [`Queue::read`]. After an
-    /// error, the contents of `to` are undefined.
+    /// error, the contents of `to` are undefined. The first cache lines after these bytes are
+    /// prefetched, because a long read may be done in consecutive pieces that fit into the L1 data cache.
     ///
     /// # Panics
     /// As [`Queue::read`].

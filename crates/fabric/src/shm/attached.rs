@@ -59,6 +59,12 @@ impl Attached {
         self.memory.prefetch(posted.offset, posted.local.bytes);
     }
 
+    /// Prefetches the beginning of what follows the bytes of an operation: the next piece of a long read.
+    pub(super) fn prefetch_next(&self, posted: &Posted) {
+        let bytes = posted.local.bytes;
+        self.memory.prefetch(posted.offset.saturating_add(bytes as u64), bytes);
+    }
+
     fn touch(&self, posted: &Posted) -> Result<u64, AccessError> {
         let local = posted.local;
         match posted.op {

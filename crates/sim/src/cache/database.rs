@@ -22,6 +22,8 @@ const KEEPER_DEATHS: u32 = 12;
 const TURNS_PERMILLE: [u32; 3] = [0, 150, 600];
 /// How likely a mishap of a slot is that its memory goes or comes, in thousandths.
 const MEMORY_PERMILLE: u32 = 300;
+/// How likely a process is to fetch all blocks of the file before a read, in thousandths.
+const FETCHES_PERMILLE: u32 = 200;
 /// How likely the keeper is to learn in a round that a slot's memory has come or gone, in thousandths.
 const LEARNS_PERMILLE: u32 = 300;
 const PAUSE_NS: u64 = 60_000;
@@ -158,7 +160,12 @@ async fn act<R: Rules>(
         return change_outside_of_places(run, holder, (number, block), random).await;
     }
     match run.mix.pick(random) {
-        Operation::Read => drop(read(run, caller, open, block).await),
+        Operation::Read => {
+            if random.chance(FETCHES_PERMILLE) {
+                caller.fetch(&mut open.1, 0..BLOCKS, BLOCKS).await;
+            }
+            read(run, caller, open, block).await;
+        }
         Operation::Write => {
             let blocks = if random.chance(200) { 2 } else { 1 };
             let writes = run.fresh_values(number, block..block + blocks);

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::task::Poll;
 use std::time::Duration;
 
-use farpool_cache::{Ground, Layout, PageSink};
+use farpool_cache::{Fetch, Ground, Layout, PageSink};
 use farpool_fabric::sim::{Random, World};
 
 use super::{Block, FileNumber};
@@ -74,7 +74,18 @@ impl Drop for Landing<'_> {
 
 /// The memory as a process sees it.
 #[derive(Clone)]
-pub(super) struct Access(pub(super) Rc<Memory>);
+pub(super) struct Access {
+    memory: Rc<Memory>,
+    /// What this process has fetched and not read yet.
+    fetched: Rc<RefCell<BTreeMap<Fetch, [u8; PAGE]>>>,
+}
+
+impl Access {
+    /// With nothing fetched.
+    pub(super) fn new(memory: Rc<Memory>) -> Access {
+        Access { memory, fetched: Rc::default() }
+    }
+}
 
 impl Memory {
     pub(super) fn new(world: &World, layout: &Layout, mut random: Random) -> Memory {
@@ -173,18 +184,18 @@ impl Memory {
 
 impl Ground for Access {
     async fn load(&self, at: usize) -> u64 {
-        self.0.step().await;
-        self.0.words.borrow()[at]
+        self.memory.step().await;
+        self.memory.words.borrow()[at]
     }
 
     async fn store(&self, at: usize, value: u64) {
-        self.0.step().await;
-        self.0.words.borrow_mut()[at] = value;
+        self.memory.step().await;
+        self.memory.words.borrow_mut()[at] = value;
     }
 
     async fn replace(&self, at: usize, old: u64, new: u64) -> bool {
-        self.0.step().await;
-        let word = &mut self.0.words.borrow_mut()[at];
+        self.memory.step().await;
+        let word = &mut self.memory.words.borrow_mut()[at];
         let is_old = *word == old;
         if is_old {
             *word = new;
@@ -193,45 +204,66 @@ impl Ground for Access {
     }
 
     async fn add(&self, at: usize, addend: u64) -> u64 {
-        self.0.step().await;
-        let word = &mut self.0.words.borrow_mut()[at];
+        self.memory.step().await;
+        let word = &mut self.memory.words.borrow_mut()[at];
         std::mem::replace(word, word.wrapping_add(addend))
     }
 
     async fn layout(&self) -> Option<Layout> {
-        self.0.step().await;
-        let has_none = self.0.random.borrow_mut().chance(self.0.no_index_permille.get());
-        (!has_none).then_some(self.0.layout)
+        self.memory.step().await;
+        let has_none = self.memory.random.borrow_mut().chance(self.memory.no_index_permille.get());
+        (!has_none).then_some(self.memory.layout)
     }
 
     /// Nothing to do: this memory is sequentially consistent. Weaker orders are the subject of the models.
     async fn barrier(&self) {}
 
     async fn read_slot(&self, slot: u32, sink: &mut PageSink<'_>) -> bool {
-        self.0.step().await;
-        self.0.land_late_writes();
-        let half = self.0.slots.borrow()[slot as usize].len() / 2;
+        self.memory.step().await;
+        self.memory.land_late_writes();
+        let half = self.memory.slots.borrow()[slot as usize].len() / 2;
         sink(0, &[0xEE; 1]); // as if a first try had failed half-way
         for at in [0, half] {
-            let found = self.0.slots.borrow()[slot as usize];
+            let found = self.memory.slots.borrow()[slot as usize];
             sink(at, &found[at..at + half]);
-            self.0.step().await;
+            self.memory.step().await;
         }
-        self.0.has_memory(slot)
+        self.memory.has_memory(slot)
+    }
+
+    fn gains_by_fetching(&self) -> bool {
+        true
+    }
+
+    async fn fetch_slots(&self, fetches: &[Fetch]) {
+        self.fetched.borrow_mut().clear();
+        for &fetch in fetches {
+            self.memory.step().await;
+            self.memory.land_late_writes();
+            if self.memory.has_memory(fetch.slot) {
+                let found = self.memory.slots.borrow()[fetch.slot as usize];
+                self.fetched.borrow_mut().insert(fetch, found);
+            }
+        }
+    }
+
+    fn read_fetched(&self, fetch: Fetch, sink: &mut PageSink<'_>) -> bool {
+        let fetched = self.fetched.borrow_mut().remove(&fetch);
+        fetched.map(|page| sink(0, &page)).is_some()
     }
 
     async fn write_slot(&self, slot: u32, page: &[u8]) -> bool {
         let page = page.try_into().expect("a whole page");
-        let mut landing = Landing { memory: &self.0, slot, page, has_landed: false };
-        self.0.step().await;
-        if self.0.random.borrow_mut().chance(self.0.given_up_permille.get()) {
+        let mut landing = Landing { memory: &self.memory, slot, page, has_landed: false };
+        self.memory.step().await;
+        if self.memory.random.borrow_mut().chance(self.memory.given_up_permille.get()) {
             return false;
         }
-        self.0.land_late_writes();
-        self.0.slots.borrow_mut()[slot as usize] = page;
+        self.memory.land_late_writes();
+        self.memory.slots.borrow_mut()[slot as usize] = page;
         landing.has_landed = true;
-        self.0.step().await;
-        self.0.has_memory(slot)
+        self.memory.step().await;
+        self.memory.has_memory(slot)
     }
 }
 
