@@ -229,7 +229,10 @@ fn nothing_is_lost(habit: Habit, transport: &str) {
         done.unwrap_or_else(|error| panic!("{error}: {}", busy.process.complaints()));
         assert!(read_from_far(&busy.file("more")).unwrap() == written);
         assert!(read_from_far(&busy.file("data")).unwrap() == data);
-        began.elapsed() > FLOOD_LASTS && flood.opened() > FLOOD as u64
+        // On a busy machine the node closes the first silent connections before the last ones come. So it takes
+        // several rounds until all places are taken, of which the log says the first.
+        let is_full = pool.nodes[0].complaints().contains("left_out=");
+        began.elapsed() > FLOOD_LASTS && flood.opened() > FLOOD as u64 && is_full
     });
     assert!(read_from_far(&idle.file("data")).unwrap() == data, "during the flood");
     let mut late = Mount::of(&pool, &["--transport", transport]);
@@ -241,7 +244,7 @@ fn nothing_is_lost(habit: Habit, transport: &str) {
     assert_eq!(pool.status()["nodes"][0]["alive"], true);
     // The log reports the flood, but is not flooded itself.
     let said = pool.nodes[0].complaints();
-    assert!(said.contains("left_out=") && said.lines().count() <= LINES_OF_A_FLOOD, "{said}");
+    assert!(said.lines().count() <= LINES_OF_A_FLOOD, "{said}");
     for mount in [&mut idle, &mut busy, &mut late] {
         mount.unmount();
     }
