@@ -25,9 +25,8 @@ const PART_BELOW: f64 = 0.04;
 const ALL_FROM: f64 = 0.08;
 
 /// Which pages are admitted.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Admission {
-    #[default]
     All,
     /// One block in 16.
     Part,

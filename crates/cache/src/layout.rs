@@ -40,8 +40,9 @@ const HINT_DIVISOR: u32 = 32;
 const HINTS_MIN: u32 = 1024;
 /// Most hints: each sweep loads all of them.
 pub(crate) const HINTS_MAX: u32 = 8192;
-/// Words of a cache line. The number of samples, which many processes change, has one for itself.
-const LINE_WORDS: usize = 8;
+/// Words of a line of the processor's cache. The number of samples, which many processes change, has a line
+/// for itself.
+pub(crate) const LINE_WORDS: usize = 8;
 /// Words of what the keeper makes of the samples.
 pub(crate) const ADVICE_WORDS: usize = 8;
 /// Most samples that the ring has room for: those of some rounds of the keeper.

@@ -1,9 +1,9 @@
 //! What one thread of a process needs to use the cache, for files that it has open.
 //!
 //! The memory of a program may change while a call reads it. So a page that is to be cached goes through a
-//! copy of the session's own: the kernel and far memory get the same bytes. A page from
-//! the cache is copied straight to the program's memory, and its checksum is computed meanwhile. So until the
-//! call returns, that memory may hold bytes of another page.
+//! copy of the session's own: the kernel and far memory get the same bytes. A page from the cache is copied
+//! straight to the program's memory, and its checksum is computed meanwhile. So until the call returns, that
+//! memory may hold bytes of another page.
 
 use std::cell::Cell;
 use std::io;
@@ -111,6 +111,7 @@ struct Seen {
     is_cacheable: bool,
     /// [`Replacements`] of the descriptor when it was last found open for reading.
     readable_at: Option<u64>,
+    /// How many blocks in order are read through it.
     pattern: Pattern,
 }
 

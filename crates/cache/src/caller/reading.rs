@@ -8,12 +8,9 @@ use crate::advice;
 use crate::ahead::Allowance;
 use crate::files::KnownFile;
 use crate::ground::{Fetch, Ground, PageSink, collect_into};
-use crate::layout;
+use crate::layout::{self, LINE_WORDS};
 use crate::rules::Rules;
 use crate::words::{Door, Entry, EntryState, Header, Key};
-
-/// Words of a line of the processor's cache.
-const LINE_WORDS: usize = 8;
 
 /// What became of an attempt to read the page of an entry.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -50,8 +47,8 @@ impl<G: Ground, R: Rules> Caller<G, R> {
     }
 
     /// As [`read`](Self::read), but passes the page to `sink`. On a miss `sink` may have been called as well;
-    /// what it got then is not the page. The second argument of `pread` is false if the block
-    /// will not be admitted.
+    /// what it got then is not the page. The second argument of `pread` is false if the block will not be
+    /// admitted.
     ///
     /// # Errors
     /// Those of `pread`.
@@ -64,44 +61,35 @@ impl<G: Ground, R: Rules> Caller<G, R> {
         exists: impl AsyncFn() -> bool,
         pread: impl AsyncFnOnce(&mut [u8], bool) -> io::Result<usize>,
     ) -> io::Result<Outcome<()>> {
-        self.occupying(async |caller| caller.read_occupying(file, block, sink, to, exists, pread).await).await
-    }
-
-    async fn read_occupying(
-        &mut self,
-        file: &mut KnownFile,
-        block: u32,
-        sink: &mut PageSink<'_>,
-        to: &mut [u8],
-        exists: impl AsyncFn() -> bool,
-        pread: impl AsyncFnOnce(&mut [u8], bool) -> io::Result<usize>,
-    ) -> io::Result<Outcome<()>> {
-        let door = self.ground.load(layout::DOOR).await;
-        let is_open = Door::of(door) == Door::Open && self.load_layout().await;
-        let found = if is_open { self.find_or_ask_for(file, exists).await } else { None };
-        let usable = if let Some(file) = found { self.usable(file).await } else { None };
-        let (Some(file), Some((word, id))) = (found, usable) else {
-            return Ok(Outcome::Disk(pread(to, true).await?));
-        };
-        let (buckets, key) = (self.layout.buckets(file.file, block), Key::new(id, block));
-        if let Some(sample) = self.layout.sample_of(key).filter(|_| self.counts_reads) {
-            advice::note_sample(&self.ground, &self.layout, sample).await;
-        }
-        let is_hit = self.read_cached(buckets, key, sink).await;
-        if self.counts_reads {
-            self.place().count_read(is_hit).await;
-        }
-        if is_hit {
-            return Ok(Outcome::Hit(()));
-        }
-        let header = self.ground.load(self.layout.header(buckets[0])).await;
-        let is_chosen = self.is_chosen(file, key).await;
-        let read = pread(to, is_chosen).await?;
-        if is_chosen && read == to.len() {
-            let writers = Header(header).writers();
-            self.admit(Token { buckets, key, header, writers, file, word, door }, to).await;
-        }
-        Ok(Outcome::Disk(read))
+        self.occupying(async |caller| {
+            let door = caller.ground.load(layout::DOOR).await;
+            let is_open = Door::of(door) == Door::Open && caller.load_layout().await;
+            let found = if is_open { caller.find_or_ask_for(file, exists).await } else { None };
+            let usable = if let Some(file) = found { caller.usable(file).await } else { None };
+            let (Some(file), Some((word, id))) = (found, usable) else {
+                return Ok(Outcome::Disk(pread(to, true).await?));
+            };
+            let (buckets, key) = (caller.layout.buckets(file.file, block), Key::new(id, block));
+            if let Some(sample) = caller.layout.sample_of(key).filter(|_| caller.counts_reads) {
+                advice::note_sample(&caller.ground, &caller.layout, sample).await;
+            }
+            let is_hit = caller.read_cached(buckets, key, sink).await;
+            if caller.counts_reads {
+                caller.place().count_read(is_hit).await;
+            }
+            if is_hit {
+                return Ok(Outcome::Hit(()));
+            }
+            let header = caller.ground.load(caller.layout.header(buckets[0])).await;
+            let is_chosen = caller.is_chosen(file, key).await;
+            let read = pread(to, is_chosen).await?;
+            if is_chosen && read == to.len() {
+                let writers = Header(header).writers();
+                caller.admit(Token { buckets, key, header, writers, file, word, door }, to).await;
+            }
+            Ok(Outcome::Disk(read))
+        })
+        .await
     }
 
     /// Reads a page from the cache, and marks it visited (C1). Returns whether it is there.

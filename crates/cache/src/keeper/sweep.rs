@@ -36,8 +36,8 @@ const SLICES: u32 = 4;
 /// Fewest slots of a slice: below that, a sweep's fixed work costs more.
 const SLICE_MIN: u32 = 1 << 10;
 
-/// While the cache is idle, a sweep looks at this part of the usual slice: the sweep then costs little
-/// processor time, and laps still end.
+/// While the cache is idle, a sweep looks at no more than this part of the largest slice: the sweep then
+/// costs little processor time, and laps still end.
 const IDLE_DIVISOR: u32 = 16;
 
 /// The entry of a slot is prefetched so many slots ahead: about as many cache misses as a processor keeps in
