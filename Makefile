@@ -68,8 +68,8 @@ uninstall: ## remove that again
 BENCH_BUILD = FARPOOL_COMMIT="$$(git rev-parse --short=10 HEAD)" cargo build --locked --release --package farpool-cli --package farpool-preload
 
 .PHONY: bench-all
-bench-all: ## renew every table and plot in docs/bench: two hours, 20 GiB of memory
-	@echo "This takes about two hours on two processors, which should have nothing else to do."
+bench-all: ## renew every table and plot in docs/bench: two and a half hours, 22 GB of memory
+	@echo "This takes about two and a half hours on two processors, which should have nothing else to do."
 	@$(MAKE) bench-io bench-txn bench-files bench-cache
 
 .PHONY: bench-io
@@ -91,7 +91,9 @@ bench-files: ## files in far memory beside floors, peers and disks, as the paper
 	target/release/farpool bench paper files --figure all --out docs/bench
 
 .PHONY: bench-cache
-bench-cache: setup ## the page cache: PostgreSQL behind it, a switchover, several servers, one hit, which pages stay: docs/bench/cache.md, half an hour, 20 GiB of memory
+bench-cache: setup ## the page cache: PostgreSQL behind it, a switchover, TPC-H and TPC-DS, several servers, one hit, which pages stay: docs/bench/cache.md, an hour and a half, 22 GB of memory
+	@scripts/setup databases
+	@scripts/setup bench
 	$(BENCH_BUILD)
 	cargo build --locked --release --package farpool-postgres
 	target/release/farpool bench paper cache --figure all --out docs/bench

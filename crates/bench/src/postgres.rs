@@ -195,6 +195,11 @@ impl Server {
         self.start.wrapper = wrapper.to_vec();
     }
 
+    /// Changes a setting from the next start on.
+    pub fn set(&mut self, name: &str, value: &str) {
+        self.start.args.extend(["-c".into(), format!("{name}={value}").into()]); // the last one counts
+    }
+
     fn wait_until_ready(&mut self, stop: &StopFlag) -> Result<()> {
         let config = self.config();
         self.process.wait_until(START_DEADLINE, |_| stop.check().map(|()| config.connect(NoTls).is_ok()))

@@ -1,4 +1,4 @@
-//! A slow disk on a fast machine: an ext4 volume on a loop device, throttled to the limits of a small cloud
+//! A slow disk on a fast machine: a [`LoopVolume`] that is throttled to the limits of a small cloud
 //! volume.
 //!
 //! It is a substitute; whatever is measured on it is labelled as throttled. Needs root.
@@ -9,22 +9,18 @@
 //!   writes to the database's group; its root group takes no rules, so there the rule is in the database's
 //!   group.
 //! - A rule outlives the use of its device, so it is cleared before the loop device is detached.
-//! - ext4 initialises its tables lazily, in the background during the first minutes, unless told otherwise.
-//! - Without direct I/O the loop device's backing file is cached, and the throttle only limits copies between
-//!   caches.
 //! - A killed process cleans up nothing. So it holds a lock (flock) on the image while it lives, and the next
 //!   run removes volumes whose image is not locked.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::thread;
-use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
 use crate::cgroup::{MemoryLimit, Version};
 use crate::child::run;
+use crate::loop_volume::{COMMAND_DEADLINE, LoopVolume};
 use crate::progress::warn;
 
 /// Operations per second of the smallest usual cloud volume, in each direction.
@@ -33,12 +29,6 @@ pub const IOPS: u64 = 3000;
 pub const BYTES_PER_S: u64 = 125 << 20;
 /// Root group of the version 1 controller that throttles block devices.
 const BLKIO_ROOT: &str = "/sys/fs/cgroup/blkio";
-/// For losetup, mkfs, mount: each writes megabytes at most.
-const COMMAND_DEADLINE: Duration = Duration::from_secs(60);
-/// A file system stays busy for a moment after its last user has ended.
-const UNMOUNT_DEADLINE: Duration = Duration::from_secs(10);
-const POLL: Duration = Duration::from_millis(100);
-
 /// Name of the file behind the device; it identifies these volumes.
 const IMAGE: &str = "farpool-throttled.image";
 
@@ -51,10 +41,9 @@ pub struct ThrottledVolume {
     image: PathBuf,
     /// Holds the lock that marks this volume as in use.
     _locked: File,
+    volume: Option<LoopVolume>,
     mount_point: PathBuf,
-    loop_device: Option<String>,
     clearing: Vec<Rule>,
-    mounted: bool,
 }
 
 impl ThrottledVolume {
@@ -66,25 +55,17 @@ impl ThrottledVolume {
         let file = File::create_new(image).with_context(|| format!("cannot make {}", image.display()))?;
         file.try_lock().with_context(|| format!("cannot lock {}", image.display()))?;
         file.set_len(size_mib << 20)?;
-        let mut volume = Self {
+        let mut throttled = Self {
             image: image.into(),
             _locked: file,
+            volume: None,
             mount_point: mount_point.into(),
-            loop_device: None,
             clearing: Vec::new(),
-            mounted: false,
         };
-        let attach: [&OsStr; 4] =
-            ["--find".as_ref(), "--show".as_ref(), "--direct-io=on".as_ref(), image.as_ref()];
-        let device = run("losetup", &attach, COMMAND_DEADLINE)?.trim().to_owned();
-        volume.loop_device = Some(device.clone());
-        let now = "lazy_itable_init=0,lazy_journal_init=0";
-        let format: [&OsStr; 4] = ["-q".as_ref(), "-E".as_ref(), now.as_ref(), device.as_ref()];
-        run("mkfs.ext4", &format, COMMAND_DEADLINE)?;
-        run("mount", &[device.as_ref(), mount_point.as_ref()], COMMAND_DEADLINE)?;
-        volume.mounted = true;
-        volume.throttle(&device, group)?;
-        Ok(volume)
+        let volume = throttled.volume.insert(LoopVolume::make(image, mount_point)?);
+        let device = volume.device()?.to_owned();
+        throttled.throttle(&device, group)?;
+        Ok(throttled)
     }
 
     fn throttle(&mut self, device: &str, group: Option<&MemoryLimit>) -> Result<()> {
@@ -105,29 +86,12 @@ impl ThrottledVolume {
     /// Undoes everything that `make` did, and tries every step even if one fails. A second call does nothing.
     pub fn remove(&mut self) -> Result<()> {
         let cleared = write_rules(&std::mem::take(&mut self.clearing));
-        let unmounted = if std::mem::take(&mut self.mounted) { self.unmount() } else { Ok(()) };
-        let detached = match self.loop_device.take() {
-            Some(device) => run("losetup", &["-d".as_ref(), device.as_ref()], COMMAND_DEADLINE).map(drop),
-            None => Ok(()),
-        };
+        let removed = self.volume.take().map_or(Ok(()), |mut volume| volume.remove());
         let deleted = match fs::remove_file(&self.image) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error.into()),
             _ => Ok(()),
         };
-        cleared.and(unmounted).and(detached).and(deleted).context("cannot remove the throttled volume")
-    }
-
-    fn unmount(&self) -> Result<()> {
-        let started = Instant::now();
-        loop {
-            let Err(error) = run("umount", &[self.mount_point.as_ref()], COMMAND_DEADLINE) else {
-                return Ok(());
-            };
-            if started.elapsed() > UNMOUNT_DEADLINE {
-                return Err(error);
-            }
-            thread::sleep(POLL);
-        }
+        cleared.and(removed).and(deleted).context("cannot remove the throttled volume")
     }
 }
 

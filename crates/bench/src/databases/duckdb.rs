@@ -94,6 +94,18 @@ pub struct Query {
     text: String,
 }
 
+impl Query {
+    /// Its statement, without a final `LIMIT`.
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// Whether it is one of the benchmark's own, which have numbers; those of [`EXTRA`] have names.
+    pub fn is_numbered(&self) -> bool {
+        self.name.bytes().all(|byte| byte.is_ascii_digit())
+    }
+}
+
 /// The results of a query.
 #[derive(Clone, Debug)]
 pub struct Ran {
@@ -148,6 +160,14 @@ impl DuckDb {
             queries.extend(EXTRA.map(|(name, text)| Query { name: name.into(), text: text.into() }));
         }
         Ok(queries)
+    }
+
+    /// Writes all tables of a database into the new folder `dir`: `schema.sql` and `load.sql`, which
+    /// PostgreSQL understands as well, and a file of comma-separated values for each table.
+    pub fn export(&self, how: &Runner<'_>, file: &Path, dir: &Path) -> Result<()> {
+        let script = format!("EXPORT DATABASE '{}' (FORMAT csv);\n", dir.display());
+        let job = self.job(script).arg("-bail").arg("-readonly").arg(file);
+        job.run(how.wrapper, how.stop).map(drop)
     }
 
     /// Changes TPC-H's tables.

@@ -47,8 +47,16 @@ pub enum Figure {
     Checksum,
     /// RangeScan through the page cache.
     CachedScan,
+    /// RangeScan by the size of the page cache.
+    Sigmod12,
     /// A standby takes the place of its server, with the pages of its cache.
     Sigmod16,
+    /// TPC-H with tables in the page cache and temporary files in far memory; figure 19 as well.
+    Sigmod18,
+    /// TPC-DS in the same way; figure 21 as well.
+    Sigmod20,
+    /// RangeScan by the memory of the server itself.
+    Sigmod24,
     /// RangeScan on several database servers whose caches lie on one node.
     Sigmod25,
     /// One page that is in the page cache, compared with the machine's own memory; not from a paper.
@@ -59,7 +67,7 @@ pub enum Figure {
 
 impl Figure {
     /// All figures, in the order of the document.
-    pub const ALL: [Figure; 20] = [
+    pub const ALL: [Figure; 24] = [
         Figure::Damon2,
         Figure::Damon3,
         Figure::DamonTable1,
@@ -76,7 +84,11 @@ impl Figure {
         Figure::SmallTransactions,
         Figure::Checksum,
         Figure::CachedScan,
+        Figure::Sigmod12,
         Figure::Sigmod16,
+        Figure::Sigmod18,
+        Figure::Sigmod20,
+        Figure::Sigmod24,
         Figure::Sigmod25,
         Figure::CachedPage,
         Figure::CachedHits,
@@ -101,7 +113,11 @@ impl Figure {
             Figure::SmallTransactions => "SQLite, files opened for a few calls",
             Figure::Checksum => "what verifying costs",
             Figure::CachedScan => "a database that is larger than its memory",
+            Figure::Sigmod12 => "RangeScan by the size of the cache",
             Figure::Sigmod16 => "a standby takes over the cache",
+            Figure::Sigmod18 => "TPC-H in far memory",
+            Figure::Sigmod20 => "TPC-DS in far memory",
+            Figure::Sigmod24 => "RangeScan by the memory of the server",
             Figure::Sigmod25 => "several servers, one node",
             Figure::CachedPage => "a page that is in the cache",
             Figure::CachedHits => "which pages stay in the cache",
@@ -112,7 +128,11 @@ impl Figure {
     pub fn document(self) -> Document {
         match self {
             Figure::CachedScan
+            | Figure::Sigmod12
             | Figure::Sigmod16
+            | Figure::Sigmod18
+            | Figure::Sigmod20
+            | Figure::Sigmod24
             | Figure::Sigmod25
             | Figure::CachedPage
             | Figure::CachedHits => Document::Cache,
@@ -140,7 +160,11 @@ impl fmt::Display for Figure {
             Figure::SmallTransactions => "small-transactions",
             Figure::Checksum => "checksum",
             Figure::CachedScan => "cached-scan",
+            Figure::Sigmod12 => "sigmod12",
             Figure::Sigmod16 => "sigmod16",
+            Figure::Sigmod18 => "sigmod18",
+            Figure::Sigmod20 => "sigmod20",
+            Figure::Sigmod24 => "sigmod24",
             Figure::Sigmod25 => "sigmod25",
             Figure::CachedPage => "cached-page",
             Figure::CachedHits => "cached-hits",

@@ -6,7 +6,7 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
@@ -20,10 +20,8 @@ use super::ping_pong::PingPong;
 use crate::child::{Child, Talk, tied_politely};
 use crate::folder::Folder;
 use crate::local_pool::{Lend, LocalPool};
-use crate::table::peers::nbd::Nbdkit;
+use crate::nbd_file::NbdFile;
 
-/// For servers that have nothing to prepare before they serve.
-const MOUNT_DEADLINE: Duration = Duration::from_secs(30);
 /// How much longer than its slice a client may take: a disk may be busy with what others wrote.
 const ANSWER_SLACK: Duration = Duration::from_secs(60);
 /// Number of regions in a file's share of a node.
@@ -130,7 +128,7 @@ struct Client {
 struct Ground {
     cache: Option<Cached>,
     _server: Option<Child>,
-    _nbdkit: Option<Nbdkit>,
+    _nbd: Option<NbdFile>,
     _pool: Option<MountablePool>,
     /// The mount points are folders inside it. It is locked, so that no other run removes it as a leftover.
     _folder: Option<Folder>,
@@ -190,14 +188,8 @@ impl Spec {
                 Ok((ground, file))
             }
             Kind::Throttled => Ground::folder(around.throttled.context("there is no throttled volume")?),
-            Kind::NbdfuseUnix => {
-                let bytes = around.bytes.to_string();
-                Ground::nbdfuse(around, &["[", "nbdkit", "--exit-with-parent", "memory", &bytes, "]"], None)
-            }
-            Kind::NbdfuseTcp => {
-                let nbdkit = Nbdkit::start_empty(around.bytes)?;
-                Ground::nbdfuse(around, &[&format!("nbd://{}", nbdkit.address())], Some(nbdkit))
-            }
+            Kind::NbdfuseUnix => Ok(Ground::nbd(NbdFile::over_unix(around.bytes)?)),
+            Kind::NbdfuseTcp => Ok(Ground::nbd(NbdFile::over_tcp(around.bytes)?)),
         }
     }
 
@@ -287,22 +279,9 @@ impl Ground {
         Ok((Ground { _folder: Some(folder), ..Ground::default() }, file))
     }
 
-    fn nbdfuse(
-        around: &Surroundings<'_>,
-        source: &[&str],
-        nbdkit: Option<Nbdkit>,
-    ) -> Result<(Self, PathBuf)> {
-        let (folder, dir) = mountpoint()?;
-        let file = dir.join("data");
-        let mut command = tied_politely("nbdfuse");
-        // It prints an error when it is ended.
-        command.arg(&file).args(source).stdout(Stdio::null()).stderr(Stdio::null());
-        let mut server = Child::start("nbdfuse", command)?;
-        let serves = |_: &_| Ok(fs::metadata(&file).is_ok_and(|file| file.len() == around.bytes));
-        server.wait_until(MOUNT_DEADLINE, serves)?;
-        let ground =
-            Ground { _server: Some(server), _nbdkit: nbdkit, _folder: Some(folder), ..Ground::default() };
-        Ok((ground, file))
+    fn nbd(nbd: NbdFile) -> (Self, PathBuf) {
+        let file = nbd.path().to_owned();
+        (Ground { _nbd: Some(nbd), ..Ground::default() }, file)
     }
 }
 

@@ -1,4 +1,4 @@
-//! RangeScan of paper 1 (section 5.2.1; figures 7 to 10) on a database that is larger than its memory, by
+//! RangeScan of paper 1 (section 5.2.1; figures 7 to 11) on a database that is larger than its memory, by
 //! where pages come from that are not in the server's buffers: the machine's memory, far memory, a disk.
 //!
 //! Each case has a server of its own, with the same data. A control group limits the memory of the server and
@@ -14,19 +14,23 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 
 use super::Effort;
-use super::cached_server::{FULL, SPARE_MIB, ServerPlace, Sizes, data_bytes, fill, readable_module};
-use super::range_scan::{self, load, pgbench, watched_pgbench};
+use super::cached_server::{
+    FULL, SPARE_MIB, ServerFacts, ServerPlace, Sizes, VERIFIED_ONE_IN, fill, readable_module,
+};
+use super::range_scan::{self, Watched, load, pgbench, watched_pgbench};
 use super::stage::subfolder;
 use crate::cgroup::MemoryLimit;
+use crate::loop_volume::LoopVolume;
 use crate::machine;
-use crate::page_cache::{CacheOptions, PageCache};
+use crate::nbd_file::NbdFile;
+use crate::page_cache::{CacheOptions, CacheUse, PageCache};
 use crate::postgres::Server;
 use crate::progress::Progress;
 use crate::stop::StopFlag;
 use crate::throttle::ThrottledVolume;
 
 /// Rows at scale 1: 3.1 GB with the index.
-const ROWS_PER_SCALE: f64 = 11_000_000.0;
+const ROWS_PER_SCALE: f64 = 10_000_000.0;
 /// Numbers of concurrent sessions.
 pub const SESSIONS: [u32; 2] = [8, 32];
 /// The case in which the server is started again.
@@ -37,8 +41,6 @@ pub const RESTART_SESSIONS: u32 = 8;
 const RESTARTS_MAX: usize = 3;
 /// How long is measured after a restart.
 const FIRST_SECOND: Duration = Duration::from_secs(1);
-/// Which part of the pages are compared with the disk in the end.
-const VERIFIED_ONE_IN: u32 = 20;
 /// Memory of a cache in which hardly any read finds its page.
 const TINY_CACHE_BYTES: u64 = 64 << 20;
 /// Where pages come from that are not in the server's buffers.
@@ -54,14 +56,23 @@ pub enum Case {
     Disk,
     /// The same, with a cache that is far smaller than the data: what the cache costs if it finds nothing.
     TinyCache,
+    /// Files on a file system in the memory of nbdkit, over TCP.
+    Nbdkit,
     /// Files on a disk that is throttled like a cloud volume.
     Throttled,
 }
 
 impl Case {
     /// In the order of the report.
-    pub const ALL: [Case; 6] =
-        [Case::Tmpfs, Case::CacheShm, Case::CacheTcp, Case::Disk, Case::TinyCache, Case::Throttled];
+    pub const ALL: [Case; 7] = [
+        Case::Tmpfs,
+        Case::CacheShm,
+        Case::CacheTcp,
+        Case::Nbdkit,
+        Case::Disk,
+        Case::TinyCache,
+        Case::Throttled,
+    ];
 
     /// The name that readers see.
     pub fn name(self) -> &'static str {
@@ -71,6 +82,7 @@ impl Case {
             Case::CacheTcp => "page cache, tcp",
             Case::Disk => "the machine's disk",
             Case::TinyCache => "the machine's disk, with a cache of 64 MiB",
+            Case::Nbdkit => "nbdkit, tcp",
             Case::Throttled => "throttled, 3,000 IOPS, 125 MiB/s",
         }
     }
@@ -82,6 +94,7 @@ impl Case {
             Case::CacheTcp => "tcp",
             Case::Disk => "disk",
             Case::TinyCache => "tiny-cache",
+            Case::Nbdkit => "nbdkit",
             Case::Throttled => "throttled",
         }
     }
@@ -91,7 +104,7 @@ impl Case {
         match self {
             Case::CacheShm | Case::TinyCache => Some("shm"),
             Case::CacheTcp => Some("tcp"),
-            Case::Tmpfs | Case::Disk | Case::Throttled => None,
+            Case::Tmpfs | Case::Nbdkit | Case::Disk | Case::Throttled => None,
         }
     }
 
@@ -144,8 +157,21 @@ pub struct Scanned {
     pub round: usize,
     /// Transactions per second.
     pub per_second: f64,
+    /// How long it was measured, in seconds.
+    pub seconds: f64,
     /// The largest page tables of a session's process, in KiB; `None` if no session was seen.
     pub page_tables_kib: Option<u64>,
+    /// The share of the time in which the machine's processors were busy.
+    pub busy: f64,
+    /// Pages that were found in the cache, and those that were not; `None` without a cache.
+    pub cache_use: Option<CacheUse>,
+}
+
+impl Scanned {
+    /// How many transactions there were.
+    pub fn transactions(&self) -> f64 {
+        self.per_second * self.seconds
+    }
 }
 
 /// A restart of a server whose cache was warm.
@@ -164,16 +190,8 @@ pub struct CachedScanReport {
     pub slices: Vec<Scanned>,
     /// Restarts of [`RESTARTED`].
     pub restarts: Vec<Restarted>,
-    /// Rows of the table.
-    pub rows: u64,
-    /// The limit of the memory of each server but that on tmpfs.
-    pub limit_mib: u64,
-    /// Each server's own buffers.
-    pub buffers_mib: u64,
-    /// The server's version.
-    pub postgres: String,
-    /// Bytes of the table and its index.
-    pub data_bytes: u64,
+    /// Of each server; that on tmpfs has a higher limit.
+    pub facts: ServerFacts,
     /// Memory of the database's machine for each page of a cache, in bytes.
     pub local_bytes_per_page: f64,
 }
@@ -191,6 +209,7 @@ struct Stage<'a> {
     effort: &'a Effort<'a>,
     work: &'a Path,
     tmpfs: &'a Path,
+    nbd: &'a Path,
     volume: &'a Path,
     module: PathBuf,
     sizes: Sizes,
@@ -206,13 +225,24 @@ pub fn measure(effort: &Effort<'_>, stop: &StopFlag) -> Result<CachedScanReport>
     let rows = sizes.rows();
     let mount_point = subfolder(work.path(), "volume")?;
     let module = readable_module(effort.farpool, &work)?;
-    let stage = Stage { effort, work: work.path(), tmpfs: tmpfs.path(), volume: &mount_point, module, sizes };
+    let nbd_mount_point = subfolder(work.path(), "nbd")?;
+    let stage = Stage {
+        effort,
+        work: work.path(),
+        tmpfs: tmpfs.path(),
+        nbd: &nbd_mount_point,
+        volume: &mount_point,
+        module,
+        sizes,
+    };
     let on_volume = Case::ALL.iter().filter(|case| case.is_on_volume()).count() as u64;
     let on_disk = Case::ALL.iter().filter(|case| case.is_on_disk()).count() as u64;
     let volume_mib = on_volume * sizes.room_mib();
     machine::require_space(tmpfs.path(), sizes.room_mib())?;
     machine::require_disk(work.path(), volume_mib + on_disk * sizes.room_mib())?;
     let mut volume = ThrottledVolume::make(work.path(), &mount_point, volume_mib, None)?;
+    let nbd = NbdFile::over_tcp(sizes.room_mib() << 20)?;
+    let mut nbd_volume = LoopVolume::make(nbd.path(), &nbd_mount_point)?; // dropped before the file
     let scripts = Scripts::write(work.path(), rows)?;
     let mut scenes = Vec::new();
     for case in Case::ALL {
@@ -220,32 +250,22 @@ pub fn measure(effort: &Effort<'_>, stop: &StopFlag) -> Result<CachedScanReport>
         scenes.push(Scene::set_up(case, &stage, stop)?);
         step.done("loaded");
     }
-    let data_bytes = scenes[0].data_bytes()?;
+    let facts = sizes.facts(&scenes[0].server)?;
     for scene in &mut scenes {
         if scene.case.is_cached() {
             let step = progress.step(format!("filling the cache: {}", scene.case.name()));
-            scene.fill(data_bytes, stop)?;
+            scene.fill(facts.data_bytes, stop)?;
             step.done("filled");
         }
     }
     let slices = rounds(&mut scenes, effort, &scripts, &progress, stop)?;
-    let restarts = restarts(&mut scenes, effort, &scripts, data_bytes, stop)?;
-    let postgres = scenes[0].server.version()?;
+    let restarts = restarts(&mut scenes, effort, &scripts, facts.data_bytes, stop)?;
     let cache = scenes.iter().filter(|scene| scene.case == RESTARTED).find_map(|scene| scene.cache.as_ref());
     let local_bytes_per_page = cache.context("there is no cache")?.local_bytes_per_page()?;
     scenes.into_iter().try_for_each(Scene::tear_down)?;
+    nbd_volume.remove()?;
     volume.remove()?;
-    let (limit_mib, buffers_mib) = (sizes.limit_mib(), sizes.buffers_mib());
-    Ok(CachedScanReport {
-        slices,
-        restarts,
-        rows,
-        limit_mib,
-        buffers_mib,
-        postgres,
-        data_bytes,
-        local_bytes_per_page,
-    })
+    Ok(CachedScanReport { slices, restarts, facts, local_bytes_per_page })
 }
 
 fn rounds(
@@ -264,10 +284,7 @@ fn rounds(
                 for turn in 0..scenes.len() {
                     stop.check()?;
                     let scene = &mut scenes[(turn + round) % Case::ALL.len()];
-                    let (per_second, page_tables_kib) =
-                        watched_pgbench(&mut scene.server, &scripts.of(mix), sessions, effort.slice)?;
-                    let case = scene.case;
-                    slices.push(Scanned { case, mix, sessions, round, per_second, page_tables_kib });
+                    slices.push(scene.slice(scripts, (mix, sessions, round), effort.slice)?);
                 }
             }
             step.done("measured");
@@ -335,6 +352,7 @@ impl Scene {
     fn set_up(case: Case, stage: &Stage<'_>, stop: &StopFlag) -> Result<Self> {
         let parent = match case {
             Case::Tmpfs => stage.tmpfs,
+            Case::Nbdkit => stage.nbd,
             Case::Disk | Case::TinyCache => stage.work,
             Case::CacheShm | Case::CacheTcp | Case::Throttled => stage.volume,
         };
@@ -370,13 +388,28 @@ impl Scene {
         fill(&self.server, cache, (FULL * data_bytes as f64) as u64, stop)
     }
 
+    fn slice(
+        &mut self,
+        scripts: &Scripts,
+        (mix, sessions, round): (Mix, u32, usize),
+        length: Duration,
+    ) -> Result<Scanned> {
+        let used = self.cache_use()?;
+        let watched = watched_pgbench(&mut self.server, &scripts.of(mix), sessions, length)?;
+        let Watched { per_second, seconds, page_tables_kib, busy } = watched;
+        let cache_use = self.cache_use()?.zip(used).map(|(now, before)| now.since(before));
+        let case = self.case;
+        Ok(Scanned { case, mix, sessions, round, per_second, seconds, page_tables_kib, busy, cache_use })
+    }
+
+    fn cache_use(&self) -> Result<Option<CacheUse>> {
+        let status = self.cache.as_ref().map(PageCache::status).transpose()?;
+        Ok(status.map(|status| status.cache_use()))
+    }
+
     /// Writes what is only in memory.
     fn checkpoint(&self) -> Result<()> {
         self.server.connect()?.batch_execute("CHECKPOINT").context("cannot make a checkpoint")
-    }
-
-    fn data_bytes(&self) -> Result<u64> {
-        data_bytes(&self.server)
     }
 
     fn tear_down(mut self) -> Result<()> {
@@ -396,6 +429,12 @@ impl CachedScanReport {
         self.slices.iter().filter(is_it).map(|slice| slice.per_second).collect()
     }
 
+    /// What a value is in the slices in which a case scans, round by round.
+    pub fn of_scans(&self, case: Case, sessions: u32, value: impl Fn(&Scanned) -> Option<f64>) -> Vec<f64> {
+        let is_it = |it: &&Scanned| (it.case, it.mix, it.sessions) == (case, Mix::Scans, sessions);
+        self.slices.iter().filter(is_it).filter_map(value).collect()
+    }
+
     /// The ratio of two cases' transactions per second, round by round.
     pub fn ratios(&self, case: Case, other: Case, mix: Mix, sessions: u32) -> Vec<f64> {
         let others = self.per_second(other, mix, sessions);
@@ -410,7 +449,7 @@ impl CachedScanReport {
             slices.filter_map(|slice| slice.page_tables_kib).max()
         };
         let grown_kib = largest(Case::CacheShm)?.saturating_sub(largest(Case::Tmpfs)?);
-        Some((grown_kib << 10) as f64 / 1e6 / (self.data_bytes as f64 / (1u64 << 30) as f64))
+        Some((grown_kib << 10) as f64 / 1e6 / (self.facts.data_bytes as f64 / (1u64 << 30) as f64))
     }
 
     /// What a value is at each restart.

@@ -1,14 +1,19 @@
-//! What the figures about the page cache share: a server whose data are larger than its memory, and how its
+//! What the figures about the page cache share: servers whose data are larger than their memory, and how a
 //! cache is filled.
 
-use std::fs;
+use std::ffi::OsString;
+use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use rustix::fs::{Advice, fadvise};
 use tempfile::TempDir;
 
+use super::Effort;
+use super::range_scan;
+use super::stage::subfolder;
 use crate::cgroup::MemoryLimit;
 use crate::page_cache::PageCache;
 use crate::postgres::{Server, ServerOptions};
@@ -43,6 +48,10 @@ const MODULE: &str = "libfarpool_postgres.so";
 const FILL_WITHIN: Duration = Duration::from_secs(300);
 /// A cache has this share of the data when it counts as full: some pages are in the server's own buffers.
 pub(super) const FULL: f64 = 0.9;
+/// Which part of the pages in a cache are compared with the disk after a measurement.
+pub(super) const VERIFIED_ONE_IN: u32 = 20;
+/// Settings of servers that may have a standby, and of the standby.
+pub(super) const REPLICATION: [(&str, &str); 2] = [("wal_level", "replica"), ("max_wal_senders", "4")];
 
 /// How large a database with so many rows is, and what it may use.
 #[derive(Clone, Copy)]
@@ -88,6 +97,17 @@ impl Sizes {
         (self.data_mib() * 5 / 4) << 20
     }
 
+    /// What a report says of a server of this size whose table has been loaded.
+    pub(super) fn facts(self, server: &Server) -> Result<ServerFacts> {
+        Ok(ServerFacts {
+            rows: self.rows(),
+            limit_mib: self.limit_mib(),
+            buffers_mib: self.buffers_mib(),
+            postgres: server.version()?,
+            data_bytes: data_bytes(server)?,
+        })
+    }
+
     /// Calls `start` with the options of a server of this size. `more_settings` are added to those that
     /// depend on the size.
     pub(super) fn with_options<T>(
@@ -122,6 +142,117 @@ pub(super) struct ServerPlace<'a> {
     pub(super) limit: &'a MemoryLimit,
     /// Through which it uses a cache; `None`: it has none.
     pub(super) module: Option<&'a Path>,
+}
+
+/// What a report says of its servers.
+#[derive(Clone, Debug)]
+pub struct ServerFacts {
+    /// Rows of a table.
+    pub rows: u64,
+    /// The limit of each server's memory.
+    pub limit_mib: u64,
+    /// Each server's own buffers.
+    pub buffers_mib: u64,
+    /// The server's version.
+    pub postgres: String,
+    /// Bytes of a table and its index.
+    pub data_bytes: u64,
+}
+
+impl ServerFacts {
+    #[cfg(test)]
+    pub(super) fn sample() -> Self {
+        ServerFacts {
+            rows: 10_000,
+            limit_mib: 384,
+            buffers_mib: 8,
+            postgres: "15".into(),
+            data_bytes: 3 << 20,
+        }
+    }
+}
+
+/// What all servers of a figure share.
+pub(super) struct Shared<'a> {
+    pub(super) effort: &'a Effort<'a>,
+    /// A folder for logs, and for what is measured.
+    pub(super) work: &'a Path,
+    pub(super) sizes: Sizes,
+    /// What pgbench repeats: RangeScan.
+    pub(super) scan: [OsString; 1],
+    module: PathBuf,
+}
+
+impl<'a> Shared<'a> {
+    pub(super) fn prepare(effort: &'a Effort<'a>, work: &'a TempDir, sizes: Sizes) -> Result<Self> {
+        let module = readable_module(effort.farpool, work)?;
+        let script = work.path().join("scan.sql");
+        fs::write(&script, range_scan::scan(sizes.rows())).context("cannot write the scan")?;
+        Ok(Shared { effort, work: work.path(), sizes, scan: [script.into_os_string()], module })
+    }
+
+    /// Makes a folder with this name, and lets `start` start a server there. `module`: whether it can use a
+    /// cache.
+    pub(super) fn server(
+        &self,
+        parent: &Path,
+        name: &str,
+        module: bool,
+        more_settings: &[(&str, &str)],
+        start: impl FnOnce(&ServerOptions<'_>) -> Result<Server>,
+    ) -> Result<LimitedServer> {
+        let dir = subfolder(parent, name)?;
+        let limit = MemoryLimit::create(
+            &format!("farpool-cache-bench-{}-{name}", std::process::id()),
+            self.sizes.limit_mib(),
+        )?;
+        let log = self.work.join(format!("{name}.log"));
+        let place =
+            ServerPlace { dir: &dir, log: &log, limit: &limit, module: module.then_some(&*self.module) };
+        let server = self.sizes.with_options(&place, more_settings, start)?;
+        Ok(LimitedServer { server, limit, dir })
+    }
+}
+
+/// A server with its files and the limit of its memory. Fields are dropped in this order.
+pub(super) struct LimitedServer {
+    pub(super) server: Server,
+    pub(super) limit: MemoryLimit,
+    pub(super) dir: PathBuf,
+}
+
+impl LimitedServer {
+    /// Stops the server if it runs, and removes its files.
+    pub(super) fn remove(mut self) -> Result<()> {
+        self.server.stop()?;
+        self.limit.remove()?;
+        fs::remove_dir_all(&self.dir).with_context(|| format!("cannot remove {}", self.dir.display()))
+    }
+}
+
+/// Removes the pages of all files below a folder from the kernel's page cache: a base backup leaves them
+/// there.
+pub(super) fn forget_pages(dir: &Path) -> Result<()> {
+    let cannot = || format!("cannot drop the cached pages of {}", dir.display());
+    // Only pages that are on the disk can be dropped.
+    rustix::fs::syncfs(File::open(dir).with_context(cannot)?).with_context(cannot)?;
+    drop_pages_below(dir).with_context(cannot)
+}
+
+fn drop_pages_below(dir: &Path) -> Result<()> {
+    for entry in fs::read_dir(dir)? {
+        let entry = entry?;
+        let kind = entry.file_type()?;
+        if kind.is_dir() {
+            drop_pages_below(&entry.path())?;
+        } else if kind.is_file()
+            // A server may remove files meanwhile.
+            && let Ok(file) = File::open(entry.path())
+        {
+            fadvise(file, 0, None, Advice::DontNeed)?;
+        }
+    }
+    Ok(())
 }
 
 /// Copies the module to a folder that the server's user can read.

@@ -4,7 +4,8 @@ use std::time::Duration;
 /// How much to measure for a figure, and where.
 #[derive(Clone, Debug)]
 pub struct Effort<'a> {
-    /// The size of the data: TPC-H's scale factor, or millions of rows for [`range_scan`](super::range_scan).
+    /// The size of the data: TPC-H's scale factor in files.md; for the page cache, a multiple of each
+    /// figure's usual size.
     pub scale: f64,
     /// Number of rounds; each measures every variant once.
     pub rounds: usize,

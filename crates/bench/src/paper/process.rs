@@ -1,4 +1,5 @@
-//! What the kernel knows about a process: what it has read, written and computed, and where it may run.
+//! What the kernel knows about a process: what it has read, written and computed, and where it may run; and
+//! how busy all processors are.
 
 use std::fs;
 use std::path::Path;
@@ -38,6 +39,37 @@ impl Done {
 fn cpu_ticks(stat: &str) -> Option<u64> {
     let mut fields = stat[stat.rfind(')')? + 1..].split_whitespace().skip(11);
     Some(fields.next()?.parse::<u64>().ok()? + fields.next()?.parse::<u64>().ok()?)
+}
+
+/// What all processors of the machine have done since it started, in ticks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProcessorTime {
+    busy: u64,
+    all: u64,
+}
+
+impl ProcessorTime {
+    /// Reads it.
+    pub fn now() -> Result<Self> {
+        let stat = fs::read_to_string("/proc/stat").context("cannot read /proc/stat")?;
+        Self::parse(&stat).context("cannot parse /proc/stat")
+    }
+
+    /// The first line: user, nice, system, idle, iowait, irq, softirq (proc(5)). What follows is time that
+    /// the host takes away, and time of guests, which is part of user and nice.
+    fn parse(stat: &str) -> Option<Self> {
+        let words = stat.lines().next()?.strip_prefix("cpu ")?.split_whitespace().take(7);
+        let ticks: Vec<u64> = words.map(str::parse).collect::<Result<_, _>>().ok()?;
+        let [user, nice, system, idle, iowait, irq, softirq] = *ticks.as_array()?;
+        let busy = user + nice + system + irq + softirq;
+        Some(ProcessorTime { busy, all: busy + idle + iowait })
+    }
+
+    /// The share of the time since `before` in which processors were busy.
+    pub fn busy_since(self, before: Self) -> f64 {
+        let all = self.all.saturating_sub(before.all).max(1);
+        self.busy.saturating_sub(before.busy) as f64 / all as f64
+    }
 }
 
 /// The first child of a process whose command line contains a text.
@@ -105,6 +137,14 @@ mod tests {
     use std::process::{Command, Stdio};
 
     use super::*;
+
+    #[test]
+    fn processors_that_wait_for_a_disk_are_not_busy() {
+        let before = ProcessorTime::parse("cpu  10 0 10 70 10 0 0 0 0 0\ncpu0 1 2 3\n").unwrap();
+        let now = ProcessorTime::parse("cpu  40 0 20 100 30 5 5 9 40 0\n").unwrap();
+        assert_eq!(now.busy_since(before), 0.5);
+        assert_eq!(ProcessorTime::parse("cpu0 1 2 3 4 5 6 7 8"), None);
+    }
 
     #[test]
     fn processor_time_is_found_after_any_program_name() {

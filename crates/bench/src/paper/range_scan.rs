@@ -13,7 +13,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 
 use super::Effort;
-use super::process::{children_titled, page_tables_kib};
+use super::process::{ProcessorTime, children_titled, page_tables_kib as page_tables_kib_of};
 use super::stage::{Spot, start_pool, subfolder};
 use crate::child::run;
 use crate::far_memory::{FarMemory, interposer};
@@ -102,7 +102,7 @@ pub fn measure(effort: &Effort<'_>, stop: &StopFlag) -> Result<RangeScanReport> 
             for turn in 0..scenes.len() {
                 stop.check()?;
                 let scene = &mut scenes[(turn + round) % SPOTS.len()];
-                let (per_second, page_tables_kib) =
+                let Watched { per_second, page_tables_kib, .. } =
                     watched_pgbench(&mut scene.server, &[script.into()], sessions, effort.slice)?;
                 slices.push(Scanned { spot: scene.spot, sessions, round, per_second, page_tables_kib });
             }
@@ -181,22 +181,37 @@ pub(super) fn pgbench(
     per_second(&said).with_context(|| format!("cannot parse pgbench's output: {said}"))
 }
 
-/// As [`pgbench`], with the largest page tables of a session's process, in KiB; `None` if no session was
-/// seen.
+/// What [`watched_pgbench`] has seen.
+pub(super) struct Watched {
+    /// Transactions per second.
+    pub(super) per_second: f64,
+    /// How long pgbench was told to measure, in seconds.
+    pub(super) seconds: f64,
+    /// The largest page tables of a session's process, in KiB; `None` if no session was seen.
+    pub(super) page_tables_kib: Option<u64>,
+    /// The share of the time in which the machine's processors were busy.
+    pub(super) busy: f64,
+}
+
+/// As [`pgbench`], and watches sessions and processors meanwhile.
 pub(super) fn watched_pgbench(
     server: &mut Server,
     scripts: &[OsString],
     sessions: u32,
     slice: Duration,
-) -> Result<(f64, Option<u64>)> {
+) -> Result<Watched> {
     let id = server.id();
-    let mut most_kib = None;
+    let mut page_tables_kib = None;
     let look = || {
-        let tables = children_titled(id, SESSION_TITLE).filter_map(page_tables_kib);
-        most_kib = tables.max().max(most_kib);
+        let tables = children_titled(id, SESSION_TITLE).filter_map(page_tables_kib_of);
+        page_tables_kib = tables.max().max(page_tables_kib);
     };
-    let per_second = looking_meanwhile(LOOK_EVERY, look, || pgbench(server, scripts, sessions, slice))?;
-    Ok((per_second, most_kib))
+    let (per_second, busy) = looking_meanwhile(LOOK_EVERY, look, || -> Result<_> {
+        let before = ProcessorTime::now()?;
+        let per_second = pgbench(server, scripts, sessions, slice)?;
+        Ok((per_second, ProcessorTime::now()?.busy_since(before)))
+    })?;
+    Ok(Watched { per_second, seconds: whole_seconds(slice) as f64, page_tables_kib, busy })
 }
 
 /// A transaction of a run.

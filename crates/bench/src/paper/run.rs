@@ -7,12 +7,14 @@ use std::time::Duration;
 use anyhow::Result;
 
 use super::{Effort, report};
+use crate::databases::duckdb::DuckDb;
 use crate::files::{
     BYTES_MIN, Figure, FilesOptions, Section, is_about_files_alone, run_files, write_sections,
 };
 use crate::machine::scratch_dir;
 use crate::progress::warn;
 use crate::stop::StopFlag;
+use crate::table::peers::check_installed;
 use crate::throttle::ThrottledVolume;
 
 /// Size of the file behind the page cache at scale 1.
@@ -79,14 +81,24 @@ pub fn run_paper_cache(
     effort: &Effort<'_>,
     stop: &StopFlag,
 ) -> Result<String> {
+    // Not only when it is their turn.
+    if figures.contains(&Figure::CachedScan) {
+        check_installed(&["nbdkit", "nbdfuse"], "the peers")?;
+    }
+    if figures.iter().any(|figure| matches!(figure, Figure::Sigmod18 | Figure::Sigmod20)) {
+        DuckDb::find()?;
+    }
     let mut sections = Vec::new();
     if figures.iter().any(|&figure| is_about_files_alone(figure)) {
         sections.extend(about_cached_files(figures, effort, stop)?);
         write_sections(out_dir, &sections)?; // at once, because the other figures take long
     }
-    let others = report::measure(figures, effort, stop)?;
-    write_sections(out_dir, &others)?;
-    sections.extend(others);
+    // Each figure is written as soon as it is measured: all together take more than an hour.
+    for &figure in figures {
+        let measured = report::measure(&[figure], effort, stop)?;
+        write_sections(out_dir, &measured)?;
+        sections.extend(measured);
+    }
     Ok(tables(&sections))
 }
 

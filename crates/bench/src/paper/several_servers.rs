@@ -3,18 +3,14 @@
 //! Each server has its own data and its own cache, which has all pages. The pool has a single node.
 
 use std::ffi::OsString;
-use std::fs;
-use std::path::{Path, PathBuf};
 use std::thread;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use farpool_fabric::TransportChoice;
 
 use super::Effort;
-use super::cached_server::{FULL, ServerPlace, Sizes, data_bytes, fill, readable_module};
-use super::range_scan::{self, load, pgbench};
-use super::stage::subfolder;
-use crate::cgroup::MemoryLimit;
+use super::cached_server::{FULL, LimitedServer, ServerFacts, Shared, Sizes, VERIFIED_ONE_IN, fill};
+use super::range_scan::{load, pgbench};
 use crate::local_pool::{Lend, LocalPool};
 use crate::machine;
 use crate::page_cache::PageCache;
@@ -33,8 +29,6 @@ pub const SESSIONS: u32 = 8;
 /// How the node is reached.
 pub const TRANSPORTS: [&str; 2] = ["shm", "tcp"];
 const REGION_BYTES: u64 = 16 << 20;
-/// Which part of the pages are compared with the disk in the end.
-const VERIFIED_ONE_IN: u32 = 20;
 
 /// The results of a slice.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -52,31 +46,8 @@ pub struct Worked {
 pub struct ServersReport {
     /// Each number of servers once per round and transport.
     pub slices: Vec<Worked>,
-    /// Rows of each table.
-    pub rows: u64,
-    /// The limit of each server's memory.
-    pub limit_mib: u64,
-    /// Each server's own buffers.
-    pub buffers_mib: u64,
-    /// The server's version.
-    pub postgres: String,
-    /// Bytes of each table and its index.
-    pub data_bytes: u64,
-}
-
-/// What all servers share.
-struct Stage<'a> {
-    effort: &'a Effort<'a>,
-    work: &'a Path,
-    module: PathBuf,
-    sizes: Sizes,
-    scan: [OsString; 1],
-}
-
-/// A server with its data. Fields are dropped in this order.
-struct Scene {
-    server: Server,
-    limit: MemoryLimit,
+    /// Of each server.
+    pub facts: ServerFacts,
 }
 
 /// Measures over each transport in turn, and there all numbers of servers, round by round.
@@ -85,93 +56,78 @@ pub fn measure(effort: &Effort<'_>, stop: &StopFlag) -> Result<ServersReport> {
     let progress = Progress::on_stderr();
     let work = machine::scratch_dir(effort.work_dir, "farpool-servers-bench-")?;
     let sizes = Sizes::of((ROWS_PER_SCALE * effort.scale) as u64);
-    let module = readable_module(effort.farpool, &work)?;
     machine::require_disk(work.path(), SERVERS as u64 * sizes.room_mib())?;
-    let script = work.path().join("scan.sql");
-    fs::write(&script, range_scan::scan(sizes.rows())).context("cannot write the scan")?;
-    let stage = Stage { effort, work: work.path(), module, sizes, scan: [script.into_os_string()] };
+    let shared = Shared::prepare(effort, &work, sizes)?;
     let mut scenes = Vec::new();
     for number in 0..SERVERS {
         let step = progress.step(format!("loading {} rows, server {}", sizes.rows(), number + 1));
-        scenes.push(stage.scene(number, stop)?);
+        let scene = shared.server(shared.work, &format!("server-{number}"), true, &[], |options| {
+            Server::start(options, stop)
+        })?;
+        load(&scene.server, sizes.rows())?;
+        scenes.push(scene);
         step.done("loaded");
     }
-    let (data_bytes, postgres) = (data_bytes(&scenes[0].server)?, scenes[0].server.version()?);
+    let facts = shared.sizes.facts(&scenes[0].server)?;
     let mut slices = Vec::new();
     for transport in TRANSPORTS {
         let step = progress.step(format!("one node, {transport}"));
-        slices.extend(stage.over(transport, &mut scenes, data_bytes, stop)?);
+        slices.extend(over(&shared, transport, &mut scenes, facts.data_bytes, stop)?);
         step.done("measured");
     }
-    for mut scene in scenes {
-        scene.server.stop()?;
-        scene.limit.remove()?;
-    }
-    let (rows, limit_mib, buffers_mib) = (sizes.rows(), sizes.limit_mib(), sizes.buffers_mib());
-    Ok(ServersReport { slices, rows, limit_mib, buffers_mib, postgres, data_bytes })
+    scenes.into_iter().try_for_each(LimitedServer::remove)?;
+    Ok(ServersReport { slices, facts })
 }
 
-impl Stage<'_> {
-    fn scene(&self, number: usize, stop: &StopFlag) -> Result<Scene> {
-        let name = format!("server-{number}");
-        let dir = subfolder(self.work, &name)?;
-        let limit = MemoryLimit::create(&format!("farpool-servers-bench-{number}"), self.sizes.limit_mib())?;
-        let log = self.work.join(format!("{name}.log"));
-        let place = ServerPlace { dir: &dir, log: &log, limit: &limit, module: Some(&self.module) };
-        let server = self.sizes.with_options(&place, &[], |options| Server::start(options, stop))?;
-        load(&server, self.sizes.rows())?;
-        Ok(Scene { server, limit })
+fn over(
+    shared: &Shared<'_>,
+    transport: &'static str,
+    scenes: &mut [LimitedServer],
+    data_bytes: u64,
+    stop: &StopFlag,
+) -> Result<Vec<Worked>> {
+    let memory_bytes = shared.sizes.cache_bytes();
+    let bytes_each = SERVERS as u64 * (memory_bytes.next_multiple_of(REGION_BYTES) + REGION_BYTES);
+    let lend = Lend { nodes: 1, bytes_each, region_bytes: REGION_BYTES };
+    let pool = LocalPool::lending(shared.effort.farpool, lend, TransportChoice::Auto)?;
+    let mut caches = Vec::new();
+    for scene in &mut *scenes {
+        // The door of an earlier cache was removed with it, and a server looks for a door only when it
+        // starts.
+        scene.server.start_again(stop)?;
+        let memory = memory_bytes.to_string();
+        let options = ["--memory", &memory, "--broker", &pool.broker, "--transport", transport];
+        let options = options.map(OsString::from);
+        let cache = PageCache::attach(shared.effort.farpool, scene.server.data_directory(), options)?;
+        fill(&scene.server, &cache, (FULL * data_bytes as f64) as u64, stop)?;
+        caches.push(cache);
     }
+    let mut slices = Vec::new();
+    for round in 0..shared.effort.rounds {
+        let mut counts = COUNTS;
+        counts.rotate_left(round % COUNTS.len());
+        for servers in counts {
+            stop.check()?;
+            let per_second = together(shared, &mut scenes[..servers])?;
+            slices.push(Worked { transport, servers, per_second });
+        }
+    }
+    for mut cache in caches {
+        cache.verify(VERIFIED_ONE_IN)?;
+        cache.detach()?;
+    }
+    Ok(slices)
+}
 
-    fn over(
-        &self,
-        transport: &'static str,
-        scenes: &mut [Scene],
-        data_bytes: u64,
-        stop: &StopFlag,
-    ) -> Result<Vec<Worked>> {
-        let memory_bytes = self.sizes.cache_bytes();
-        let bytes_each = SERVERS as u64 * (memory_bytes.next_multiple_of(REGION_BYTES) + REGION_BYTES);
-        let lend = Lend { nodes: 1, bytes_each, region_bytes: REGION_BYTES };
-        let pool = LocalPool::lending(self.effort.farpool, lend, TransportChoice::Auto)?;
-        let mut caches = Vec::new();
-        for scene in &mut *scenes {
-            // The door of an earlier cache was removed with it, and a server looks for a door only when it
-            // starts.
-            scene.server.start_again(stop)?;
-            let memory = memory_bytes.to_string();
-            let options = ["--memory", &memory, "--broker", &pool.broker, "--transport", transport];
-            let options = options.map(OsString::from);
-            let cache = PageCache::attach(self.effort.farpool, scene.server.data_directory(), options)?;
-            fill(&scene.server, &cache, (FULL * data_bytes as f64) as u64, stop)?;
-            caches.push(cache);
-        }
-        let mut slices = Vec::new();
-        for round in 0..self.effort.rounds {
-            let mut counts = COUNTS;
-            counts.rotate_left(round % COUNTS.len());
-            for servers in counts {
-                stop.check()?;
-                let per_second = self.together(&mut scenes[..servers])?;
-                slices.push(Worked { transport, servers, per_second });
-            }
-        }
-        for mut cache in caches {
-            cache.verify(VERIFIED_ONE_IN)?;
-            cache.detach()?;
-        }
-        Ok(slices)
-    }
-
-    /// Scans per second of these servers, which work at the same time.
-    fn together(&self, scenes: &mut [Scene]) -> Result<f64> {
-        let work = |scene: &mut Scene| pgbench(&mut scene.server, &self.scan, SESSIONS, self.effort.slice);
-        let work = &work;
-        thread::scope(|scope| {
-            let working: Vec<_> = scenes.iter_mut().map(|scene| scope.spawn(move || work(scene))).collect();
-            working.into_iter().map(|working| working.join().expect("pgbench's thread does not panic")).sum()
-        })
-    }
+/// Scans per second of these servers, which work at the same time.
+fn together(shared: &Shared<'_>, scenes: &mut [LimitedServer]) -> Result<f64> {
+    let work =
+        |scene: &mut LimitedServer| pgbench(&mut scene.server, &shared.scan, SESSIONS, shared.effort.slice);
+    let work = &work;
+    thread::scope(|scope| {
+        let working: Vec<_> = scenes.iter_mut().map(|scene| scope.spawn(move || work(scene))).collect();
+        working.into_iter().map(|working| working.join().expect("pgbench's thread does not panic")).sum()
+    })
 }
 
 impl ServersReport {

@@ -7,19 +7,17 @@
 //! the next switchover.
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
-use std::fs::{self, File};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use rustix::fs::{Advice, fadvise};
 
 use super::Effort;
-use super::cached_server::{ServerPlace, Sizes, data_bytes, fill, readable_module};
-use super::range_scan::{self, Timed, load, pgbench, timed_pgbench};
+use super::cached_server::{
+    LimitedServer, REPLICATION, ServerFacts, Shared, Sizes, VERIFIED_ONE_IN, data_bytes, fill, forget_pages,
+};
+use super::range_scan::{Timed, load, pgbench, timed_pgbench};
 use super::stage::subfolder;
-use crate::cgroup::MemoryLimit;
 use crate::machine;
 use crate::meanwhile::looking_meanwhile;
 use crate::page_cache::{CacheOptions, PageCache};
@@ -45,12 +43,8 @@ const USABLE_WITHIN: Duration = Duration::from_secs(600);
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// How often the standby is asked for a restartpoint while the cache is handed over.
 const CHECKPOINT_EVERY: Duration = Duration::from_millis(200);
-/// Which part of the pages are compared with the disk after each switchover.
-const VERIFIED_ONE_IN: u32 = 20;
 const TRANSPORT: &str = "shm";
 const NODES: u32 = 2;
-/// Settings of servers that may have a standby.
-const REPLICATION: [(&str, &str); 2] = [("wal_level", "replica"), ("max_wal_senders", "4")];
 
 /// With what the new server's cache begins.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -96,33 +90,14 @@ pub struct SwitchoverReport {
     pub switched: Vec<Switched>,
     /// The first minute, as long as it was measured.
     pub minute: Duration,
-    /// Rows of the table.
-    pub rows: u64,
-    /// The limit of each server's memory.
-    pub limit_mib: u64,
-    /// Each server's own buffers.
-    pub buffers_mib: u64,
-    /// The server's version.
-    pub postgres: String,
-    /// Bytes of the table and its index.
-    pub data_bytes: u64,
+    /// Of each server.
+    pub facts: ServerFacts,
 }
 
-/// What all servers share.
+/// Where all servers are, and what they share.
 struct Stage<'a> {
-    effort: &'a Effort<'a>,
-    work: &'a Path,
+    shared: Shared<'a>,
     volume: &'a Path,
-    module: PathBuf,
-    sizes: Sizes,
-    scan: [OsString; 1],
-}
-
-/// A server with its files. Fields are dropped in this order.
-struct Member {
-    server: Server,
-    limit: MemoryLimit,
-    dir: PathBuf,
 }
 
 /// Measures both cases in turn, round by round.
@@ -132,18 +107,14 @@ pub fn measure(effort: &Effort<'_>, stop: &StopFlag) -> Result<SwitchoverReport>
     let work = machine::scratch_dir(effort.work_dir, "farpool-switchover-bench-")?;
     let sizes = Sizes::of((ROWS_PER_SCALE * effort.scale) as u64);
     let mount_point = subfolder(work.path(), "volume")?;
-    let module = readable_module(effort.farpool, &work)?;
     machine::require_disk(work.path(), 2 * sizes.room_mib())?;
     let mut volume = ThrottledVolume::make(work.path(), &mount_point, 2 * sizes.room_mib(), None)?;
-    let script = work.path().join("scan.sql");
-    fs::write(&script, range_scan::scan(sizes.rows())).context("cannot write the scan")?;
-    let (work, volume_dir, scan) = (work.path(), &*mount_point, [script.into_os_string()]);
-    let stage = Stage { effort, work, volume: volume_dir, module, sizes, scan };
+    let stage = Stage { shared: Shared::prepare(effort, &work, sizes)?, volume: &mount_point };
 
     let step = progress.step(format!("loading {} rows", sizes.rows()));
-    let mut primary = Member::start(&stage, 0, None, stop)?;
+    let mut primary = stage.member(0, None, stop)?;
     load(&primary.server, sizes.rows())?;
-    let (data_bytes, postgres) = (data_bytes(&primary.server)?, primary.server.version()?);
+    let facts = stage.shared.sizes.facts(&primary.server)?;
     let mut cache = stage.attach(&primary.server)?;
     step.done("loaded");
     let mut switched = Vec::new();
@@ -154,8 +125,8 @@ pub fn measure(effort: &Effort<'_>, stop: &StopFlag) -> Result<SwitchoverReport>
     });
     for (number, (round, case)) in (1..).zip(all) {
         let step = progress.step(format!("switchover, round {}: cache {}", round + 1, case.name()));
-        fill(&primary.server, &cache, (FILLED * data_bytes as f64) as u64, stop)?;
-        let standby = Member::start(&stage, number, Some(&primary.server), stop)?;
+        fill(&primary.server, &cache, (FILLED * facts.data_bytes as f64) as u64, stop)?;
+        let standby = stage.member(number, Some(&primary.server), stop)?;
         let (found, next);
         (found, next, cache) = stage.switch_over(&mut primary, standby, cache, case, stop)?;
         std::mem::replace(&mut primary, next).remove()?;
@@ -167,26 +138,40 @@ pub fn measure(effort: &Effort<'_>, stop: &StopFlag) -> Result<SwitchoverReport>
     primary.remove()?;
     volume.remove()?;
     let minute = effort.slice * MINUTE_SLICES;
-    let (limit_mib, buffers_mib, rows) = (sizes.limit_mib(), sizes.buffers_mib(), sizes.rows());
-    Ok(SwitchoverReport { switched, minute, rows, limit_mib, buffers_mib, postgres, data_bytes })
+    Ok(SwitchoverReport { switched, minute, facts })
 }
 
 impl Stage<'_> {
+    /// Starts an empty server, or the standby of a server. None of its pages are in the kernel's page cache
+    /// then.
+    fn member(&self, number: usize, of: Option<&Server>, stop: &StopFlag) -> Result<LimitedServer> {
+        let name = format!("server-{number}");
+        let member = self.shared.server(self.volume, &name, true, &REPLICATION, |options| match of {
+            Some(primary) => primary.start_standby(options, stop),
+            None => Server::start(options, stop),
+        })?;
+        forget_pages(&member.dir)?;
+        Ok(member)
+    }
+
     fn attach(&self, server: &Server) -> Result<PageCache> {
-        let options =
-            CacheOptions { memory_bytes: self.sizes.cache_bytes(), nodes: NODES, transport: TRANSPORT };
-        PageCache::attach_with_pool(self.effort.farpool, server.data_directory(), options)
+        let options = CacheOptions {
+            memory_bytes: self.shared.sizes.cache_bytes(),
+            nodes: NODES,
+            transport: TRANSPORT,
+        };
+        PageCache::attach_with_pool(self.shared.effort.farpool, server.data_directory(), options)
     }
 
     /// Lets the standby `new` take the place of `old`, and measures. Returns the new server with its cache.
     fn switch_over(
         &self,
-        old: &mut Member,
-        mut new: Member,
+        old: &mut LimitedServer,
+        mut new: LimitedServer,
         old_cache: PageCache,
         case: Case,
         stop: &StopFlag,
-    ) -> Result<(Switched, Member, PageCache)> {
+    ) -> Result<(Switched, LimitedServer, PageCache)> {
         let usable = (USABLE * data_bytes(&old.server)? as f64) as u64;
         let attached = if case == Case::Empty { Some(self.attach(&new.server)?) } else { None };
         old.server.stop()?;
@@ -209,7 +194,7 @@ impl Stage<'_> {
         let (promoted, (per_second, scans)) = (promoted?, measured?);
         while usable_at.is_none() {
             stop.check()?;
-            pgbench(&mut new.server, &self.scan, SESSIONS, self.effort.slice)?;
+            pgbench(&mut new.server, &self.shared.scan, SESSIONS, self.shared.effort.slice)?;
             let used = cache.status()?.used_bytes();
             usable_at = (used >= usable).then(|| begun.elapsed());
             let (used, usable) = (used >> 20, usable >> 20);
@@ -230,8 +215,14 @@ impl Stage<'_> {
     }
 
     fn first_minute(&self, server: &mut Server) -> Result<(f64, Vec<Timed>)> {
-        let dir = tempfile::tempdir_in(self.work).context("cannot make a folder for the latencies")?;
-        timed_pgbench(server, &self.scan, SESSIONS, self.effort.slice * MINUTE_SLICES, dir.path())
+        let dir = tempfile::tempdir_in(self.shared.work).context("cannot make a folder for the latencies")?;
+        timed_pgbench(
+            server,
+            &self.shared.scan,
+            SESSIONS,
+            self.shared.effort.slice * MINUTE_SLICES,
+            dir.path(),
+        )
     }
 }
 
@@ -243,56 +234,6 @@ fn hand_over(cache: PageCache, standby: &Server) -> Result<PageCache> {
         let _ = client.batch_execute("CHECKPOINT");
     };
     looking_meanwhile(CHECKPOINT_EVERY, checkpoint, || cache.hand_over(standby.data_directory(), TRANSPORT))
-}
-
-impl Member {
-    /// Starts an empty server, or the standby of a server. None of its pages are in the kernel's page cache
-    /// then.
-    fn start(stage: &Stage<'_>, number: usize, of: Option<&Server>, stop: &StopFlag) -> Result<Self> {
-        let name = format!("server-{number}");
-        let dir = subfolder(stage.volume, &name)?;
-        let limit =
-            MemoryLimit::create(&format!("farpool-switchover-bench-{number}"), stage.sizes.limit_mib())?;
-        let log = stage.work.join(format!("{name}.log"));
-        let place = ServerPlace { dir: &dir, log: &log, limit: &limit, module: Some(&stage.module) };
-        let server = stage.sizes.with_options(&place, &REPLICATION, |options| match of {
-            Some(primary) => primary.start_standby(options, stop),
-            None => Server::start(options, stop),
-        })?;
-        forget_pages(&dir)?;
-        Ok(Member { server, limit, dir })
-    }
-
-    /// Removes a server that was stopped, with its files.
-    fn remove(mut self) -> Result<()> {
-        self.limit.remove()?;
-        fs::remove_dir_all(&self.dir).with_context(|| format!("cannot remove {}", self.dir.display()))
-    }
-}
-
-/// Removes the pages of all files below a folder from the kernel's page cache: a base backup leaves them
-/// there.
-fn forget_pages(dir: &Path) -> Result<()> {
-    let cannot = || format!("cannot drop the cached pages of {}", dir.display());
-    // Only pages that are on the disk can be dropped.
-    rustix::fs::syncfs(File::open(dir).with_context(cannot)?).with_context(cannot)?;
-    drop_pages_below(dir).with_context(cannot)
-}
-
-fn drop_pages_below(dir: &Path) -> Result<()> {
-    for entry in fs::read_dir(dir)? {
-        let entry = entry?;
-        let kind = entry.file_type()?;
-        if kind.is_dir() {
-            drop_pages_below(&entry.path())?;
-        } else if kind.is_file()
-            // A server may remove files meanwhile.
-            && let Ok(file) = File::open(entry.path())
-        {
-            fadvise(file, 0, None, Advice::DontNeed)?;
-        }
-    }
-    Ok(())
 }
 
 impl Switched {

@@ -88,11 +88,15 @@ struct FilesArgs {
 /// Measure the page cache: databases behind it, a switchover, a single hit, and which pages stay in it
 ///
 /// What `make bench-cache` runs. Each figure replaces its section of cache.md and its drawing in the folder.
-/// cached-scan, sigmod16 and sigmod25 need root and control groups, PostgreSQL, and the module beside this
-/// program (make postgres-module); at scale 1, cached-scan needs 20 GiB of memory and 50 GiB of disk,
-/// sigmod16 4 GiB of memory and 10 GiB of disk, and sigmod25 4 GiB of memory and 8 GiB of disk. cached-page
-/// needs the interposer's library beside this program (cargo build -p farpool-preload), and at scale 1 3 GiB
-/// of memory and 2 GiB of disk. cached-hits measures no times.
+/// cached-page needs the interposer's library beside this program (cargo build -p farpool-preload), and
+/// cached-hits measures no times. All others need root and control groups, PostgreSQL, and the module beside
+/// this program (make postgres-module); sigmod18 and sigmod20 also need DuckDB (scripts/setup databases),
+/// and cached-scan needs nbdkit and nbdfuse (scripts/setup bench).
+///
+/// At scale 1, cached-scan needs 22 GB of memory and 50 GB of disk, sigmod18 and sigmod20 7 GB of memory
+/// and 10 GB of disk, sigmod24 5 GB of memory and 8 GB of disk, sigmod12, sigmod16 and sigmod25 4 GB of
+/// memory and 8 GB of disk, and cached-page 3 GB of memory and 2 GB of disk. cached-hits needs little of
+/// both.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
@@ -100,7 +104,8 @@ Examples:
   farpool bench paper cache --figure cached-scan --out /tmp/bench --scale 0.6 --rounds 1
   farpool bench paper cache --figure cached-page,cached-hits --out /tmp/bench --scale 0.1")]
 struct CacheArgs {
-    /// all, or some of cached-scan, sigmod16, sigmod25, cached-page, cached-hits
+    /// all, or some of cached-scan, sigmod12, sigmod16, sigmod18, sigmod20, sigmod24, sigmod25,
+    /// cached-page, cached-hits
     #[arg(long, value_name = "NAME", value_delimiter = ',', required = true)]
     figure: Vec<Wanted>,
 
@@ -108,7 +113,8 @@ struct CacheArgs {
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
 
-    /// How often to measure everything; the report has medians
+    /// How often to measure everything; the report has medians. sigmod18 and sigmod20 have at most three
+    /// rounds
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
     rounds: u16,
 
@@ -117,8 +123,9 @@ struct CacheArgs {
     #[arg(long, value_name = "N", default_value = "3", value_parser = parse_seconds)]
     seconds: Duration,
 
-    /// The size of the data. At 1 it is 3.1 GB for a database, 1.2 GB for one that is switched over, 300 MB
-    /// for each of several servers, 512 MB for single hits and 400 MB for what stays in the cache
+    /// The size of the data. At 1 it is 3.1 GB for cached-scan, 1.2 GB for sigmod12, sigmod16 and sigmod24,
+    /// 500 MB for sigmod18 and sigmod20, 300 MB for each server of sigmod25, 512 MB for cached-page, and
+    /// 400 MB for cached-hits
     #[arg(long, value_name = "FACTOR", default_value_t = 1.0, value_parser = parse_scale)]
     scale: f64,
 
@@ -203,14 +210,23 @@ pub fn run(args: PaperArgs) -> Result<()> {
     tell(run_paper(&figures, &options, &farpool, &stop)?)
 }
 
-/// Memory for each unit of the scale: the files on tmpfs, two caches, and what the servers may use.
-const MEMORY_PER_SCALE: f64 = 20e9;
+/// Memory that a figure of the page cache needs for each unit of the scale: caches, files on tmpfs, and what
+/// the servers may use.
+fn memory_per_scale(figure: Figure) -> f64 {
+    match figure {
+        Figure::CachedScan => 22e9,
+        Figure::Sigmod18 | Figure::Sigmod20 => 7e9,
+        Figure::Sigmod24 => 5e9,
+        Figure::Sigmod12 | Figure::Sigmod16 | Figure::Sigmod25 => 4e9,
+        Figure::CachedPage => 3e9,
+        _ => 0.0,
+    }
+}
 
 fn run_cache(args: CacheArgs) -> Result<()> {
     let figures = wanted(&args.figure, Document::Cache)?;
-    if figures.contains(&Figure::CachedScan) {
-        check_memory((args.scale * MEMORY_PER_SCALE) as u64, "this needs about", "lower --scale")?;
-    }
+    let most = figures.iter().map(|&figure| memory_per_scale(figure)).fold(0.0, f64::max);
+    check_memory((args.scale * most) as u64, "this needs about", "lower --scale")?;
     let (farpool, stop) = (own_file()?, StopFlag::on_signals()?);
     let effort = PaperEffort {
         rounds: usize::from(args.rounds),

@@ -1,9 +1,11 @@
 //! The reports on the papers' figures that run a database, each with its goals and its drawing.
 
 mod cached_hits;
+mod cached_queries;
 mod cached_scan;
 mod hash_sort;
 mod lending;
+mod memory_sizes;
 mod queries;
 mod range_scan;
 mod several_servers;
@@ -12,8 +14,10 @@ mod switchover;
 
 use anyhow::Result;
 
+use super::memory_sizes::Varied;
 use super::{Effort, Sample, Spot};
 use crate::chart::{Bar, FLOOR, OURS, PEER};
+use crate::databases::duckdb::Benchmark;
 use crate::files::{Figure, Section};
 use crate::spread::Spread;
 use crate::stop::StopFlag;
@@ -24,9 +28,13 @@ pub fn has(figure: Figure) -> bool {
         Figure::CachedHits,
         Figure::CachedScan,
         Figure::RangeScan,
+        Figure::Sigmod12,
         Figure::Sigmod13,
         Figure::Sigmod14,
         Figure::Sigmod16,
+        Figure::Sigmod18,
+        Figure::Sigmod20,
+        Figure::Sigmod24,
         Figure::Sigmod25,
         Figure::SmallTransactions,
     ];
@@ -51,8 +59,20 @@ pub fn measure(figures: &[Figure], effort: &Effort<'_>, stop: &StopFlag) -> Resu
     if figures.contains(&Figure::CachedScan) {
         sections.push(cached_scan::measure(effort, stop)?);
     }
+    if figures.contains(&Figure::Sigmod12) {
+        sections.push(memory_sizes::measure(Varied::Cache, effort, stop)?);
+    }
     if figures.contains(&Figure::Sigmod16) {
         sections.push(switchover::measure(effort, stop)?);
+    }
+    if figures.contains(&Figure::Sigmod18) {
+        sections.push(cached_queries::measure(Benchmark::TpcH, effort, stop)?);
+    }
+    if figures.contains(&Figure::Sigmod20) {
+        sections.push(cached_queries::measure(Benchmark::TpcDs, effort, stop)?);
+    }
+    if figures.contains(&Figure::Sigmod24) {
+        sections.push(memory_sizes::measure(Varied::Local, effort, stop)?);
     }
     if figures.contains(&Figure::Sigmod25) {
         sections.push(several_servers::measure(effort, stop)?);

@@ -4,8 +4,8 @@ use anyhow::Result;
 
 use crate::chart::{Bar, Chart, OURS, draw};
 use crate::files::{Figure, Section, conditions};
-use crate::paper::Effort;
 use crate::paper::several_servers::{self, COUNTS, SESSIONS, ServersReport, TRANSPORTS};
+use crate::paper::{Effort, ServerFacts};
 use crate::spread::{Spread, many, middle, ratio};
 use crate::stop::StopFlag;
 
@@ -52,7 +52,7 @@ fn section(report: &ServersReport, effort: &Effort<'_>) -> Section {
 }
 
 fn notes(report: &ServersReport, effort: &Effort<'_>) -> Vec<(&'static str, String)> {
-    let ServersReport { rows, limit_mib, buffers_mib, postgres, data_bytes, .. } = report;
+    let ServerFacts { rows, limit_mib, buffers_mib, postgres, data_bytes } = &report.facts;
     vec![
         ("Question", "how much do database servers slow each other down when their caches lie on one node?".into()),
         ("Compared with", "one server alone.".into()),
@@ -98,11 +98,7 @@ mod tests {
         };
         let report = ServersReport {
             slices: TRANSPORTS.into_iter().flat_map(|it| COUNTS.map(|servers| worked(it, servers))).collect(),
-            rows: 10_000,
-            limit_mib: 384,
-            buffers_mib: 8,
-            postgres: "15".into(),
-            data_bytes: 3 << 20,
+            facts: ServerFacts::sample(),
         };
         let (work_dir, farpool) = (Path::new("/"), Path::new("/"));
         let effort = Effort { rounds: 1, scale: 0.01, slice: Duration::from_secs(3), work_dir, farpool };

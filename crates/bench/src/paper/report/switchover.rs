@@ -4,9 +4,9 @@ use anyhow::Result;
 
 use crate::chart::{Bar, Chart, Course, Line, OURS, PEER, draw_all};
 use crate::files::{Figure, Section, Verdict, conditions};
-use crate::paper::Effort;
 use crate::paper::report::middle_run;
 use crate::paper::switchover::{self, Case, FILLED, SESSIONS, Switched, SwitchoverReport, USABLE};
+use crate::paper::{Effort, ServerFacts};
 use crate::spread::{Spread, middle, ratio};
 use crate::stop::StopFlag;
 
@@ -74,7 +74,8 @@ fn section(report: &SwitchoverReport, effort: &Effort<'_>) -> Section {
 }
 
 fn notes(report: &SwitchoverReport, effort: &Effort<'_>) -> Vec<(&'static str, String)> {
-    let SwitchoverReport { minute, rows, limit_mib, buffers_mib, postgres, data_bytes, .. } = report;
+    let SwitchoverReport { minute, facts, .. } = report;
+    let ServerFacts { rows, limit_mib, buffers_mib, postgres, data_bytes } = facts;
     let usable_mib = (USABLE * *data_bytes as f64) as u64 >> 20;
     vec![
         (
@@ -139,11 +140,7 @@ mod tests {
         let report = SwitchoverReport {
             switched: vec![switched(Case::Empty, 60.0, 30), switched(Case::HandedOver, 2.0, 10)],
             minute: Duration::from_secs(60),
-            rows: 10_000,
-            limit_mib: 384,
-            buffers_mib: 8,
-            postgres: "15".into(),
-            data_bytes: 3 << 20,
+            facts: ServerFacts::sample(),
         };
         let (work_dir, farpool) = (Path::new("/"), Path::new("/"));
         let effort = Effort { rounds: 1, scale: 0.01, slice: Duration::from_secs(3), work_dir, farpool };
