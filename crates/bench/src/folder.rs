@@ -7,7 +7,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use rustix::fs::OFlags;
@@ -20,6 +20,14 @@ use crate::progress::warn;
 const PREFIX: &str = "farpool-bench-";
 /// How often making a folder is tried: another run may remove it between its creation and its locking.
 const ATTEMPTS: u32 = 16;
+
+/// An empty folder inside a locked one.
+pub fn mountpoint() -> Result<(Folder, PathBuf)> {
+    let folder = Folder::make()?;
+    let dir = folder.path().join("mnt");
+    fs::create_dir(&dir)?;
+    Ok((folder, dir))
+}
 
 /// A folder of our own. Dropping it removes it.
 #[derive(Debug)]

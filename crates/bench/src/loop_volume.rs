@@ -20,7 +20,8 @@ pub const COMMAND_DEADLINE: Duration = Duration::from_secs(60);
 const UNMOUNT_DEADLINE: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(100);
 
-/// A mounted file system in a file. Dropping it unmounts it, and detaches the device; the file stays.
+/// A mounted file system in a file. Dropping it unmounts it, and detaches the device; the file stays. If the
+/// process is killed, mount and device stay as well: the owner of the file has to find and remove them.
 #[derive(Debug)]
 pub struct LoopVolume {
     mount_point: PathBuf,

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::Result;
 
 use crate::child::{Child, tied_politely};
-use crate::folder::Folder;
+use crate::folder::{Folder, mountpoint};
 use crate::table::peers::nbd::Nbdkit;
 
 /// For servers that have nothing to prepare before they serve.
@@ -37,9 +37,7 @@ impl NbdFile {
     }
 
     fn start(bytes: u64, source: &[&str], nbdkit: Option<Nbdkit>) -> Result<Self> {
-        let folder = Folder::make()?;
-        let dir = folder.path().join("mnt");
-        fs::create_dir(&dir)?;
+        let (folder, dir) = mountpoint()?;
         let path = dir.join("data");
         let mut command = tied_politely("nbdfuse");
         // It prints an error when it is ended.

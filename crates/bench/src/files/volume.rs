@@ -18,7 +18,7 @@ use super::client::{Answer, Ask, Opening, answer_of, ask_line};
 use super::fuse_floor;
 use super::ping_pong::PingPong;
 use crate::child::{Child, Talk, tied_politely};
-use crate::folder::Folder;
+use crate::folder::{Folder, mountpoint};
 use crate::local_pool::{Lend, LocalPool};
 use crate::nbd_file::NbdFile;
 
@@ -283,14 +283,6 @@ impl Ground {
         let file = nbd.path().to_owned();
         (Ground { _nbd: Some(nbd), ..Ground::default() }, file)
     }
-}
-
-/// An empty folder inside a locked one.
-fn mountpoint() -> Result<(Folder, PathBuf)> {
-    let folder = Folder::make()?;
-    let dir = folder.path().join("mnt");
-    fs::create_dir(&dir)?;
-    Ok((folder, dir))
 }
 
 /// Mounts a pool, and checks that it is mounted.

@@ -373,7 +373,10 @@ impl Stage<'_> {
             (subfolder(parent, case.folder())?, self.work.join(format!("{}.log", case.folder())));
         // Files on tmpfs count as memory of the server.
         let limit_mib = if case == Case::Tmpfs { self.room.all_mib() } else { self.room.limit_mib };
-        let limit = MemoryLimit::create(&format!("farpool-queries-bench-{}", case.folder()), limit_mib)?;
+        let limit = MemoryLimit::create(
+            &format!("farpool-queries-bench-{}-{}", std::process::id(), case.folder()),
+            limit_mib,
+        )?;
         // The first counts the bytes of temporary files.
         let module = case.far().map_or(String::new(), |_| format!(", {}", self.module.display()));
         let libraries = format!("pg_stat_statements{module}");
