@@ -49,6 +49,12 @@ pub trait Ground {
     /// named at any time.
     fn prefetch(&self, _at: usize) {}
 
+    /// What a word behind the door may hold, for a guess at what else to [`prefetch`](Self::prefetch). Any
+    /// word may be named at any time. `None`: no guess.
+    fn peek(&self, _at: usize) -> Option<u64> {
+        None
+    }
+
     /// A sequentially consistent fence.
     fn barrier(&self) -> impl Future<Output = ()>;
 

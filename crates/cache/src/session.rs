@@ -255,10 +255,9 @@ impl CacheSession {
         mut pread: impl FnMut(&mut [u8], u64) -> io::Result<usize>,
         mut sink: impl FnMut(usize, &[u8]),
     ) -> Option<u64> {
+        let first = u32::try_from(range.start / PAGE).ok();
         // While the kernel says which file it is.
-        if let (Some(Some(seen)), Ok(block)) =
-            (self.seen.get(fd.as_raw_fd() as usize), u32::try_from(range.start / PAGE))
-        {
+        if let (Some(Some(seen)), Some(block)) = (self.seen.get(fd.as_raw_fd() as usize), first) {
             self.caller.prefetch(&seen.known, block);
         }
         let replacements = self.replacements.so_far(fd);
@@ -267,6 +266,9 @@ impl CacheSession {
             return None;
         }
         seen.readable_at = Some(replacements);
+        if let Some(block) = first {
+            self.caller.prefetch_checksum(&seen.known, block);
+        }
         let before = Before { stamp: seen.stamp, replacements };
         let replacements = self.replacements;
         // Looked at again after the file was asked for, see `ask_for`.

@@ -105,6 +105,16 @@ impl<S: Slots> Shared<S> {
     }
 }
 
+impl<S> Shared<S> {
+    /// Runs an operation on the memory of the index that was found last. `None`: there is none, or the word
+    /// does not lie behind the door.
+    fn found<T>(&self, at: usize, operation: impl FnOnce(&Mapping, u64) -> T) -> Option<T> {
+        let index = self.index.borrow();
+        let ((_, index), at) = index.as_ref().zip(at.checked_sub(Layout::place(self.places)))?;
+        Some(operation(&index.words, at as u64 * WORD_BYTES))
+    }
+}
+
 impl<S: Slots> Ground for Shared<S> {
     async fn load(&self, at: usize) -> u64 {
         self.at(at, |words, offset| words.load(offset)).expect(WITHIN)
@@ -135,11 +145,11 @@ impl<S: Slots> Ground for Shared<S> {
     }
 
     fn prefetch(&self, at: usize) {
-        let index = self.index.borrow();
-        let behind = index.as_ref().zip(at.checked_sub(Layout::place(self.places)));
-        if let Some(((_, index), at)) = behind {
-            index.words.prefetch(at as u64 * WORD_BYTES, WORD_BYTES as usize);
-        }
+        self.found(at, |words, offset| words.prefetch(offset, WORD_BYTES as usize));
+    }
+
+    fn peek(&self, at: usize) -> Option<u64> {
+        self.found(at, |words, offset| words.load(offset).ok())?
     }
 
     async fn barrier(&self) {

@@ -216,6 +216,20 @@ impl<G: Ground, R: Rules> Caller<G, R> {
         None
     }
 
+    /// Has the processor fetch the checksum of the page that a read of this block is likely to find. Its home
+    /// bucket should have been [prefetched](Self::prefetch) a while ago.
+    pub(crate) fn prefetch_checksum(&self, file: &KnownFile, block: u32) {
+        let Some(number) = file.last_number() else { return };
+        let mut entries = self.layout.entries_of(self.layout.home(number, block));
+        let is_it = |entry: &u32| {
+            self.ground.peek(self.layout.key(*entry)).is_some_and(|key| Key(key).block() == block)
+        };
+        if let Some(found) = entries.find(is_it).and_then(|entry| self.ground.peek(self.layout.entry(entry)))
+        {
+            self.ground.prefetch(self.layout.checksum(Entry(found).slot()));
+        }
+    }
+
     /// Has the processor fetch what a read of this block is likely to look at first: the lines of its home
     /// bucket.
     pub(crate) fn prefetch(&self, file: &KnownFile, block: u32) {
