@@ -16,8 +16,10 @@ use crate::error::{DatabaseError, Ended, Stop, TxError};
 use crate::member::MemberCore;
 use crate::workers::ClientPlace;
 
-/// How often a change is tried. No other client writes there; only the log may be full for a moment.
-const TRIES: u32 = 100;
+/// The part of [`Timing::catalog_timeout`](crate::environment::Timing::catalog_timeout) for which a change is
+/// tried; others wait for all of it. No other client writes there, but the log or a ring of old versions may
+/// be full until the horizon has moved, which takes long on a busy machine.
+const TRYING_PART: u32 = 2;
 
 /// A client that changes the catalog, in the slot for that.
 pub(super) struct Change<'a, E: Environment> {
@@ -174,32 +176,33 @@ impl<E: Environment> Change<'_, E> {
         body: impl AsyncFn(&mut Transaction<'_, E::Rules>, &Catalog) -> Result<T, Stop>,
     ) -> Result<T, TxError> {
         let (worker, mut session) = (&self.worker, SessionState::new());
-        let mut last = TxError::CatalogBusy;
-        for _ in 0..TRIES {
+        let (endpoint, timing) = (self.memory().endpoint(), self.member.timing());
+        let give_up_at = endpoint.now_ns() + (timing.catalog_timeout / TRYING_PART).as_nanos() as u64;
+        loop {
             let mut transaction = worker.begin(&mut session).await?;
-            let done = match body(&mut transaction, &self.catalog).await {
-                Ok(done) => done,
+            let failed = match body(&mut transaction, &self.catalog).await {
+                Ok(done) => match transaction.commit().await {
+                    Ok(_) => {
+                        // Waits until a published cut has the commit, so that clients that are told of the
+                        // table find it. A failure to wait changes nothing: it is committed.
+                        let _ = worker.begin(&mut session).await;
+                        return Ok(done);
+                    }
+                    Err(CommitError::Conflict | CommitError::Busy) => TxError::CatalogBusy,
+                    Err(CommitError::Nothing(error)) => return Err(TxError::Memory(error)),
+                    Err(CommitError::Unknown(version)) => return Err(TxError::Unknown(version)),
+                    Err(error) => return Err(TxError::TooLarge(error)),
+                },
                 Err(Stop::For(error)) => return Err(error),
                 Err(Stop::Again(error)) => {
-                    last = error;
                     drop(transaction);
-                    self.memory().endpoint().sleep(self.member.timing().catalog_pause).await;
-                    continue;
+                    error
                 }
             };
-            match transaction.commit().await {
-                Ok(_) => {
-                    // Waits until a published cut has the commit, so that clients that are told of the table
-                    // find it. A failure to wait changes nothing: it is committed.
-                    let _ = worker.begin(&mut session).await;
-                    return Ok(done);
-                }
-                Err(CommitError::Conflict | CommitError::Busy) => {}
-                Err(CommitError::Nothing(error)) => return Err(TxError::Memory(error)),
-                Err(CommitError::Unknown(version)) => return Err(TxError::Unknown(version)),
-                Err(error) => return Err(TxError::TooLarge(error)),
+            if endpoint.now_ns() > give_up_at {
+                return Err(failed);
             }
+            endpoint.sleep(timing.catalog_pause).await;
         }
-        Err(last)
     }
 }
