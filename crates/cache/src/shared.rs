@@ -103,12 +103,9 @@ impl<S: Slots> Shared<S> {
         let index = self.index.borrow();
         operation(&index.as_ref().expect("an index was found").1)
     }
-}
 
-impl<S> Shared<S> {
-    /// Runs an operation on the memory of the index that was found last. `None`: there is none, or the word
-    /// does not lie behind the door.
-    fn found<T>(&self, at: usize, operation: impl FnOnce(&Mapping, u64) -> T) -> Option<T> {
+    /// As [`at`](Self::at), for guesses. `None`: there is no index, or the word does not lie behind the door.
+    fn at_if_there<T>(&self, at: usize, operation: impl FnOnce(&Mapping, u64) -> T) -> Option<T> {
         let index = self.index.borrow();
         let ((_, index), at) = index.as_ref().zip(at.checked_sub(Layout::place(self.places)))?;
         Some(operation(&index.words, at as u64 * WORD_BYTES))
@@ -145,11 +142,11 @@ impl<S: Slots> Ground for Shared<S> {
     }
 
     fn prefetch(&self, at: usize) {
-        self.found(at, |words, offset| words.prefetch(offset, WORD_BYTES as usize));
+        self.at_if_there(at, |words, offset| words.prefetch(offset, WORD_BYTES as usize));
     }
 
     fn peek(&self, at: usize) -> Option<u64> {
-        self.found(at, |words, offset| words.load(offset).ok())?
+        self.at_if_there(at, |words, offset| words.load(offset).ok())?
     }
 
     async fn barrier(&self) {

@@ -77,7 +77,7 @@ pub struct Timing {
     /// How long a client waits for another member's change of the catalog: longer than it usually takes to
     /// recover a member that has died during one.
     pub catalog_timeout: Duration,
-    /// Between two attempts to get the turn or the role to change the catalog.
+    /// Between two attempts to get the turn or the role to change the catalog, or to change it.
     pub catalog_pause: Duration,
     /// Between two searches for a free seat.
     pub seat_pause: Duration,

@@ -309,7 +309,10 @@ impl Cached {
             let open = borrowed(fd)?;
             self.with_session(engine, |session| {
                 let pread = |page: &mut [u8], at| sys::read_at(fd, page, at);
-                to.first().inspect(|room| room.prefetch());
+                // It is fetched while the page is looked up.
+                if let Some(room) = to.first() {
+                    room.prefetch();
+                }
                 let read = session.read(open, range, pread, |at, bytes| fill_from(to, at, bytes));
                 // Where nothing was read, the kernel says why: the file has ended, or there is an error.
                 read.filter(|bytes| *bytes > 0).map(|bytes| bytes as usize)

@@ -109,11 +109,8 @@ impl Room<'_> {
 
     /// Has the processor fetch the first cache lines of the room, for writing.
     pub fn prefetch(&self) {
-        #[cfg(target_arch = "x86_64")]
         for at in (0..self.bytes.min(PREFETCHED_BYTES)).step_by(CACHE_LINE_BYTES) {
-            use std::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};
-            // SAFETY: a prefetch accesses no memory as far as the language is concerned, and never faults.
-            unsafe { _mm_prefetch::<_MM_HINT_ET0>(self.start.wrapping_add(at).cast()) };
+            prefetch_line(self.start.wrapping_add(at));
         }
     }
 
@@ -131,6 +128,18 @@ impl Room<'_> {
         unsafe { ptr::copy_nonoverlapping(from.as_ptr(), self.start, from.len()) };
         self.behind(from.len()).prefetch();
     }
+}
+
+/// Has the processor fetch a cache line for writing, where there is an instruction for it here.
+fn prefetch_line(line: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};
+        // SAFETY: a prefetch accesses no memory as far as the language is concerned, and never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_ET0>(line.cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = line;
 }
 
 /// Fills rooms in order; returns how many bytes `from` has. Where rooms overlap, the later one wins.
