@@ -61,12 +61,22 @@ pub trait Link {
         }
     }
 
-    /// Carries out a READ before it returns, as if posted after all earlier operations; `posted.slot` is
+    /// Carries out an operation before it returns, as if posted after all earlier operations; `posted.slot` is
     /// ignored. `posted.local` need not lie in the arena, and must not be touched after this call has
     /// returned. `None`: the link cannot do that now, and has done nothing.
-    fn read_now(&mut self, _posted: &Posted) -> Option<Outcome> {
+    fn run_now(&mut self, _posted: &Posted) -> Option<Outcome> {
         None
     }
+
+    /// Carries out several operations before it returns, one after the other, up to the first that it cannot
+    /// carry out now; see [`Link::run_now`]. Their outcomes go to `outcomes`, in their order.
+    fn run_all_now(&mut self, batch: &[Posted], outcomes: &mut Vec<Outcome>) {
+        outcomes.extend(batch.iter().map_while(|posted| self.run_now(posted)));
+    }
+
+    /// Has the processor fetch the first bytes of a range that may be accessed soon, if the link accesses far
+    /// memory itself. Accesses nothing, so any range may be named.
+    fn prefetch(&self, _region: u32, _offset: u64, _bytes: usize) {}
 
     /// Sends what is waiting (one doorbell, one write for all that was posted since the last poll), and moves
     /// finished operations to `done`. Never blocks.

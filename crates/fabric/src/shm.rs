@@ -144,36 +144,27 @@ impl Link for ShmLink {
             }
             Op::Call { .. } => self.post_to_node(posted),
             // Not carried out: the next poll closes the link.
-            _ if self.finds_node_gone() => None,
-            _ => Some(self.access(&posted)),
+            // `None`: not carried out; the next poll closes the link.
+            _ => self.run_now(&posted),
         }
     }
 
-    fn post_batch(&mut self, batch: &[Posted], done: &mut Vec<Done>) {
+    fn run_now(&mut self, posted: &Posted) -> Option<Outcome> {
+        let is_for_node = matches!(posted.op, Op::Attach(_) | Op::Detach | Op::Call { .. });
+        (!is_for_node && !self.finds_node_gone()).then(|| self.access(posted))
+    }
+
+    fn run_all_now(&mut self, batch: &[Posted], outcomes: &mut Vec<Outcome>) {
         // All far words are prefetched first: the processor fetches them while the first ones are being
         // copied.
-        for posted in batch {
-            if let Some(Some(attached)) = self.attached.get(posted.region as usize) {
-                attached.prefetch(posted);
-            }
-        }
-        for posted in batch {
-            if let Some(outcome) = self.post(*posted) {
-                done.push(Done { slot: posted.slot, outcome });
-            }
-        }
+        batch.iter().for_each(|posted| self.prefetch(posted.region, posted.offset, posted.local.bytes));
+        outcomes.extend(batch.iter().map_while(|posted| self.run_now(posted)));
     }
 
-    fn read_now(&mut self, posted: &Posted) -> Option<Outcome> {
-        debug_assert!(matches!(posted.op, Op::Read));
-        if self.finds_node_gone() {
-            return None;
+    fn prefetch(&self, region: u32, offset: u64, bytes: usize) {
+        if let Some(Some(attached)) = self.attached.get(region as usize) {
+            attached.prefetch(offset, bytes);
         }
-        let outcome = self.access(posted);
-        if let Some(Some(attached)) = self.attached.get(posted.region as usize) {
-            attached.prefetch_next(posted);
-        }
-        Some(outcome)
     }
 
     fn poll(&mut self, done: &mut Vec<Done>) -> Result<(), LinkClosed> {

@@ -1,5 +1,5 @@
 //! The conformance suite over the simulated fabric. It covers packets that a node checks, served whole or
-//! torn word by word, and memory that clients copy to and from themselves.
+//! torn word by word, and memory that clients copy to and from themselves, later or at once.
 //!
 //! The suite uses threads and blocks, so the thread that polls drives the simulated world. Scenarios in which
 //! one seed gives one history are in the crate `farpool-sim`.
@@ -16,18 +16,23 @@ use farpool_fabric::{Clock, Host, Peer, Transport, conformance_tests};
 struct Simulated {
     path: Path,
     service: Service,
+    at_once: bool,
     place: LazyLock<(World, HostId)>,
 }
 
 impl Simulated {
     const fn new(path: Path, service: Service) -> Self {
-        let place: LazyLock<(World, HostId)> = LazyLock::new(world);
-        Simulated { path, service, place }
+        Simulated { path, service, at_once: false, place: LazyLock::new(|| world(0)) }
+    }
+
+    const fn at_once() -> Self {
+        let (path, service) = (Path::Shared, Service::Whole);
+        Simulated { path, service, at_once: true, place: LazyLock::new(|| world(1_000)) }
     }
 }
 
-fn world() -> (World, HostId) {
-    let world = World::new(WorldConfig { self_driven: true, ..WorldConfig::new(1) });
+fn world(at_once_permille: u32) -> (World, HostId) {
+    let world = World::new(WorldConfig { self_driven: true, at_once_permille, ..WorldConfig::new(1) });
     let host = world.add_host(1_000_000);
     (world, host)
 }
@@ -60,6 +65,10 @@ impl Carrier for Simulated {
         false
     }
 
+    fn reads_now(&self) -> bool {
+        self.at_once
+    }
+
     fn clock(&self) -> Rc<dyn Clock> {
         let (world, host) = &*self.place;
         Rc::new(world.clock(*host))
@@ -67,17 +76,18 @@ impl Carrier for Simulated {
 }
 
 macro_rules! suites {
-    ($($suite:ident: $path:expr, $service:expr;)*) => {
+    ($($suite:ident: $carrier:expr;)*) => {
         $(mod $suite {
             use super::*;
 
-            conformance_tests!(Simulated::new($path, $service));
+            conformance_tests!($carrier);
         })*
     };
 }
 
 suites! {
-    checked_whole: Path::Checked, Service::Whole;
-    checked_torn: Path::Checked, Service::Torn;
-    shared: Path::Shared, Service::Whole;
+    checked_whole: Simulated::new(Path::Checked, Service::Whole);
+    checked_torn: Simulated::new(Path::Checked, Service::Torn);
+    shared: Simulated::new(Path::Shared, Service::Whole);
+    shared_at_once: Simulated::at_once();
 }

@@ -102,7 +102,13 @@ fn world_of(seed: u64, mutation: Option<&'static str>, trace: bool, random: &mut
         Some(FENCE_FLAG) => Some(Mutation::FenceFlagIgnored),
         _ => None,
     };
-    World::new(WorldConfig { network: Network::default(), faults, mutation, trace, ..WorldConfig::new(seed) })
+    World::new(WorldConfig {
+        network: Network::default(),
+        faults,
+        mutation,
+        trace,
+        ..WorldConfig::new(seed).with_operations_at_once()
+    })
 }
 
 /// The rate of a clock that is up to 10 % off.

@@ -274,7 +274,7 @@ fn world_of(seed: u64, trace: bool, faults: Faults) -> World {
         gap: Span::new(200, 2_000_000),
         ..Network::default()
     };
-    World::new(WorldConfig { network, faults, trace, ..WorldConfig::new(seed) })
+    World::new(WorldConfig { network, faults, trace, ..WorldConfig::new(seed).with_operations_at_once() })
 }
 
 /// The rate of a clock that is up to 10 % off.

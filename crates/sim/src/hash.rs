@@ -184,7 +184,12 @@ fn world_of(seed: u64, trace: bool, random: &mut Random) -> World {
         silent_permille: some(300),
         ..Faults::default()
     };
-    World::new(WorldConfig { network: Network::default(), faults, trace, ..WorldConfig::new(seed) })
+    World::new(WorldConfig {
+        network: Network::default(),
+        faults,
+        trace,
+        ..WorldConfig::new(seed).with_operations_at_once()
+    })
 }
 
 /// One to three nodes with one or two pieces of the index each.

@@ -257,7 +257,12 @@ fn world_of(seed: u64, trace: bool, kinds: FaultKinds, random: &mut Random) -> W
         stall: Some(Span::new(2_000, 200_000)),
         ..Faults::default()
     };
-    World::new(WorldConfig { network: Network::default(), faults, trace, ..WorldConfig::new(seed) })
+    World::new(WorldConfig {
+        network: Network::default(),
+        faults,
+        trace,
+        ..WorldConfig::new(seed).with_operations_at_once()
+    })
 }
 
 /// One or two nodes with a database that no process has opened yet.

@@ -143,7 +143,15 @@ fn world_of(seed: u64, trace: bool, random: &mut Random) -> (World, Delivery) {
         parts: 3,
         ..Network::default()
     };
-    (World::new(WorldConfig { network, faults, trace, ..WorldConfig::new(seed) }), delivery)
+    (
+        World::new(WorldConfig {
+            network,
+            faults,
+            trace,
+            ..WorldConfig::new(seed).with_operations_at_once()
+        }),
+        delivery,
+    )
 }
 
 /// The rate of a clock that is up to 10 % off.

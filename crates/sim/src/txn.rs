@@ -373,7 +373,13 @@ fn world_of(seed: u64, trace: bool, random: &mut Random) -> World {
         ..Faults::default()
     };
     let mutation = mutation::is(broken::BUSY_FORGOTTEN).then_some(Mutation::BusyForgotten);
-    World::new(WorldConfig { network: Network::default(), faults, mutation, trace, ..WorldConfig::new(seed) })
+    World::new(WorldConfig {
+        network: Network::default(),
+        faults,
+        mutation,
+        trace,
+        ..WorldConfig::new(seed).with_operations_at_once()
+    })
 }
 
 /// One to three nodes with some records each, and the oracle on the first or on several.

@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 
 use farpool_wire::{Epoch, MAX_TRANSFER_BYTES, NodeId, Refusal, RemoteAddr};
 
-use super::queue::{Queue, to_result};
+use super::queue::{NO_SLOT, Queue, to_result};
 use super::table::Table;
 use super::{MAX_BATCH, Shared};
 use crate::arena::ArenaBuf;
@@ -24,6 +24,8 @@ pub struct Batch {
     buffer: ArenaBuf,
     operations: Vec<Planned>,
     results: Vec<Result<u64, OpError>>,
+    /// The first operation that has not been handed over. All before it have ended.
+    next: usize,
     fence_next: bool,
 }
 
@@ -39,7 +41,7 @@ struct Planned {
 impl Batch {
     /// An empty batch whose transfers go to and come from `buffer`.
     pub fn new(buffer: ArenaBuf) -> Self {
-        Batch { buffer, operations: Vec::new(), results: Vec::new(), fence_next: false }
+        Batch { buffer, operations: Vec::new(), results: Vec::new(), next: 0, fence_next: false }
     }
 
     /// Adds a READ into a part of the buffer.
@@ -120,25 +122,29 @@ impl Batch {
         self.results[place as usize] = to_result(node, outcome);
     }
 
-    /// Makes room for the results, and collects the operations to post; `posting_places` holds the place of
-    /// each in the batch.
-    fn plan(&mut self, node: NodeId, table: &mut Table) {
+    /// Makes room for the results.
+    fn begin(&mut self, node: NodeId) {
+        self.next = 0;
         self.results.clear();
         // Replaced by the outcomes; stays only for operations that were never handed over.
         self.results.resize(self.operations.len(), Err(OpError::NotSent { node }));
+    }
+
+    /// Collects the operations that have not been handed over; `posting_places` holds the place of each in
+    /// the batch.
+    fn collect(&mut self, node: NodeId, table: &mut Table) {
         table.posting.clear();
         table.posting_places.clear();
         let local = self.buffer.as_local();
-        for (place, planned) in (0u32..).zip(&self.operations) {
+        for (place, planned) in self.operations.iter().enumerate().skip(self.next) {
             assert_eq!(planned.at.region.node, node, "an address of another node");
             if planned.range.len() > MAX_TRANSFER_BYTES {
-                self.results[place as usize] = Err(OpError::Refused(Refusal::TooLong));
+                self.results[place] = Err(OpError::Refused(Refusal::TooLong));
                 continue;
             }
-            let slot = table.take_place();
-            table.posting_places.push(place);
+            table.posting_places.push(place as u32);
             table.posting.push(Posted {
-                slot,
+                slot: NO_SLOT,
                 op: planned.op,
                 region: planned.at.region.index,
                 epoch: planned.epoch,
@@ -159,7 +165,8 @@ impl Queue {
     ///
     /// They are posted in the order added. When the queue is closed, all are [`OpError::NotSent`].
     /// Dropping the future keeps the batch's buffer until nothing of it is in flight.
-    pub fn run(&self, batch: Batch) -> Running<'_> {
+    pub fn run(&self, mut batch: Batch) -> Running<'_> {
+        batch.begin(self.node);
         Running { queue: self, stage: Stage::Unposted(Some(batch), None) }
     }
 }
@@ -188,7 +195,7 @@ impl Future for Running<'_> {
         let mut table = shared.table.borrow_mut();
         let finished = match &mut this.stage {
             Stage::Unposted(batch, ticket) => {
-                let wanted = batch.as_ref().map_or(0, Batch::len);
+                let wanted = batch.as_mut().map_or(0, |batch| run_now(this.queue, shared, &mut table, batch));
                 let open = table.queues[this.queue.index].link.is_some();
                 if open && wanted > 0 && !table.admit(wanted, ticket, context.waker()) {
                     return Poll::Pending;
@@ -218,23 +225,43 @@ impl Future for Running<'_> {
     }
 }
 
-/// Hands a batch to its link. Returns the batch if all operations completed at once, else the index under
-/// which the table keeps it.
+/// Carries out as much of a batch as can be done at once. Returns how many operations are left; the table's
+/// scratch has them.
+fn run_now(queue: &Queue, shared: &Shared, table: &mut Table, batch: &mut Batch) -> usize {
+    batch.collect(queue.node, table);
+    let Table { queues, posting, posting_places, outcomes, .. } = table;
+    if let Some(link) = &mut queues[queue.index].link {
+        link.run_all_now(posting, outcomes);
+    }
+    let ended = outcomes.len();
+    for (&place, outcome) in posting_places.iter().zip(outcomes.drain(..)) {
+        batch.settle(place, queue.node, outcome);
+    }
+    posting.drain(..ended);
+    posting_places.drain(..ended);
+    batch.next = posting_places.first().map_or(batch.operations.len(), |place| *place as usize);
+    let left = posting.len();
+    if table.note_completed_at_once(ended) {
+        table.poll(shared.clock.now_ns());
+    }
+    left
+}
+
+/// Hands what is left of a batch to its link. Returns the batch if all operations completed at once, else the
+/// index under which the table keeps it.
 fn post(
     queue: &Queue,
     shared: &Shared,
     table: &mut Table,
-    mut batch: Batch,
+    batch: Batch,
     context: &mut Context<'_>,
 ) -> Result<Batch, u32> {
     let index = queue.index;
-    if table.queues[index].link.is_none() {
-        batch.results.clear();
-        batch.results.resize(batch.operations.len(), Err(OpError::NotSent { node: queue.node }));
+    if table.posting.is_empty() || table.queues[index].link.is_none() {
         return Ok(batch);
     }
-    batch.plan(queue.node, table);
-    let posting = std::mem::take(&mut table.posting);
+    let mut posting = std::mem::take(&mut table.posting);
+    posting.iter_mut().for_each(|posted| posted.slot = table.take_place());
     let places = std::mem::take(&mut table.posting_places);
     let mut done = table.take_scratch();
     let link = table.queues[index].link.as_mut().expect("checked above");

@@ -4,13 +4,13 @@ use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use farpool_wire::{Epoch, MAX_TRANSFER_BYTES, Refusal, RegionId, RemoteAddr};
+use farpool_wire::{Epoch, MAX_TRANSFER_BYTES, NodeId, Refusal, RegionId, RemoteAddr};
 
-use super::queue::{Queue, to_result};
+use super::queue::{NO_SLOT, Queue, to_result};
 use super::{Shared, Table};
 use crate::arena::ArenaBuf;
 use crate::op::OpError;
-use crate::seam::{LocalSlice, Op, Posted};
+use crate::seam::{LocalSlice, Op, Outcome, Posted};
 
 /// Where an operation acts.
 #[derive(Clone, Copy)]
@@ -90,47 +90,65 @@ impl Operating<'_> {
     fn post(&mut self, shared: &Shared, table: &mut Table, context: &mut Context<'_>) -> Poll<Output> {
         let Stage::Unposted(buffer, ticket) = &mut self.stage else { unreachable!("the caller looked") };
         let Queue { index, node, .. } = *self.queue;
-        if table.queues[index].link.is_none() {
+        let Some(link) = table.queues[index].link.as_mut() else {
             if let Some(ticket) = ticket.take() {
                 table.leave(ticket);
             }
             return Poll::Ready((buffer.take(), Err(OpError::NotSent { node })));
-        }
+        };
         let is_transfer = matches!(self.op, Op::Read | Op::Write);
         if is_transfer && buffer.as_ref().is_some_and(|buffer| buffer.len() > MAX_TRANSFER_BYTES) {
             return Poll::Ready((buffer.take(), Err(OpError::Refused(Refusal::TooLong))));
         }
-        if !table.admit(1, ticket, context.waker()) {
-            return Poll::Pending;
-        }
-        let slot = table.take_place();
-        let link = table.queues[index].link.as_mut().expect("checked above");
-        let outcome = link.post(Posted {
-            slot,
+        let mut posted = Posted {
+            slot: NO_SLOT,
             op: self.op,
             region: self.target.region.index,
             epoch: self.target.epoch,
             offset: self.target.offset,
             local: buffer.as_ref().map_or(LocalSlice::NONE, ArenaBuf::as_local),
             fence: self.fence,
-        });
+        };
+        if let Some(outcome) = link.run_now(&posted) {
+            if let Some(ticket) = ticket.take() {
+                table.leave(ticket);
+            }
+            return completed_at_once(shared, table, node, buffer.take(), outcome);
+        }
+        if !table.admit(1, ticket, context.waker()) {
+            return Poll::Pending;
+        }
+        posted.slot = table.take_place();
+        let link = table.queues[index].link.as_mut().expect("checked above");
+        let outcome = link.post(posted);
         let buffer = buffer.take();
         match outcome {
             Some(outcome) => {
-                table.return_place(slot);
-                if table.note_completed_at_once() {
-                    table.poll(shared.clock.now_ns());
-                }
-                Poll::Ready((buffer, to_result(node, outcome)))
+                table.return_place(posted.slot);
+                completed_at_once(shared, table, node, buffer, outcome)
             }
             None => {
                 // Moving the handle does not move the bytes whose address the link knows.
-                table.launch(slot, index, shared.deadline_from_now(), context.waker().clone(), buffer);
-                self.stage = Stage::Posted(slot);
+                let deadline_ns = shared.deadline_from_now();
+                table.launch(posted.slot, index, deadline_ns, context.waker().clone(), buffer);
+                self.stage = Stage::Posted(posted.slot);
                 Poll::Pending
             }
         }
     }
+}
+
+fn completed_at_once(
+    shared: &Shared,
+    table: &mut Table,
+    node: NodeId,
+    buffer: Option<ArenaBuf>,
+    outcome: Outcome,
+) -> Poll<Output> {
+    if table.note_completed_at_once(1) {
+        table.poll(shared.clock.now_ns());
+    }
+    Poll::Ready((buffer, to_result(node, outcome)))
 }
 
 impl Drop for Operating<'_> {
@@ -148,7 +166,7 @@ mod tests {
     use std::cell::Cell;
     use std::rc::Rc;
 
-    use farpool_wire::{Hello, NodeId, SessionId};
+    use farpool_wire::{Hello, SessionId};
 
     use super::*;
     use crate::clock::Clock;

@@ -13,8 +13,8 @@ use crate::arena::ArenaBuf;
 use crate::op::{CallAnswer, OpError, Uncertain};
 use crate::seam::{LocalSlice, Op, Outcome, Posted};
 
-/// The slot of a READ by `read_now`, which is never in flight.
-const NO_SLOT: u32 = u32::MAX;
+/// The slot of an operation that is carried out at once, and so is never in flight.
+pub(super) const NO_SLOT: u32 = u32::MAX;
 
 /// One connection to one node. Dropping it closes it.
 pub struct Queue {
@@ -99,16 +99,20 @@ impl Queue {
         }
         let shared = &*self.endpoint.shared;
         let mut table = shared.table.borrow_mut();
-        let outcome = table.queues[self.index].link.as_mut()?.read_now(&Posted {
+        let link = table.queues[self.index].link.as_mut()?;
+        let (region, offset) = (from.region.index, from.offset);
+        let local = LocalSlice { start: to.as_mut_ptr(), bytes: to.len() };
+        let outcome = link.run_now(&Posted {
             slot: NO_SLOT,
             op: Op::Read,
-            region: from.region.index,
+            region,
             epoch,
-            offset: from.offset,
-            local: LocalSlice { start: to.as_mut_ptr(), bytes: to.len() },
+            offset,
+            local,
             fence: false,
         })?;
-        if table.note_completed_at_once() {
+        link.prefetch(region, offset.saturating_add(to.len() as u64), to.len());
+        if table.note_completed_at_once(1) {
             table.poll(shared.clock.now_ns());
         }
         Some(to_result(self.node, outcome).map(drop))

@@ -44,10 +44,12 @@ pub(super) struct Table {
     sleeping: Vec<Sleeper>,
     /// Operations that were completed at once while others waited, since those were last polled.
     at_once: u32,
-    /// Scratch: completions, the operations of a batch, and their places in it.
+    /// Scratch: completions, the operations of a batch, their places in it, and the outcomes of those that
+    /// were carried out at once.
     done: Vec<Done>,
     pub(super) posting: Vec<Posted>,
     pub(super) posting_places: Vec<u32>,
+    pub(super) outcomes: Vec<Outcome>,
 }
 
 /// One queue: a session with a node, and the link of its present incarnation.
@@ -133,16 +135,17 @@ impl Table {
             done: Vec::new(),
             posting: Vec::new(),
             posting_places: Vec::new(),
+            outcomes: Vec::new(),
         }
     }
 
-    /// Counts an operation that completed at once. Returns whether so many did that those in flight have to
-    /// be polled: a task that posts one after the other never returns to the executor.
-    pub(super) fn note_completed_at_once(&mut self) -> bool {
+    /// Counts operations that completed at once. Returns whether so many did that those in flight have to be
+    /// polled: a task that posts one after the other never returns to the executor.
+    pub(super) fn note_completed_at_once(&mut self, operations: usize) -> bool {
         if self.busy.is_empty() {
             return false;
         }
-        self.at_once += 1;
+        self.at_once += operations as u32;
         if self.at_once < AT_ONCE_PER_POLL {
             return false;
         }

@@ -54,15 +54,9 @@ impl Attached {
         MappedWord { words: &self.words, offset: self.word_offset }
     }
 
-    /// Prefetches what an operation will access.
-    pub(super) fn prefetch(&self, posted: &Posted) {
-        self.memory.prefetch(posted.offset, posted.local.bytes);
-    }
-
-    /// Prefetches the beginning of what follows the bytes of an operation: the next piece of a long read.
-    pub(super) fn prefetch_next(&self, posted: &Posted) {
-        let bytes = posted.local.bytes;
-        self.memory.prefetch(posted.offset.saturating_add(bytes as u64), bytes);
+    /// Prefetches the beginning of a range.
+    pub(super) fn prefetch(&self, offset: u64, bytes: usize) {
+        self.memory.prefetch(offset, bytes);
     }
 
     fn touch(&self, posted: &Posted) -> Result<u64, AccessError> {

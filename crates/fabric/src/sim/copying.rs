@@ -18,11 +18,14 @@ use farpool_wire::{Epoch, GrantMode, Refusal};
 use crate::host::access_refusal;
 use crate::memory::{Mapping, Protection};
 use crate::op::Uncertain;
-use crate::seam::{Op, Outcome};
+use crate::seam::{Op, Outcome, Posted};
 use crate::sim::events::Event;
 use crate::sim::order::{Handed, Order, Reply, Request};
 use crate::sim::settings::Mutation;
 use crate::sim::state::State;
+
+/// The longest gap between two parts of an operation that is carried out at once.
+const LONGEST_GAP_NS: u64 = 1_000;
 
 /// A link's own mappings, and the operations it has yet to carry out.
 #[derive(Default)]
@@ -126,14 +129,61 @@ impl Copying {
 impl State {
     /// Queues an operation behind those that this client has yet to carry out.
     pub(super) fn begin_copy(&mut self, connection: u64, order: Order) {
-        let id = self.next_id();
-        let parts = order.parts(self.config.network.parts, &mut self.random);
-        let gathered = vec![0; if let Op::Read = order.op { order.length } else { 0 }];
+        let copying = self.copying(order);
+        let id = copying.id;
         let Some(copier) = self.copier(connection) else { return };
-        copier.queue.push_back(Copying { id, order, begun: None, parts, gathered, value: 0 });
+        copier.queue.push_back(copying);
         if copier.queue.len() == 1 {
             self.schedule_copy(connection, id);
         }
+    }
+
+    /// Carries out an operation at once, if the settings and the seed say so, and nothing that this client has
+    /// posted is left to do. What others do meanwhile takes effect before it, between its parts, and after
+    /// it. Returns its outcome, and what a READ has found.
+    pub(super) fn run_now(&mut self, connection: u64, posted: &Posted) -> Option<(Outcome, Vec<u8>)> {
+        let is_for_node = matches!(posted.op, Op::Attach(_) | Op::Detach | Op::Call { .. });
+        let (at_once, looks_again) = (self.config.at_once_permille, self.looks_again());
+        let link = self.links.get(&connection)?;
+        let is_idle = link.closed.is_none() && link.copier.as_ref()?.queue.is_empty();
+        if is_for_node || !is_idle || !self.random.chance(at_once) {
+            return None;
+        }
+        let order = Order::of(posted);
+        let (region, slot, at) = (order.region, u64::from(order.slot), order.offset);
+        self.note("connection {} carries out at once: slot {}, at {}", &[connection, slot, at]);
+        let mut copying = self.copying(order);
+        loop {
+            let attached = self.copier(connection)?.attached.get(&region).cloned();
+            match copying.go_on(attached.as_ref(), looks_again) {
+                Progress::Goes(_) => self.pass_time(),
+                Progress::Ends(outcome) => return Some((outcome, copying.gathered)),
+                Progress::Moved(outcome) => {
+                    self.copier(connection)?.attached.remove(&region);
+                    return Some((outcome, copying.gathered));
+                }
+            }
+        }
+    }
+
+    /// Lets the time between two parts of a copy pass. No task runs meanwhile, so it is short: a preempted
+    /// thread is what copies that are not carried out at once are for.
+    fn pass_time(&mut self) {
+        let gap_ns = self.config.network.gap.draw(&mut self.random);
+        let until_ns = self.now_ns + gap_ns.min(LONGEST_GAP_NS);
+        while self.events.next_at().is_some_and(|at_ns| at_ns <= until_ns) && self.step() {}
+        self.advance_to(until_ns);
+    }
+
+    fn looks_again(&self) -> bool {
+        self.config.mutation != Some(Mutation::EpochWordNotCheckedAfterCopy)
+    }
+
+    fn copying(&mut self, order: Order) -> Copying {
+        let id = self.next_id();
+        let parts = order.parts(self.config.network.parts, &mut self.random);
+        let gathered = vec![0; if let Op::Read = order.op { order.length } else { 0 }];
+        Copying { id, order, begun: None, parts, gathered, value: 0 }
     }
 
     fn copier(&mut self, connection: u64) -> Option<&mut Copier> {
@@ -152,7 +202,7 @@ impl State {
             self.events.at(running_ns, Event::Copy { connection, operation });
             return;
         }
-        let looks_again = self.config.mutation != Some(Mutation::EpochWordNotCheckedAfterCopy);
+        let looks_again = self.looks_again();
         let Some(copier) = self.copier(connection) else { return };
         let Some(copying) = copier.queue.front_mut().filter(|copying| copying.id == operation) else {
             return;

@@ -96,6 +96,12 @@ impl Link for SimLink {
         None
     }
 
+    fn run_now(&mut self, posted: &Posted) -> Option<Outcome> {
+        let (outcome, data) = self.world.lock().run_now(self.connection, posted)?;
+        copy_to(posted.local, outcome, &data);
+        Some(outcome)
+    }
+
     fn poll(&mut self, done: &mut Vec<Done>) -> Result<(), LinkClosed> {
         let mut state = self.world.lock();
         if state.config.self_driven && state.links[&self.connection].inbox.is_empty() && !state.step() {
@@ -132,15 +138,20 @@ impl SimLink {
     /// Moves the data of a READ or a call to its caller. An outcome that no operation waits for is dropped.
     fn finish(&mut self, slot: u32, outcome: Outcome, data: &[u8]) -> Option<Done> {
         let local = self.waiting.get_mut(slot as usize)?.take()?;
-        // More data arrives only if a world is broken on purpose: then it goes to another operation than the
-        // one that asked for it.
-        let bytes = data.len().min(local.bytes);
-        if bytes > 0 && matches!(outcome, Outcome::Done(_)) {
-            // SAFETY: in bounds by `min`; the buffer belongs to the operation that completes only now, so
-            // nothing else accesses it, and the endpoint keeps it until then.
-            unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), local.start, bytes) };
-        }
+        copy_to(local, outcome, data);
         Some(Done { slot, outcome })
+    }
+}
+
+/// Moves what an operation has found to its caller.
+fn copy_to(local: LocalSlice, outcome: Outcome, data: &[u8]) {
+    // More data arrives only if a world is broken on purpose: then it goes to another operation than the one
+    // that asked for it.
+    let bytes = data.len().min(local.bytes);
+    if bytes > 0 && matches!(outcome, Outcome::Done(_)) {
+        // SAFETY: in bounds by `min`; the buffer belongs to the operation that completes only now, so nothing
+        // else accesses it, and the caller keeps it until then.
+        unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), local.start, bytes) };
     }
 }
 

@@ -2,6 +2,9 @@
 
 use crate::sim::Random;
 
+/// The stream of a seed's random numbers that only [`WorldConfig::with_operations_at_once`] uses.
+const AT_ONCE_STREAM: u64 = 77;
+
 /// A range of durations from which one is drawn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Span {
@@ -108,6 +111,9 @@ pub struct WorldConfig {
     pub faults: Faults,
     /// What is broken.
     pub mutation: Option<Mutation>,
+    /// How often an operation on shared memory is carried out before the call that posts it returns, in
+    /// thousandths. What other processes do meanwhile takes effect between its parts.
+    pub at_once_permille: u32,
     /// Keep a readable trace.
     pub trace: bool,
     /// Polling a link advances time when nothing else is due: for callers with threads of their own instead
@@ -123,8 +129,16 @@ impl WorldConfig {
             network: Network::default(),
             faults: Faults::default(),
             mutation: None,
+            at_once_permille: 0,
             trace: false,
             self_driven: false,
         }
+    }
+
+    /// Lets the seed determine how often operations on shared memory are carried out at once: never, every
+    /// other time, or nearly always.
+    pub fn with_operations_at_once(self) -> Self {
+        let permille = [0, 500, 970][Random::new(self.seed, AT_ONCE_STREAM).index(3)];
+        WorldConfig { at_once_permille: permille, ..self }
     }
 }
