@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use farpool_fabric::block_on;
 use farpool_txn::horizon::{CollectPauses, HorizonAt, collect};
 use farpool_txn::oracle::{NaiveAt, fetch, publish};
-use farpool_txn::{Fetched, MemoryError, Oracle, OracleAt, Shipped, Traffic};
+use farpool_txn::{Fetched, Oracle, OracleAt, Shipped, Traffic};
 
 use crate::site::Site;
 
@@ -19,7 +19,7 @@ pub enum Service {
     Publisher(OracleAt, Duration),
     /// Fetches for a compute server what is published, with a pause after each look.
     Fetcher(Oracle, Arc<Fetched>, Duration),
-    /// Publishes the horizon, for tables without overflow regions, with a pause after each look.
+    /// Publishes the horizon, with a pause after each look.
     Collector(Oracle, HorizonAt, CollectPauses),
     /// Advances the naive oracle's read timestamp.
     Advancer(NaiveAt),
@@ -50,8 +50,7 @@ impl Service {
                 block_on(&endpoint, fetch::<Shipped>(&memory, oracle, fetched, *pause, is_finished))
             }
             Service::Collector(oracle, at, pauses) => {
-                let tables = async |_: &_| Ok::<_, MemoryError>(None);
-                block_on(&endpoint, collect::<Shipped, _>(&memory, oracle, at, tables, *pauses, is_finished))
+                block_on(&endpoint, collect::<Shipped>(&memory, oracle, at, *pauses, is_finished))
             }
             Service::Advancer(naive) => block_on(&endpoint, naive.advance(&memory, is_finished)),
         };

@@ -99,7 +99,6 @@ Mutations:
   begin-from-unpublished-scan            a transaction begins from its own scan of the slots' words
   validation-skipped                     a record counts as locked whatever header was found there
   checksum-off                           data are accepted although their checksum is wrong
-  installed-before-kept                  a new version is written before the old one is in its ring
   visibility-before-install              the slot's watermark reaches a commit before it is installed
   lock-bit-ignored                       a record that another transaction has locked is locked again
   lock-before-intent                     records are locked before the log has their intents
@@ -115,10 +114,9 @@ Mutations:
   generation-not-skipped                 a recovered slot continues right after its word, and may reuse counts
   counts-of-vanished-commits-used-again  a slot's next client begins after the slot's word, and reuses counts
   busy-forgotten                         a node executes what follows an operation that it refused as busy
-  moved-bit-ignored                      a place of a ring is overwritten though its version was not moved
+  log-reused-before-horizon              log space is used again though the replaced versions may be needed
+  log-of-predecessor-overwritten         the next client of a recovered slot uses all of its log at once
   gc-ahead-of-the-horizon                the horizon is the newest cut, whatever snapshots are open
-  marked-as-moved-before-it-is-copied    a place of a ring is marked as moved before the version is copied
-  moved-version-given-up-too-early       the mover drops versions by the newest cut, not by the horizon
   snapshot-announced-after-it-is-taken   a worker takes its first snapshots before it announces itself
   open-snapshots-not-announced           a worker announces its progress past snapshots that it still has open
   block-reused-before-horizon            a block is overwritten though a snapshot may need its version
@@ -156,8 +154,7 @@ Mutations:
   tombstone-freed-early                a dropped table's memory is reused while snapshots may have the table
   memory-reused-uncleared              the memory of a dropped table is reused without being cleared
   busy-client-forgotten                the word of a client is cleared while it runs a transaction
-  catalog-version-not-looked-at        a transaction uses a table without checking that it still exists
-  tables-missing-from-collector        the collector does not learn which tables there are")]
+  catalog-version-not-looked-at        a transaction uses a table without checking that it still exists")]
     Members(SeedArgs),
     /// The page cache: reads, writes and truncations while pages are evicted and processes stop and die
     #[command(after_help = "\

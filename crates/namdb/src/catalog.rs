@@ -51,8 +51,6 @@ pub struct TableRow {
     rows_each: u64,
     #[prost(uint32, tag = "4")]
     pub(crate) row_bytes: u32,
-    #[prost(uint32, tag = "5")]
-    old_versions: u32,
     #[prost(uint32, tag = "6")]
     pub(crate) key_bytes: u32,
     /// The seed of the function that hashes its keys.
@@ -60,9 +58,6 @@ pub struct TableRow {
     seed: u64,
     #[prost(message, repeated, tag = "8")]
     pieces: Vec<PieceRow>,
-    /// Versions that the overflow region of each piece has room for.
-    #[prost(uint64, tag = "9")]
-    overflow_each: u64,
     /// Bytes of the longest row, if the table has a slab; 0: it has none.
     #[prost(uint32, tag = "10")]
     longest: u32,
@@ -128,9 +123,7 @@ impl Layouts {
 
 impl TableRow {
     fn layouts(&self) -> Option<Layouts> {
-        let (row_bytes, old_versions) = (self.row_bytes as usize, self.old_versions as usize);
-        let records = RecordLayout::new(self.rows_each, row_bytes, old_versions)?;
-        let records = records.with_overflow(self.overflow_each)?;
+        let records = RecordLayout::new(self.rows_each, self.row_bytes as usize)?;
         let shape = IndexShape::for_keys(self.rows_each, self.rows_each, self.key_bytes as usize, self.seed);
         let slab = match self.longest {
             0 => None,
@@ -266,11 +259,6 @@ impl Catalog {
     pub(crate) fn changes(&self, cut: &Cut) -> u64 {
         cut.counts().get(self.slot.index()).copied().unwrap_or(0)
     }
-
-    /// The tables that make up the catalog.
-    pub(crate) fn own_tables(&self) -> [Table; 4] {
-        [&self.rows, &self.tombstones, &self.maps, &self.counter].map(Table::clone)
-    }
 }
 
 /// A name as a key of the index. `None`: no table can have this name.
@@ -294,11 +282,9 @@ mod tests {
             first_record: u64::MAX,
             rows_each: u64::MAX,
             row_bytes: 65_536,
-            old_versions: 64,
             key_bytes: 256,
             seed: u64::MAX,
             pieces: vec![PieceRow { region: 4_095, records: 4_095, index: 4_095, slab: 4_095 }; MOST_PIECES],
-            overflow_each: u64::MAX,
             longest: u32::MAX,
             chunks_each: u64::MAX,
             chunk_bytes: u64::MAX,

@@ -22,6 +22,13 @@ use crate::handle::ClientHandle;
 use crate::member::{DutyKind, MemberCore, MemberInfo};
 use crate::threads;
 
+/// The part of a database that all its logs together usually take: one of so many.
+const ALL_LOGS_PART: u64 = 4;
+/// Limits of the usual size of a log.
+const LEAST_LOG_BYTES: u64 = 128 << 10;
+const MOST_LOG_BYTES: u64 = 64 << 20;
+/// A log usually takes one of so many parts of its region at most.
+const REGION_PARTS: u64 = 4;
 /// Buffers for a client's transfers: several times the intents and versions of the largest commit. The parts
 /// of a member need less.
 const ARENA_BYTES: usize = 4 << 20;
@@ -107,11 +114,38 @@ pub struct CreateOptions {
     /// than `servers` (paper 3, section 4.2). With more parts each has less load, but reading a cut takes two
     /// looks at all of them.
     pub partitions: u16,
-    /// Bytes for the intents (what is written, and where) of one compute server's commits in flight.
-    pub log_bytes: u64,
+    /// Bytes of the log of one compute server, of which there are two copies: for the versions of rows that its
+    /// commits have replaced, while a snapshot may need them. `None`: a quarter of the database for all logs, from
+    /// 128 KiB to 64 MiB each.
+    pub log_bytes: Option<u64>,
     /// The heartbeat timeout, from 0.2 to 10 seconds. It must be longer than a busy machine keeps a thread
     /// waiting.
     pub patience: Duration,
+}
+
+impl CreateOptions {
+    /// The shape of a database in these regions.
+    fn shape(&self, region_bytes: u64, regions: &[RegionId]) -> DatabaseShape {
+        let slots = self.servers.clamp(1, MOST_SLOTS);
+        let shape = |log_bytes: u64| {
+            let log_bytes = log_bytes.next_multiple_of(8);
+            DatabaseShape { slots, partitions: self.partitions, log_bytes, region_bytes }
+        };
+        if let Some(log_bytes) = self.log_bytes {
+            return shape(log_bytes);
+        }
+        // One more than compute servers: the catalog has a log of its own.
+        let logs = 2 * (u64::from(slots) + 1);
+        let most = MOST_LOG_BYTES.min(region_bytes / REGION_PARTS).max(LEAST_LOG_BYTES);
+        let mut log_bytes = (self.bytes / ALL_LOGS_PART / logs).clamp(LEAST_LOG_BYTES, most);
+        // A node that lends little must hold its share of the logs.
+        while log_bytes > LEAST_LOG_BYTES
+            && DatabaseLayout::new(shape(log_bytes), Limits::SHIPPED, regions.to_vec()).is_err()
+        {
+            log_bytes /= 2;
+        }
+        shape(log_bytes)
+    }
 }
 
 impl Default for CreateOptions {
@@ -120,7 +154,7 @@ impl Default for CreateOptions {
             bytes: 256 << 20,
             servers: 16,
             partitions: 1,
-            log_bytes: 128 << 10,
+            log_bytes: None,
             patience: Duration::from_secs(3),
         }
     }
@@ -178,15 +212,10 @@ impl Database {
         let regions = u32::try_from(regions).map_err(|_| LayoutError::TooManyRegions)?;
         let leases = JointLeases::acquire(pool, regions)?;
         let make_file = || {
-            let shape = DatabaseShape {
-                slots: options.servers.clamp(1, MOST_SLOTS),
-                partitions: options.partitions,
-                log_bytes: options.log_bytes.next_multiple_of(8),
-                region_bytes: leases.keys().region_bytes(),
-            };
+            let regions = leases.keys().regions().ok_or_else(not_a_database)?;
+            let shape = options.shape(leases.keys().region_bytes(), &regions);
             let patience = options.patience.clamp(LEAST_PATIENCE, MOST_PATIENCE);
             let written = DatabaseFile::new(shape, patience, leases.keys().clone());
-            let regions = leases.keys().regions().ok_or_else(not_a_database)?;
             DatabaseLayout::new(shape, Limits::SHIPPED, regions)?;
             written.save(file)?;
             Ok(written)
@@ -370,12 +399,6 @@ impl Environment for Process {
             News::RecoveryFailed(slot, error) => {
                 let slot = slot.index();
                 tracing::error!(slot, %error, "cannot evict a silent compute server yet; trying again");
-            }
-            News::CatalogUnreadable(error) => {
-                tracing::error!(
-                    %error,
-                    "cannot read the catalog: old versions are not moved to overflow regions for now"
-                );
             }
         }
     }

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use farpool_fabric::Peer;
 use farpool_pool::{ClientGrant, FENCE_DEADLINE, GrantError};
-use farpool_txn::ReadError;
 use farpool_txn::horizon::CollectPauses;
 use farpool_txn::membership::{Part, SeatRecoveryError};
 use farpool_txn::oracle::LOOK;
@@ -55,8 +54,6 @@ pub enum News<'a> {
     Recovered(Slot, usize),
     /// This member could not recover the seat of a silent one, and tries again.
     RecoveryFailed(Slot, &'a SeatRecoveryError<GrantError>),
-    /// The collector cannot read the catalog.
-    CatalogUnreadable(&'a ReadError),
 }
 
 /// The times that a member waits. Simulations have short ones.
@@ -67,8 +64,8 @@ pub struct Timing {
     pub node_silence: Duration,
     /// Between two checks whether a role is free or a client is idle.
     pub role_pause: Duration,
-    /// Pauses of the collector between two rounds. A writer whose row has a full ring waits for the next
-    /// round: for the busy pause, or for up to the idle one if nothing was published before. A round costs a
+    /// Pauses of the collector between two rounds. A compute server whose log is full waits for the next round:
+    /// for the busy pause, or for up to the idle one if nothing was published before. A round costs a
     /// few READs of all words. The idle pause must be well below the time after which the collector counts as
     /// stuck: `node_silence` and some patiences.
     pub collect_pauses: CollectPauses,

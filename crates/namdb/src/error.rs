@@ -114,13 +114,13 @@ pub enum TxError {
     /// Other transactions won every conflict: try later.
     #[error("other transactions wrote the same rows first, again and again: try later")]
     Conflict,
-    /// A snapshot has been open for long, and the table has no room for another old version of the row: end
-    /// that transaction, or make the table with more overflow.
+    /// A snapshot has been open for long, and the log of this compute server, or of the catalog, has no room for
+    /// another version that it may need: end that transaction, or make the database with larger logs.
     #[error(
-        "table {0} has no room for another old version of a row that an open snapshot needs: end long \
-         transactions, or make the table with more overflow"
+        "the log is full of versions that an open snapshot may need: end long transactions, or make the \
+         database with larger logs"
     )]
-    NoRoomForVersions(String),
+    NoRoomForVersions,
     /// The transaction's body gave it up, for this reason. Nothing of it is left.
     #[error("{0}")]
     RolledBack(Box<dyn std::error::Error + Send + Sync>),
@@ -272,7 +272,6 @@ pub(crate) fn of_key(error: KeyError, table: &str) -> Stop {
 pub(crate) fn of_read(error: ReadError, table: &str) -> Stop {
     Stop::For(match error {
         ReadError::Conflict => return Stop::Again(TxError::Conflict),
-        ReadError::RingFull => return Stop::Again(TxError::NoRoomForVersions(table.to_owned())),
         // Memory of versions that others have replaced or deleted becomes free in a moment.
         ReadError::NoSpace { .. } => return Stop::Again(TxError::NoSpace(format!("table {table}: {error}"))),
         ReadError::SnapshotTooOld => TxError::SnapshotTooOld,

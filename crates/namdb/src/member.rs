@@ -74,7 +74,7 @@ pub struct MemberCore<E> {
 pub enum DutyKind {
     /// Publishes cuts while no other member does.
     Publisher,
-    /// Publishes the horizon and moves old versions, while no other member does.
+    /// Publishes the horizon, while no other member does.
     Collector,
     /// Recovers the seats of silent members.
     Recoverer,

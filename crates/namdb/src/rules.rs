@@ -27,11 +27,6 @@ pub trait MemberRules: Rules + SeatRules {
     fn looks_at_the_catalog() -> bool {
         true
     }
-
-    /// Whether the collector reads the catalog, and so moves old versions of tables.
-    fn collects_tables() -> bool {
-        true
-    }
 }
 
 impl MemberRules for Shipped {}

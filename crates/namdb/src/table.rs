@@ -14,9 +14,6 @@ use crate::error::TxError;
 use crate::key::{Key, KeyBytes};
 use crate::member::MemberCore;
 
-/// Overflow that even a table of a few rows has for old versions: its rows may be written often.
-const LEAST_OVERFLOW_BYTES: u64 = 128 << 10;
-
 /// If rows may be long: bytes for the length before a row that lies in its place.
 const LENGTH_BYTES: usize = 8;
 /// Wanted number of chunks in each slab: each compute server has at least one chunk for each size of blocks
@@ -44,12 +41,6 @@ pub struct TableOptions {
     pub rows: u64,
     /// Bytes of the largest row, in the format of crate `postcard`.
     pub row_bytes: usize,
-    /// Versions of each row that are kept for snapshots, beside the current one, from 1 to 64.
-    pub old_versions: usize,
-    /// Further old versions, of any of its rows, that are kept while a snapshot needs them. If there is no
-    /// room for another one, a transaction that writes that row waits for the snapshot to end. `None`: half
-    /// as many as rows, and some more.
-    pub overflow: Option<u64>,
     /// Bytes of the longest row, if rows of more than `row_bytes` are to lie in a slab beside the table.
     pub longest: Option<usize>,
     /// Bytes of the longest encoded key, if keys have variable length: a string takes one byte more than its
@@ -62,15 +53,7 @@ pub struct TableOptions {
 impl TableOptions {
     /// A table of this many keys, with rows of up to 64 bytes.
     pub fn rows(rows: u64) -> TableOptions {
-        TableOptions {
-            rows,
-            row_bytes: 64,
-            old_versions: 8,
-            overflow: None,
-            longest: None,
-            key_bytes: 64,
-            slab_bytes: None,
-        }
+        TableOptions { rows, row_bytes: 64, longest: None, key_bytes: 64, slab_bytes: None }
     }
 
     /// With keys of up to this many bytes, if keys have any length.
@@ -81,16 +64,6 @@ impl TableOptions {
     /// With rows of up to this many bytes.
     pub fn row_bytes(self, row_bytes: usize) -> TableOptions {
         TableOptions { row_bytes, ..self }
-    }
-
-    /// With this many old versions of each row.
-    pub fn old_versions(self, old_versions: usize) -> TableOptions {
-        TableOptions { old_versions, ..self }
-    }
-
-    /// With room for this many further old versions, of any rows.
-    pub fn overflow(self, overflow: u64) -> TableOptions {
-        TableOptions { overflow: Some(overflow), ..self }
     }
 
     /// With rows of up to this many bytes, 1 MiB at most. Rows of more than `row_bytes` lie in a slab.
@@ -118,11 +91,6 @@ impl TableOptions {
         let each = all.div_ceil(pieces);
         let blocks = (each / block / CHUNKS_WANTED).clamp(1, MOST_LONGEST_BLOCKS);
         SlabLayout::for_payloads(longest, blocks, each.max(LEAST_CHUNKS * block))
-    }
-
-    /// How many versions the overflow has room for.
-    pub(crate) fn overflow_or_usual(&self) -> u64 {
-        self.overflow.unwrap_or(self.rows / 2 + LEAST_OVERFLOW_BYTES / self.row_bytes.max(1) as u64)
     }
 }
 

@@ -260,7 +260,7 @@ impl<'a> Work<'a> {
                 self.write_down(&cut, &seen, None, Some(false))?;
                 return Ok(true);
             }
-            Err(CommitError::Busy) => return Ok(false),
+            Err(CommitError::Busy | CommitError::LogFull) => return Ok(false),
             Err(CommitError::Stuck) => {
                 self.client.core().member().check().map_err(TxError::Ended)?;
                 let why = "an earlier commit of this compute server is in doubt".to_owned();

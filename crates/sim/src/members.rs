@@ -62,11 +62,10 @@ const FENCES_LOST_PERMILLE: u32 = 40;
 const FENCE_PAUSE: Duration = Duration::from_micros(2);
 /// Small limits. There are names for all tables of a run. Tombstones may run out while old snapshots are
 /// open; then tables cannot be dropped.
-const LIMITS: Limits = Limits { clients: 6, names: 8, tombstones: 2, overflow: 4 };
+const LIMITS: Limits = Limits { clients: 6, names: 8, tombstones: 2 };
 const REGION_BYTES: u64 = 512 << 10;
-const OLD_VERSIONS: [usize; 3] = [2, 4, 8];
-/// Bytes for the intents of a slot.
-const LOG_BYTES: u64 = 8 << 10;
+/// Bytes of a log's ring: room for some changes of the catalog.
+const LOG_BYTES: u64 = 32 << 10;
 const ARENA_BYTES: usize = 32 * 4096;
 /// The grant of the lessee of the regions. No process of a run has it.
 const OWNER: Epoch = Epoch(7);
@@ -81,8 +80,6 @@ struct Run {
     nodes: Vec<LendingNode>,
     layout: DatabaseLayout,
     patience: Duration,
-    /// Versions that the ring of a record has room for.
-    old_versions: usize,
     faults: FaultKinds,
     observer: Arc<Mutex<Observer>>,
     /// All members that have had a seat.
@@ -296,7 +293,6 @@ fn setting(world: World, tasks: Tasks, seed: u64, faults: FaultKinds, random: &m
         nodes,
         layout,
         patience,
-        old_versions: OLD_VERSIONS[random.index(OLD_VERSIONS.len())],
         faults,
         observer,
         members: RefCell::default(),

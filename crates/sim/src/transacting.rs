@@ -23,9 +23,6 @@ pub(crate) const DATA_WORDS: usize = 6;
 /// Read-only transactions, in thousandths, that pause before each record, and the longest pause.
 const LINGERS_PERMILLE: u32 = 300;
 const MOST_LINGERING_NS: u64 = 150_000;
-/// Attempts of a writer that finds no room, and the pause between two.
-const TRIES: u32 = 4;
-const PAUSE: Duration = Duration::from_micros(20);
 
 /// What all parts of a run record for its judge.
 pub(crate) struct Ledger {
@@ -135,9 +132,7 @@ impl Transactor {
         records: &[(u64, bool)],
     ) -> Result<bool, Stopped> {
         match self.try_once(worker, session, records).await {
-            Err(Stopped::Read(ReadError::Conflict | ReadError::RingFull | ReadError::NoSpace { .. })) => {
-                Ok(false)
-            }
+            Err(Stopped::Read(ReadError::Conflict | ReadError::NoSpace { .. })) => Ok(false),
             done => done,
         }
     }
@@ -166,7 +161,7 @@ impl Transactor {
         let committing = match transaction.prepare() {
             Ok(Some(committing)) => committing,
             Ok(None) => return Ok(true),
-            Err(CommitError::Busy) => return Ok(false),
+            Err(CommitError::Busy | CommitError::LogFull) => return Ok(false),
             Err(error) => return Err(Stopped::Commit(error)),
         };
         let judged = doing.judged.as_mut().expect("it goes on");
@@ -237,25 +232,8 @@ impl Transactor {
         Ok(())
     }
 
-    /// Reads or writes a record. If the ring is full, tries again, since it may have room in a moment.
+    /// Reads or writes a record.
     async fn touch<'a, R: Rules>(
-        &mut self,
-        transaction: &mut Transaction<'a, R>,
-        table: &'a Table,
-        record: u64,
-        writes: bool,
-        judged: &mut Judged,
-    ) -> Result<(), ReadError> {
-        for _ in 1..TRIES {
-            match self.touch_once(transaction, table, record, writes, judged).await {
-                Err(ReadError::RingFull) => self.world.sleep(PAUSE).await,
-                touched => return touched,
-            }
-        }
-        self.touch_once(transaction, table, record, writes, judged).await
-    }
-
-    async fn touch_once<'a, R: Rules>(
         &mut self,
         transaction: &mut Transaction<'a, R>,
         table: &'a Table,

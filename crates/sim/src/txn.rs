@@ -41,7 +41,7 @@ use farpool_fabric::sim::{
 use farpool_fabric::{AccessError, AccessKind, Endpoint, EndpointConfig, Mapping, OpError};
 use farpool_txn::horizon::{HorizonAt, HorizonLayout};
 use farpool_txn::judge::judge;
-use farpool_txn::log::{LogAt, LogLayout};
+use farpool_txn::log::{LogAt, LogLayout, Logs};
 use farpool_txn::slab::SlabLayout;
 use farpool_txn::{Memory, MemoryError, Oracle, Piece, RecordId, RecordLayout, Table};
 use farpool_wire::{Epoch, GrantMode, NodeId, Refusal, RegionId, SessionId};
@@ -68,9 +68,9 @@ const MOST_MOVE_NS: u64 = 60_000;
 const BUSY_PAUSE: Duration = Duration::from_micros(20);
 const ARENA_BYTES: usize = 64 * 4096;
 const REGION_BYTES: u64 = 128 << 10;
-/// Bytes for the intents of a slot. The smaller logs hold the intents of only one transaction, so other
-/// transactions have to wait.
-const LOG_BYTES: [u64; 5] = [560, 560, 784, 1_024, 8_192];
+/// Bytes of a log's ring. The smallest logs hold the intents of only one transaction, so others have to wait until
+/// all snapshots see it.
+const LOG_BYTES: [u64; 6] = [600, 840, 1_800, 3_600, 8_192, 8_192];
 /// Room for a part of the oracle: the words of a few slots and two images.
 const PART_BYTES: u64 = 1_024;
 /// Bits of a count that are the timestamp; the others are the slot's generation.
@@ -82,10 +82,6 @@ const MOST_TO_THE_EDGE: u64 = 12;
 /// Most counts left in the generation of a slot whose sessions use them up by preparing transactions and
 /// abandoning them: more counts than a slot gives out beyond its watermark.
 const FAR_TO_THE_EDGE: u64 = 300;
-/// Places of a ring. In the smaller rings, writers often find versions that a snapshot still needs.
-const OLD_VERSIONS: [usize; 6] = [1, 1, 2, 3, 4, 8];
-/// Entries of each overflow region: none, too few, and many.
-const OVERFLOW: [u64; 5] = [0, 2, 8, 64, 256];
 /// Where the horizon lies, behind the parts of the oracle.
 const HORIZON_START: u64 = 64 << 10;
 
@@ -276,6 +272,10 @@ impl Run {
         LogAt { copies, layout: self.log }
     }
 
+    fn logs(&self, grant: Epoch) -> Logs {
+        Logs::new((0..=self.slots).map(|slot| self.log(slot, grant)))
+    }
+
     /// Where a copy of a slot's log lies in the given region. One node may have both copies.
     fn log_copy(&self, slot: u16, copy: usize, region: u32, grant: Epoch) -> Piece {
         let slot = usize::from(slot);
@@ -346,7 +346,7 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
     publishers::start(&run, &mut random);
     collector::start(&run, &mut random);
     for slot in 0..run.slots {
-        client::start(&run, slot, run.firsts[usize::from(slot)], &mut random);
+        client::start(&run, slot, client::After::Count(run.firsts[usize::from(slot)]), &mut random);
     }
     nemesis::start(&run, &mut random);
     nemesis::start_losses(&run, &mut Random::new(seed, 13));
@@ -397,10 +397,7 @@ fn setting(world: World, tasks: Tasks, seed: u64, random: &mut Random) -> Run {
         .collect();
     let slots = 2 + random.below(3) as u16;
     let parts = oracle::parts(random, slots + 1);
-    let old_versions = OLD_VERSIONS[random.index(OLD_VERSIONS.len())];
-    let records = RecordLayout::new(1 + random.below(4), DATA_WORDS * 8, old_versions);
-    let records = records.and_then(|records| records.with_overflow(OVERFLOW[random.index(OVERFLOW.len())]));
-    let records = records.expect("small records");
+    let records = RecordLayout::new(1 + random.below(4), DATA_WORDS * 8).expect("small records");
     let log = LogLayout::new(LOG_BYTES[random.index(LOG_BYTES.len())]).expect("whole words");
     let most_log_bytes = LogLayout::new(crowd::LOG_BYTES).expect("whole words").bytes().max(log.bytes());
     let logs = 2 * u64::from(slots + 1) * most_log_bytes;

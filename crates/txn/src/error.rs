@@ -21,10 +21,6 @@ pub enum ReadError {
     /// Begin again: another transaction has written the record since this one's snapshot.
     #[error("a record was written by another transaction since this one began")]
     Conflict,
-    /// Begin again in a moment: the oldest version in the record's ring must not be overwritten yet, since a
-    /// snapshot may need it.
-    #[error("the record's ring is full of versions that a snapshot may need: begin again in a moment")]
-    RingFull,
     /// Begin again: the version that the snapshot needs is not kept any more. That does not happen to a
     /// worker that [announces](crate::Worker::announcing) itself, unless it is declared dead.
     #[error("the snapshot is too old: a version that it needs is not kept any more")]
@@ -69,9 +65,13 @@ pub enum CommitError {
     /// Begin again: nothing of this transaction is left.
     #[error("another transaction was first to write one of the records")]
     Conflict,
-    /// Begin again later: too many commits of this slot are in flight, or its log is full.
+    /// Begin again later: too many commits of this slot are in flight.
     #[error("too many commits are in flight: begin again later")]
     Busy,
+    /// Begin again in a moment: the oldest version in the slot's log must not be overwritten yet, since a
+    /// snapshot may need it.
+    #[error("the log is full of versions that a snapshot may need: begin again in a moment")]
+    LogFull,
     /// Commit several smaller transactions: the slot's log has no room for what this one writes.
     #[error("the transaction takes {bytes} bytes of the log, which has {most}: commit several smaller ones")]
     TooLarge {

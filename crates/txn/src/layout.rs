@@ -13,7 +13,7 @@ use farpool_wire::{Epoch, RegionId, Slot};
 
 use crate::hash::{Index, IndexLayout, IndexShape};
 use crate::horizon::{HorizonAt, HorizonLayout};
-use crate::log::{LogAt, LogLayout};
+use crate::log::{LogAt, LogLayout, Logs};
 use crate::membership::{MembersAt, MembersLayout};
 use crate::memory::Piece;
 use crate::oracle::{Board, Oracle};
@@ -28,8 +28,6 @@ pub const MAP_BYTES: usize = UNITS as usize / 8;
 pub const NAME_BYTES: usize = 64;
 /// Bytes of a table's row in the catalog: room for its pieces.
 pub const ROW_BYTES: usize = 1_024;
-/// Old versions of each row of the catalog, which changes rarely.
-const OLD_VERSIONS: usize = 4;
 /// The seed of the catalog's index. It is public: the names of tables are no secret, and only members choose
 /// them.
 const SEED: u64 = 0x6661_7270_6F6F_6C21;
@@ -56,7 +54,7 @@ pub struct DatabaseShape {
     pub slots: u16,
     /// Parts of its oracle.
     pub partitions: u16,
-    /// Bytes for the intents of one member's commits in flight.
+    /// Bytes for the versions that one member's commits have replaced, while a snapshot may need them.
     pub log_bytes: u64,
     /// Size of its regions, in bytes.
     pub region_bytes: u64,
@@ -72,14 +70,11 @@ pub struct Limits {
     pub names: u64,
     /// Most tombstones: dropped tables that still have their memory.
     pub tombstones: u64,
-    /// Old versions that each of the catalog's tables keeps beside those of each row, for snapshots that stay
-    /// open while tables are created and dropped.
-    pub overflow: u64,
 }
 
 impl Limits {
     /// Those of all databases outside simulations.
-    pub const SHIPPED: Limits = Limits { clients: 64, names: 256, tombstones: 32, overflow: 64 };
+    pub const SHIPPED: Limits = Limits { clients: 64, names: 256, tombstones: 32 };
 }
 
 /// Why no database can have this shape.
@@ -159,13 +154,11 @@ impl DatabaseLayout {
         let partitions = shape.partitions.clamp(1, MOST_PARTITIONS.min(slots + 1));
         let board = Board::new((slots + 1).div_ceil(partitions)); // of the largest part
         let horizon = HorizonLayout::new(slots * limits.clients, slots + 1);
-        let records =
-            |records, bytes| RecordLayout::new(records, bytes, OLD_VERSIONS)?.with_overflow(limits.overflow);
-        let catalog = records(limits.names, ROW_BYTES);
+        let catalog = RecordLayout::new(limits.names, ROW_BYTES);
         let names = IndexLayout::new(IndexShape::for_keys(limits.names, limits.names, NAME_BYTES, SEED), 1);
-        let tombstones = records(limits.tombstones, ROW_BYTES);
-        let maps = records(count.into(), MAP_BYTES);
-        let counter = records(1, size_of::<u64>());
+        let tombstones = RecordLayout::new(limits.tombstones, ROW_BYTES);
+        let maps = RecordLayout::new(count.into(), MAP_BYTES);
+        let counter = RecordLayout::new(1, size_of::<u64>());
         let log = LogLayout::new(shape.log_bytes);
         let bad = LayoutError::BadShape;
         let (Some(members), Some(board), Some(horizon)) = (members, board, horizon) else { return Err(bad) };
@@ -291,6 +284,12 @@ impl<'a> DatabaseAt<'a> {
     pub fn log(&self, slot: Slot) -> LogAt {
         let copies = self.layout.logs[slot.index()].map(|(region, start)| self.piece(region, start));
         LogAt { copies, layout: self.layout.log }
+    }
+
+    /// The logs of all slots.
+    pub fn logs(&self) -> Logs {
+        let slots = 0..=self.layout.shape.slots;
+        Logs::new(slots.filter_map(Slot::new).map(|slot| self.log(slot)))
     }
 
     /// The rows of tables.
@@ -421,9 +420,9 @@ mod tests {
 
     #[test]
     fn a_shape_that_does_not_fit_is_refused_with_what_it_needs() {
-        let small = DatabaseShape { region_bytes: 1 << 20, ..SHAPE };
+        let small = DatabaseShape { region_bytes: 256 << 10, ..SHAPE };
         let refused = layout(small, &regions(&[1])).unwrap_err().to_string();
-        assert!(refused.contains("1048576") && refused.contains("--region-size"), "{refused}");
+        assert!(refused.contains("262144") && refused.contains("--region-size"), "{refused}");
         let logs = DatabaseShape { log_bytes: 1 << 59, ..SHAPE };
         assert!(layout(logs, &regions(&[1])).is_err());
         let endless = DatabaseShape { region_bytes: u64::MAX - 4_095, ..SHAPE };

@@ -8,8 +8,8 @@
 //!   ordered.
 //! - [`horizon`] says which old versions no snapshot needs any more.
 //! - [`judge`] tells whether a history of transactions is snapshot isolation.
-//! - [`log`] holds the intents of commits; with it, [`recovery`] finishes or rolls back the commits of a dead
-//!   client.
+//! - [`log`] holds the versions that commits have replaced. Older snapshots read them there, and with them
+//!   [`recovery`] rolls back the commits of a dead client.
 //! - [`membership`] says which compute servers work on a database, and which of them recovers the slot of a
 //!   dead one.
 //! - A [`DatabaseLayout`] says where all this lies in a database's regions.
@@ -32,9 +32,7 @@ pub mod layout;
 pub mod log;
 pub mod membership;
 mod memory;
-mod mover;
 pub mod oracle;
-mod overflow;
 mod record;
 pub mod recovery;
 mod rules;
@@ -50,10 +48,7 @@ pub use keyed::{KeyError, KeyedTable};
 pub use layout::{DatabaseAt, DatabaseLayout, DatabaseShape, LayoutError, Limits};
 pub use memory::{Memory, MemoryError, Piece, Traffic};
 pub use oracle::{Fetched, Oracle, OracleAt};
-pub use overflow::Entry;
-pub use record::{
-    FoundVersion, MOST_OLD_VERSIONS, MOST_RECORD_BYTES, NumberedHeader, RecordId, RecordLayout, Ring,
-};
+pub use record::{FoundVersion, Label, MOST_RECORD_BYTES, RecordId, RecordLayout};
 pub use rules::{Rules, Shipped, Step};
 pub use slot::{Held, MAX_COMMITS_IN_FLIGHT, MAX_COUNTS_AHEAD, SharedSlot};
 pub use table::Table;

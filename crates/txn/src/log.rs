@@ -1,29 +1,36 @@
-//! A slot's private log (paper 3, section 6.2): what the commits of its client do to each record. From it,
-//! the slot's recoverer finds the records that the client has locked, and what was there before.
+//! A slot's private log (paper 3, section 6.2): what each commit of its client has replaced. From it, the
+//! slot's recoverer finds the records that the client has locked, and what was there before; and transactions
+//! read the versions of records that their snapshots see.
 //!
-//! L1. An *intent* says what a commit does to one record. It is whole in both copies before that record is
-//!     locked. So either copy tells what a locked record held before.
+//! L1. An *intent* holds the version of one record that a commit replaces. It is whole in both copies before
+//!     that record is locked. So either copy tells what a locked record held before.
 //! L2. A commit's *head* names its intents. It lies at the commit's count modulo
-//!     [`MAX_COMMITS_IN_FLIGHT`](crate::MAX_COMMITS_IN_FLIGHT); the intents lie in a ring of bytes. A head or
-//!     an intent is overwritten only after the watermark has reached its commit, or when nothing of that
-//!     commit is left.
+//!     [`MAX_COMMITS_IN_FLIGHT`](crate::MAX_COMMITS_IN_FLIGHT); the intents lie in a ring of bytes. A head is
+//!     overwritten only after the watermark has reached its commit, or when nothing of that commit is left.
 //! L3. What is read from the log is checked by checksums. Bytes that a transaction writes to records are
 //!     never taken for a head.
+//! L4. An intent is overwritten only once the horizon sees its commit: until then a snapshot may need the
+//!     version that it holds, or pass it on the way to an earlier one.
 
 mod entry;
+mod link;
 mod room;
 
 pub use entry::{Head, Intent};
-pub(crate) use room::LogRoom;
+pub use link::Link;
+pub use room::{LogRoom, Taken};
 
 use std::ops::Range;
+use std::sync::Arc;
 
-use farpool_wire::{MAX_TRANSFER_BYTES, Version};
+use farpool_wire::{MAX_TRANSFER_BYTES, Slot, Version};
 
-use crate::memory::Piece;
+use crate::memory::{Memory, MemoryError, Piece};
 use crate::slot::MAX_COMMITS_IN_FLIGHT;
 
 const WORD_BYTES: u64 = 8;
+/// A link can name every place of such a ring.
+const MOST_RING_BYTES: u64 = 1 << 54;
 
 /// Where a slot's log lies: two copies, on two nodes if there are two.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -34,6 +41,51 @@ pub struct LogAt {
     pub layout: LogLayout,
 }
 
+impl LogAt {
+    /// What `find` finds in a range of the log: in the first copy, or else in the other. A copy that was lost, and
+    /// replaced since, has what it had then.
+    pub(crate) async fn find<T>(
+        &self,
+        memory: &Memory,
+        range: Range<u64>,
+        find: impl Fn(&[u8]) -> Option<T>,
+    ) -> Result<Option<T>, MemoryError> {
+        let mut failure = None;
+        for copy in &self.copies {
+            match memory.read(copy, range.clone()).await {
+                Ok(bytes) => {
+                    if let Some(found) = find(&bytes) {
+                        return Ok(Some(found));
+                    }
+                }
+                Err(error) => failure = failure.or(Some(error)),
+            }
+        }
+        failure.map_or(Ok(None), Err)
+    }
+}
+
+/// The logs of all slots, in the slots' order. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Logs(Arc<[LogAt]>);
+
+impl Logs {
+    /// The logs of these slots.
+    pub fn new(logs: impl IntoIterator<Item = LogAt>) -> Logs {
+        Logs(logs.into_iter().collect())
+    }
+
+    /// All of them, in the slots' order.
+    pub fn iter(&self) -> impl Iterator<Item = &LogAt> {
+        self.0.iter()
+    }
+
+    /// The log of a slot. `None`: there is no such slot.
+    pub fn of(&self, slot: Slot) -> Option<&LogAt> {
+        self.0.get(slot.index())
+    }
+}
+
 /// The layout of a log: heads of commits, then the ring of their intents.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LogLayout {
@@ -41,10 +93,10 @@ pub struct LogLayout {
 }
 
 impl LogLayout {
-    /// `ring_bytes`, a multiple of eight, is the room for the intents of one slot's commits in flight.
-    /// `None`: not a valid size.
+    /// `ring_bytes`, a multiple of eight, is the room for the intents of one slot's commits. `None`: not a
+    /// valid size.
     pub fn new(ring_bytes: u64) -> Option<LogLayout> {
-        let fits = ring_bytes > 0 && ring_bytes.is_multiple_of(WORD_BYTES) && ring_bytes <= u64::MAX / 2;
+        let fits = ring_bytes.is_multiple_of(WORD_BYTES) && (1..=MOST_RING_BYTES).contains(&ring_bytes);
         fits.then_some(LogLayout { ring_bytes })
     }
 
@@ -60,7 +112,7 @@ impl LogLayout {
 
     /// Most bytes of intents that one commit may have: they are written with one transfer.
     pub fn most_bytes(&self) -> u64 {
-        self.ring_bytes.min(MAX_TRANSFER_BYTES as u64)
+        LogRoom::most_of(self.ring_bytes).min(MAX_TRANSFER_BYTES as u64)
     }
 
     /// Where all heads lie.
@@ -74,6 +126,12 @@ impl LogLayout {
         start..start + Head::BYTES as u64
     }
 
+    /// Where the head of a commit lies, with its verdict.
+    pub fn place_of_head(&self, version: Version) -> Range<u64> {
+        let start = self.head(version).start;
+        start..start + Head::PLACE_BYTES as u64
+    }
+
     /// Where the verdict on a commit lies: the commit's word, see [`Head::verdict_on`], if its client or a
     /// recoverer has rolled it back.
     pub fn verdict(&self, version: Version) -> Range<u64> {
@@ -83,7 +141,12 @@ impl LogLayout {
 
     /// Where the intents lie that a head names; `None`: the head names a place outside the ring.
     pub fn intents(&self, head: &Head) -> Option<Range<u64>> {
-        let end = head.start.checked_add(head.length).filter(|end| *end <= self.ring_bytes)?;
-        Some(self.heads().end + head.start..self.heads().end + end)
+        self.ring(head.place.start, head.length)
+    }
+
+    /// Where so many bytes lie that start there in the ring; `None`: they are not all in the ring.
+    pub fn ring(&self, start: u64, length: u64) -> Option<Range<u64>> {
+        let end = start.checked_add(length).filter(|end| *end <= self.ring_bytes)?;
+        Some(self.heads().end + start..self.heads().end + end)
     }
 }

@@ -5,9 +5,9 @@
 //!     takes effect.
 //! V2. No transaction has seen a commit that the slot's word does not have, and no client was told that it is
 //!     committed: it is undone.
-//! V3. If a record says that such a commit has locked it, or replaced its version, the log tells what was
-//!     there before (L1). The record's ring has the data, if they are not in their place any more (X3). The
-//!     data are put back first, the header last. Meanwhile readers take the version in the ring.
+//! V3. If a record says that such a commit has locked it, or replaced its version, the log has what was there
+//!     before (L1). The body is put back first, the header last. Meanwhile readers find the version in the
+//!     log.
 //! V4. Then the slot's word moves over all counts that were in doubt, to the next generation, in which the
 //!     slot's next client begins.
 //! V5. Each step may be repeated: if a recoverer dies, another one starts again, after it has fenced the
@@ -19,19 +19,23 @@ use std::collections::BTreeMap;
 
 use farpool_wire::{RecordHeader, RegionId, Slot, Version};
 
-use crate::log::{Head, Intent, LogAt};
+use crate::log::{Head, Intent, LogAt, LogRoom};
 use crate::memory::{Memory, MemoryError, Piece};
 use crate::oracle::Oracle;
-use crate::record::{RecordId, RecordLayout};
+use crate::record::{RecordId, body_bytes};
 use crate::rules::{Rules, Shipped};
 
 const WORD_BYTES: u64 = 8;
+/// Bytes that are copied at once to a new copy of a log.
+const COPIED_AT_ONCE: u64 = 64 << 10;
 
 /// The result of a slot's recovery.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Recovered {
     /// The slot's word: its next client begins after this count.
     pub last: u64,
+    /// Where the slot's log goes on.
+    pub room: LogRoom,
     /// Commits that no transaction will ever see: they were undone, or had not changed any record yet.
     /// Commits that had not even reached the log are not known.
     pub rolled_back: Vec<Version>,
@@ -53,7 +57,8 @@ pub enum RecoveryError {
     /// Attach the region first.
     #[error("a commit has written to region {0}, which is not attached")]
     NotAttached(RegionId),
-    /// The version before a commit is neither in the record's place nor in its ring: memory was damaged.
+    /// The log has no version to put back, or the record has another header than it was given: memory was
+    /// damaged.
     #[error("memory was damaged: the version of record {} to put back was not found", .0.0)]
     Damaged(RecordId),
     /// Far memory does not answer. Try again with another [`Memory`], after the grants of this one are
@@ -115,7 +120,8 @@ async fn recover_with<R: Rules>(
     let (piece, word) = oracle.word(slot).ok_or(RecoveryError::NoSuchSlot(slot.index()))?;
     let watermark = memory.read_word(&piece, word).await?;
     let (mut rolled_back, mut failure) = (Vec::new(), None);
-    for (version, (head, intents)) in in_doubt(memory, log, &mut copies, slot, watermark).await? {
+    let found = look(memory, log, &mut copies, slot, watermark).await?;
+    for (version, (head, intents)) in found.in_doubt {
         for intent in head.intents(&intents).unwrap_or_default() {
             // One record that cannot be restored does not keep the others locked.
             failure = undo::<R>(memory, &intent, version).await.err().or(failure);
@@ -139,7 +145,14 @@ async fn recover_with<R: Rules>(
     let last = R::start_after_recovery(watermark).ok_or(RecoveryError::UsedUp(slot.index()))?;
     memory.write_word(&piece, word, last).await?;
     let rolled_back = rolled_back.into_iter().map(|(version, _)| version).collect();
-    Ok(Recovered { last, rolled_back, lost_copy: copies.lost })
+    let bytes = log.layout.ring_bytes();
+    let room = match found.last {
+        _ if !R::keeps_log_of_predecessor() => LogRoom::new(bytes),
+        Last::None => LogRoom::new(bytes),
+        Last::Head(head) => LogRoom::behind(bytes, &head, last),
+        Last::Unknown => LogRoom::all_of(bytes, last),
+    };
+    Ok(Recovered { last, room, rolled_back, lost_copy: copies.lost })
 }
 
 /// The copies of a log, one of which may be lost (V6).
@@ -175,19 +188,47 @@ impl Copies {
     }
 }
 
-/// All commits that the watermark has not reached. If neither copy has a commit's intents whole, that commit
-/// has locked nothing.
-async fn in_doubt(
+/// What a log has of its slot's last commits.
+struct Found {
+    /// All commits that the watermark has not reached. If neither copy has a commit's intents whole, that
+    /// commit has locked nothing.
+    in_doubt: BTreeMap<Version, (Head, Vec<u8>)>,
+    last: Last,
+}
+
+/// The last commit in a log.
+enum Last {
+    /// Nothing was ever written there.
+    None,
+    Head(Head),
+    /// A head is not whole, so that of an earlier commit may be lost that was the last one.
+    Unknown,
+}
+
+impl Last {
+    fn add(&mut self, slot: Slot, place: &[u8]) {
+        *self = match (&self, Head::decode(place)) {
+            (Last::Unknown, _) => Last::Unknown,
+            (Last::Head(last), Some((head, _))) if head.version < last.version => return,
+            (_, Some((head, _))) if head.version.slot() == slot => Last::Head(head),
+            (_, None) if place.iter().all(|&byte| byte == 0) => return,
+            _ => Last::Unknown,
+        };
+    }
+}
+
+async fn look(
     memory: &Memory,
     log: &LogAt,
     copies: &mut Copies,
     slot: Slot,
     watermark: u64,
-) -> Result<BTreeMap<Version, (Head, Vec<u8>)>, MemoryError> {
-    let mut in_doubt = BTreeMap::new();
+) -> Result<Found, MemoryError> {
+    let (mut in_doubt, mut last) = (BTreeMap::new(), Last::None);
     for copy in log.copies {
         let places = memory.read(&copy, log.layout.heads()).await;
         let Some(places) = copies.unless_lost(copy, places)? else { continue };
+        places.chunks_exact(Head::PLACE_BYTES).for_each(|place| last.add(slot, place));
         let heads = places.chunks_exact(Head::PLACE_BYTES).filter_map(Head::decode).map(|(head, _)| head);
         for head in heads.filter(|head| head.version.slot() == slot && head.version.count() > watermark) {
             let Some(place) = log.layout.intents(&head) else { continue };
@@ -199,49 +240,33 @@ async fn in_doubt(
             }
         }
     }
-    Ok(in_doubt)
+    Ok(Found { in_doubt, last })
 }
 
 /// Puts back what a record held before a commit, if the commit has locked it (V3).
 async fn undo<R: Rules>(memory: &Memory, intent: &Intent<'_>, version: Version) -> Result<(), RecoveryError> {
     let damaged = || RecoveryError::Damaged(intent.record);
     let region = memory.whole(intent.region).ok_or(RecoveryError::NotAttached(intent.region))?;
-    // As if the record were the only one of its table.
-    let layout = RecordLayout::new(1, intent.data_bytes, 1).ok_or_else(damaged)?;
-    let current = read_at(memory, &region, intent.current, layout.current(0)).await?.ok_or_else(damaged)?;
-    let (header, found) = layout.decode_current(intent.record, &current).ok_or_else(damaged)?;
+    let start = intent.current.checked_add(WORD_BYTES).ok_or_else(damaged)?;
+    let header = RecordHeader(memory.read_word(&region, intent.current).await?);
     if header.version() != version {
         return Ok(()); // another commit locked it first, or this one was undone before
     }
-    let before = intent.old_version();
+    let label = intent.label_before().ok_or_else(damaged)?;
+    let untouched = vec![0; body_bytes(intent.data_bytes)];
+    let body = intent.before.unwrap_or(&untouched);
     if !R::data_first() {
-        memory.compare_and_swap(&region, intent.current, header.0, intent.seen.0).await?;
+        memory.compare_and_swap(&region, intent.current, header.0, label.header.0).await?;
     }
-    if !(found.is_right && found.header == before.header && found.number == before.number) {
-        let old = read_at(memory, &region, intent.old, layout.old(0, 0)).await?.ok_or_else(damaged)?;
-        let kept = layout.decode_old(intent.record, before, &old).filter(|kept| kept.is_right);
-        let body = layout.encode_body(intent.record, before, kept.ok_or_else(damaged)?.data);
-        memory.write(&region, intent.current + WORD_BYTES, &body).await?;
-    }
+    memory.write(&region, start, body).await?;
     if !R::data_first() {
         return Ok(());
     }
     // Another commit's header is there if this swap was tried twice, because the memory moved, and that
     // commit has locked the record after the first try.
-    let found = memory.compare_and_swap(&region, intent.current, header.0, intent.seen.0).await?;
+    let found = memory.compare_and_swap(&region, intent.current, header.0, label.header.0).await?;
     let is_free = found == header.0 || RecordHeader(found).version() != version;
     if is_free { Ok(()) } else { Err(damaged()) }
-}
-
-/// Reads as many bytes at `start` as `like` has; `None`: no memory has so many bytes.
-async fn read_at(
-    memory: &Memory,
-    region: &Piece,
-    start: u64,
-    like: std::ops::Range<u64>,
-) -> Result<Option<Vec<u8>>, MemoryError> {
-    let Some(end) = start.checked_add(like.end - like.start) else { return Ok(None) };
-    Ok(Some(memory.read(region, start..end).await?.to_vec()))
 }
 
 /// The outcome of a commit whose client was not told, or has died. One copy of the log tells it, unless a
@@ -260,11 +285,10 @@ pub async fn fate(
     if memory.read_word(&piece, word).await? < version.count() {
         return Ok(Fate::NotYetKnown);
     }
-    let start = log.layout.head(version).start;
     let mut copies = Copies::of(log);
-    let mut found = Found::default();
+    let mut found = Verdicts::default();
     for copy in log.copies {
-        let place = memory.read(&copy, start..start + Head::PLACE_BYTES as u64).await;
+        let place = memory.read(&copy, log.layout.place_of_head(version)).await;
         if let Some(place) = copies.unless_lost(copy, place)? {
             found.look(version, &place);
         }
@@ -272,8 +296,7 @@ pub async fn fate(
     Ok(found.fate())
 }
 
-/// Puts another copy in the place of one that is lost, with all that the remaining copy says about commits
-/// that have finished.
+/// Puts another copy in the place of one that is lost, with all that the remaining copy has.
 ///
 /// # Errors
 /// When far memory does not answer: begin again.
@@ -285,15 +308,18 @@ pub async fn replace_copy(
 ) -> Result<LogAt, MemoryError> {
     let copies = log.copies.map(|copy| if copy == lost { by } else { copy });
     for left in copies.iter().filter(|copy| **copy != by) {
-        let heads = memory.read(left, log.layout.heads()).await?;
-        memory.write(&by, log.layout.heads().start, &heads).await?;
+        for start in (0..log.layout.bytes()).step_by(COPIED_AT_ONCE as usize) {
+            let end = log.layout.bytes().min(start + COPIED_AT_ONCE);
+            let bytes = memory.read(left, start..end).await?;
+            memory.write_from(bytes, &by, start).await?;
+        }
     }
     Ok(LogAt { copies, layout: log.layout })
 }
 
 /// What the copies of a log have in the place of a commit's head.
 #[derive(Default)]
-struct Found {
+struct Verdicts {
     verdict: bool,
     /// Zeros, or the head of an earlier commit.
     nothing: bool,
@@ -301,7 +327,7 @@ struct Found {
     other: bool,
 }
 
-impl Found {
+impl Verdicts {
     fn look(&mut self, version: Version, place: &[u8]) {
         match Head::decode(place) {
             Some((head, is_rolled_back)) if head.version == version => self.verdict |= is_rolled_back,
@@ -314,10 +340,10 @@ impl Found {
     /// The fate of a commit that the slot's word has.
     fn fate(&self) -> Fate {
         match self {
-            Found { verdict: true, .. } => Fate::RolledBack,
+            Verdicts { verdict: true, .. } => Fate::RolledBack,
             // Its intents are not in both copies, so it has never locked anything.
-            Found { nothing: true, .. } => Fate::RolledBack,
-            Found { other: true, .. } => Fate::Forgotten,
+            Verdicts { nothing: true, .. } => Fate::RolledBack,
+            Verdicts { other: true, .. } => Fate::Forgotten,
             _ => Fate::Committed,
         }
     }

@@ -64,20 +64,15 @@ pub trait Rules: 'static {
         least
     }
 
-    /// The cut by which moved versions are given up: chosen from the horizon and the last cut that is known.
-    fn gives_up_behind<'a>(horizon: &'a Cut, _last: &'a Cut) -> &'a Cut {
-        horizon
+    /// The highest count up to which no snapshot needs the intents of a slot's commits, given the highest that
+    /// all snapshots see. `None`: workers announce no snapshots, and old ones fail.
+    fn unneeded_in_log(seen_by_all: Option<u64>) -> u64 {
+        seen_by_all.unwrap_or(u64::MAX)
     }
 
-    /// Whether a version is copied to the overflow region before its place in the ring is marked as free.
-    fn copies_first() -> bool {
+    /// Whether the next client of a recovered slot leaves what its log has, until no snapshot needs it.
+    fn keeps_log_of_predecessor() -> bool {
         true
-    }
-
-    /// Whether a place of a ring is written again. `may_be`: no snapshot needs the version there from the
-    /// ring.
-    fn reuses_place(may_be: bool) -> bool {
-        may_be
     }
 
     /// Whether a block is free whose version was replaced. `is_behind_the_horizon`: the horizon sees a later
@@ -115,7 +110,7 @@ pub trait Rules: 'static {
     /// Whether a record may be locked, given its header and the header that its data name. They differ if a
     /// commit has locked the record, or if they are of different times.
     fn may_be_locked(seen: RecordHeader, data: RecordHeader) -> bool {
-        !seen.is_locked() && seen.lasting() == data
+        !seen.is_locked() && seen == data
     }
 
     /// Whether a commit's intents are in its log before it locks anything.
@@ -131,11 +126,6 @@ pub trait Rules: 'static {
     /// The version by which the commit with this number is known.
     fn numbered(version: Version) -> Version {
         version
-    }
-
-    /// Whether an old version is in its ring before anything of the new one is written.
-    fn keeps_first() -> bool {
-        true
     }
 
     /// Whether the watermark reaches a commit only once all of it is installed.

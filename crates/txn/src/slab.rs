@@ -1,8 +1,7 @@
 //! Payloads of variable length: a payload that does not fit its record's place lies in a *slab* beside the
 //! table, and the record's data point to it (`docs/src/txn.md`, *payloads of variable length*).
 //!
-//! B1. A pointer is data of a record like any other: versions, rings, the overflow region, logs and recovery
-//!     do not know about it.
+//! B1. A pointer is data of a record like any other: versions, logs and recovery do not know about it.
 //! B2. A payload is whole in its *block* before the intents of the commit that points to it are logged. It
 //!     does not change for as long as any snapshot may need that version.
 //! B3. Blocks lie in *chunks*. One member owns each chunk, and only the owner writes there. A claim names one

@@ -64,12 +64,6 @@ impl Table {
         &self.layout
     }
 
-    /// Its pieces, each with the number of its first record.
-    pub(crate) fn pieces(&self) -> impl Iterator<Item = (RecordId, Piece)> + '_ {
-        let firsts = (self.first.0..).step_by(self.layout.records() as usize);
-        firsts.map(RecordId).zip(self.pieces.iter().copied())
-    }
-
     /// The places of its records' headers, for checkers: a region, and an offset in it.
     pub fn headers(&self) -> impl Iterator<Item = (RegionId, u64)> + '_ {
         let of_piece = move |piece: &Piece| {
@@ -113,9 +107,9 @@ mod tests {
     #[test]
     fn runs_end_with_pieces_and_where_they_have_enough_bytes() {
         let piece = Piece { region: RegionId { node: NodeId(1), index: 0 }, epoch: Epoch(1), start: 0 };
-        let table = Table::new(RecordId(0), RecordLayout::new(10, 8, 1).unwrap(), vec![piece; 3]);
+        let table = Table::new(RecordId(0), RecordLayout::new(10, 8).unwrap(), vec![piece; 3]);
         let runs = |numbers, bytes| table.runs(numbers, bytes).collect::<Vec<_>>();
-        assert_eq!(runs(7..22, 200), [7..10, 10..15, 15..20, 20..22]);
+        assert_eq!(runs(7..22, 240), [7..10, 10..15, 15..20, 20..22]);
         assert_eq!(runs(7..9, 1), [7..8, 8..9], "one at least");
         assert_eq!(runs(5..5, 200), []);
     }

@@ -3,7 +3,7 @@
 //! X1. A transaction sees its cut and its own writes, and nothing else.
 //! X2. It commits only if no other transaction has written its records since its cut: one compare-and-swap
 //!     per record validates and locks. Before that, its intents are in the slot's log (L1).
-//! X3. The old version is whole in the ring before anything of the new one is written, and the new one is
+//! X3. The old version is whole in the log before anything of the new one is written (L1), and the new one is
 //!     whole before its header is written: operations of one queue take effect in their order.
 //! X4. The watermark, the slot's word, reaches the commit only after all of it is installed. Until then no
 //!     cut has the commit, so no other transaction sees any of it.
@@ -16,7 +16,7 @@ mod scanning;
 
 use std::collections::BTreeMap;
 
-use farpool_wire::{RecordHeader, Version};
+use farpool_wire::Version;
 
 use crate::cut::Cut;
 use crate::error::ReadError;
@@ -29,6 +29,7 @@ use crate::table::{Place, Table};
 use crate::worker::{SessionState, Worker};
 pub use commit::Committing;
 use reading::ToWrite;
+pub(crate) use reading::{Before, Older};
 
 /// A transaction. Dropping it aborts it: nothing was written yet.
 pub struct Transaction<'a, R> {
@@ -103,7 +104,7 @@ impl<'a, R: Rules> Transaction<'a, R> {
         let place = table.place(number).ok_or(ReadError::OutOfRange(number))?;
         match self.own(place.record) {
             Some(row) => Ok(row),
-            None => reading::read::<R>(&self.worker.memory, &self.cut, &place).await,
+            None => reading::read(self.worker, &self.cut, &place).await,
         }
     }
 
@@ -111,7 +112,7 @@ impl<'a, R: Rules> Transaction<'a, R> {
     fn own(&self, record: RecordId) -> Option<Row> {
         let written = self.writes.get(&record);
         let written =
-            written.map(|write| Row { version: write.before.old.header.version(), data: write.new.clone() });
+            written.map(|write| Row { version: write.before.label.version(), data: write.new.clone() });
         written.or_else(|| self.taken.get(&record).map(ToWrite::row))
     }
 
@@ -119,8 +120,8 @@ impl<'a, R: Rules> Transaction<'a, R> {
     /// as this transaction saw it before.
     ///
     /// # Errors
-    /// [`ReadError::Conflict`] if another transaction was first; [`ReadError::RingFull`] if there is no room
-    /// for the old version yet; [`ReadError::NoSpace`] if there is no room for a long payload.
+    /// [`ReadError::Conflict`] if another transaction was first; [`ReadError::NoSpace`] if there is no room for
+    /// a long payload.
     pub async fn write(&mut self, table: &Table, number: u64, data: Option<&[u8]>) -> Result<Row, ReadError> {
         let place = table.place(number).ok_or(ReadError::OutOfRange(number))?;
         let new = match data {
@@ -135,19 +136,14 @@ impl<'a, R: Rules> Transaction<'a, R> {
     async fn write_held(&mut self, place: Place, new: Option<Vec<u8>>) -> Result<Row, ReadError> {
         if let Some(write) = self.writes.get_mut(&place.record) {
             let before = std::mem::replace(&mut write.new, new);
-            return Ok(Row { version: write.before.old.header.version(), data: before });
+            return Ok(Row { version: write.before.label.version(), data: before });
         }
         let before = match self.taken.remove(&place.record) {
             Some(before) => before,
-            None => reading::read_to_write(self.worker, &self.cut, &place).await?,
+            None => reading::read_to_write::<R>(&self.worker.memory, &self.cut, &place).await?,
         };
         let row = before.row();
         self.writes.insert(place.record, Write { place, before, new });
         Ok(row)
     }
-}
-
-/// Whether a version says that there is no such record: it was deleted or never written.
-fn is_absent(header: RecordHeader) -> bool {
-    header.is_deleted() || header.version() == Version::INITIAL
 }

@@ -19,7 +19,7 @@ use futures_util::future::{Either, select};
 use crate::cut::Cut;
 use crate::error::{BeginError, CommitError, LeaveError};
 use crate::horizon::{Announcer, Open};
-use crate::log::LogAt;
+use crate::log::{LogAt, Logs, Taken};
 use crate::memory::{Memory, MemoryError, Piece};
 use crate::oracle::{Copied, Fetched, Latest, Oracle, read_published};
 use crate::rules::{Rules, Shipped};
@@ -38,7 +38,8 @@ const WATERMARK_PATIENCE: Duration = Duration::from_secs(30);
 pub struct Worker<R = Shipped> {
     pub(crate) memory: Memory,
     oracle: Oracle,
-    pub(crate) log: LogAt,
+    /// The logs of all slots, in which old versions lie.
+    pub(crate) logs: Logs,
     fetched: Option<(Arc<Fetched>, Copied)>,
     /// Set if the worker announces its snapshots.
     pub(crate) announcer: Option<Announcer>,
@@ -53,8 +54,11 @@ pub struct Worker<R = Shipped> {
     /// This worker is writing the word. If the write was given up half-way, this stays set, and the slot is
     /// stuck.
     is_writing: Cell<bool>,
-    /// Its last commit was refused as busy, perhaps because too many counts are ahead of the watermark.
+    /// Its last commit was refused, perhaps because too many counts are ahead of the watermark, or because the
+    /// log is full.
     is_put_off: Cell<bool>,
+    /// It has begun a commit since it read the horizon last.
+    uses_log: Cell<bool>,
     rules: PhantomData<R>,
 }
 
@@ -79,9 +83,9 @@ pub struct SessionState {
 impl<R: Rules> Worker<R> {
     /// A worker that has a slot and its log to itself. It begins after the count `last`, which the slot's
     /// previous client got when it [left](Self::leave_slot), or which the slot's [recovery](crate::recovery)
-    /// returned. `None`: the oracle has no such slot.
-    pub fn new(memory: Memory, oracle: impl Into<Oracle>, log: LogAt, slot: Slot, last: u64) -> Option<Self> {
-        Self::sharing(memory, oracle, Arc::new(SharedSlot::after(slot, log, last)))
+    /// returned; `logs` are those of all slots. `None`: there is no such slot.
+    pub fn new(memory: Memory, oracle: impl Into<Oracle>, logs: Logs, slot: Slot, last: u64) -> Option<Self> {
+        Self::sharing(memory, oracle, Arc::new(SharedSlot::after(slot, logs, last)?))
     }
 
     /// A worker in a slot that it shares with other workers of its compute server. `None`: the oracle has no
@@ -93,7 +97,7 @@ impl<R: Rules> Worker<R> {
         Some(Worker {
             memory,
             oracle,
-            log: slot.log(),
+            logs: slot.logs().clone(),
             fetched: None,
             announcer: None,
             looks: Looks::default(),
@@ -103,6 +107,7 @@ impl<R: Rules> Worker<R> {
             buffer: RefCell::new(None),
             is_writing: Cell::new(false),
             is_put_off: Cell::new(false),
+            uses_log: Cell::new(false),
             rules: PhantomData,
         })
     }
@@ -117,6 +122,11 @@ impl<R: Rules> Worker<R> {
     /// Its access to far memory.
     pub fn memory(&self) -> &Memory {
         &self.memory
+    }
+
+    /// Its slot's log.
+    pub(crate) fn log(&self) -> &LogAt {
+        self.slot.log()
     }
 
     /// Its slot, which other workers may share.
@@ -134,6 +144,7 @@ impl<R: Rules> Worker<R> {
     ) -> Result<Transaction<'a, R>, BeginError> {
         if self.is_put_off.take() {
             self.write_watermark().await?;
+            self.look_for_log_room().await?;
         }
         let Snapshot { cut, open } = self.snapshot(session).await?;
         Ok(Transaction::new(self, session, cut, open))
@@ -157,6 +168,9 @@ impl<R: Rules> Worker<R> {
                 session.begun_from = cut.sequence();
                 if let Some(announcer) = &self.announcer {
                     announcer.announce_if_due::<R>(&self.memory).await?;
+                    if self.uses_log.get() && announcer.refresh_if_due(&self.memory).await? {
+                        self.uses_log.set(false);
+                    }
                 }
                 return Ok(Snapshot { cut, open });
             }
@@ -196,12 +210,31 @@ impl<R: Rules> Worker<R> {
     pub(crate) fn begin_commit(&self, log_bytes: u64) -> Result<CommitInFlight<'_, R>, CommitError> {
         // The buffer is taken now: once something is locked, a commit must not fail for lack of memory.
         self.keep_buffer().map_err(CommitError::Nothing)?;
-        let begun = self.slot.begin(log_bytes);
-        self.is_put_off.set(matches!(begun, Err(CommitError::Busy)));
-        let (version, log_start) = begun?;
+        let seen_by_all = self.announcer.as_ref().map(|announcer| announcer.seen_by_all(self.slot.slot()));
+        let begun = self.slot.begin(log_bytes, R::unneeded_in_log(seen_by_all));
+        self.is_put_off.set(matches!(begun, Err(CommitError::Busy | CommitError::LogFull)));
+        self.uses_log.set(true);
+        let (version, log_place) = begun?;
         let holding = Some(self.hand.hold());
-        let (open, has_finished, is_touched) = (None, false, false);
-        Ok(CommitInFlight { worker: self, version, log_start, holding, open, has_finished, is_touched })
+        Ok(CommitInFlight {
+            worker: self,
+            version,
+            log_place,
+            log_bytes,
+            holding,
+            open: None,
+            has_finished: false,
+            is_touched: false,
+            has_vanished: false,
+        })
+    }
+
+    /// The log is full of versions that a snapshot may have needed when this worker last read the horizon:
+    /// reads it again. It may be this worker's own announcement that holds it back.
+    pub(crate) async fn look_for_log_room(&self) -> Result<(), MemoryError> {
+        let Some(announcer) = &self.announcer else { return Ok(()) };
+        announcer.refresh(&self.memory).await?;
+        announcer.announce::<R>(&self.memory).await
     }
 
     /// Takes a buffer for the slot's word.
@@ -291,13 +324,16 @@ impl<R: Rules> Worker<R> {
 pub(crate) struct CommitInFlight<'a, R: Rules> {
     worker: &'a Worker<R>,
     version: Version,
-    log_start: u64,
+    log_place: Taken,
+    log_bytes: u64,
     /// Set while others may wait for this commit.
     holding: Option<Holding<'a>>,
     /// While this is there, the versions that its snapshot needs are kept: the commit writes to their places.
     open: Option<Open<'a>>,
     has_finished: bool,
     is_touched: bool,
+    /// Something of it was written, and nothing of it is left.
+    has_vanished: bool,
 }
 
 impl<'a, R: Rules> CommitInFlight<'a, R> {
@@ -312,8 +348,8 @@ impl<'a, R: Rules> CommitInFlight<'a, R> {
     }
 
     /// The place of its intents in the log's ring.
-    pub(crate) fn log_start(&self) -> u64 {
-        self.log_start
+    pub(crate) fn log_place(&self) -> Taken {
+        self.log_place
     }
 
     /// Keeps its transaction's snapshot in use until the commit has finished. If it is in doubt, until its
@@ -329,7 +365,7 @@ impl<'a, R: Rules> CommitInFlight<'a, R> {
 
     /// Nothing of it is left, and nothing in flight any more.
     pub(crate) fn vanish(mut self) {
-        self.is_touched = false;
+        (self.is_touched, self.has_vanished) = (false, true);
     }
 
     /// The commit is installed whole: waits until the watermark has reached it. False: it is in doubt whether
@@ -351,7 +387,8 @@ impl<R: Rules> Drop for CommitInFlight<'_, R> {
                 self.worker.slot.mark_stuck();
                 self.open.take().into_iter().for_each(Open::keep_announced);
             }
-            (false, false) => self.worker.slot.vanish(self.version),
+            (false, false) if self.has_vanished => self.worker.slot.vanish(self.version),
+            (false, false) => self.worker.slot.give_up(self.version, self.log_place, self.log_bytes),
         }
     }
 }
@@ -360,11 +397,6 @@ impl SessionState {
     /// A session that has committed nothing yet.
     pub fn new() -> SessionState {
         SessionState::default()
-    }
-
-    /// A session that begins from this cut or a later one.
-    pub fn behind(cut: &Cut) -> SessionState {
-        SessionState { own: None, begun_from: cut.sequence() }
     }
 
     pub(crate) fn committed(&mut self, version: Version) {

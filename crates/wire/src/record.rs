@@ -13,7 +13,6 @@ const TIMESTAMP_BITS: u32 = 32;
 const FLAG_BITS: u32 = 3;
 const LOCKED: u64 = 1;
 const DELETED: u64 = 1 << 1;
-const MOVED: u64 = 1 << 2;
 
 /// A slot: a place in the timestamp vector.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -93,13 +92,13 @@ pub const fn next_generation(last_count: u64) -> Option<u64> {
 ///
 /// ```text
 ///  63 ......................... 3     2       1       0
-///             version               moved  deleted  locked
+///             version               spare  deleted  locked
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RecordHeader(pub u64);
 
 impl RecordHeader {
-    /// The header of a version that is neither locked nor deleted nor moved.
+    /// The header of a version that is neither locked nor deleted.
     pub const fn of(version: Version) -> RecordHeader {
         RecordHeader(version.0 << FLAG_BITS)
     }
@@ -119,24 +118,13 @@ impl RecordHeader {
         self.0 & DELETED != 0
     }
 
-    /// The overflow region has a copy of the version, so its place in the ring is free.
-    pub const fn is_moved(self) -> bool {
-        self.0 & MOVED != 0
-    }
-
-    /// The part that does not change while the version exists: without the flags *locked* and *moved*.
-    #[must_use]
-    pub const fn lasting(self) -> RecordHeader {
-        RecordHeader(self.0 & !(LOCKED | MOVED))
-    }
-
     /// The same with the flag *locked*: for a commit that is about to be installed.
     #[must_use]
     pub const fn locked(self) -> RecordHeader {
         RecordHeader(self.0 | LOCKED)
     }
 
-    /// The same without the flag *locked*.
+    /// The part that does not change while the version exists: the same without the flag *locked*.
     #[must_use]
     pub const fn unlocked(self) -> RecordHeader {
         RecordHeader(self.0 & !LOCKED)
@@ -146,12 +134,6 @@ impl RecordHeader {
     #[must_use]
     pub const fn deleted(self) -> RecordHeader {
         RecordHeader(self.0 | DELETED)
-    }
-
-    /// The same with the flag *moved*: the overflow region has a copy of the version.
-    #[must_use]
-    pub const fn moved(self) -> RecordHeader {
-        RecordHeader(self.0 | MOVED)
     }
 }
 
@@ -170,7 +152,7 @@ mod tests {
         let version = Version::new(slot(0xABC), 0x1_2345_6789_ABCD).unwrap();
         assert_eq!(version.0, 0x1579_2345_6789_ABCD);
         assert_eq!(RecordHeader::of(version).0, 0xABC9_1A2B_3C4D_5E68);
-        assert_eq!(RecordHeader::of(Version::INITIAL).locked().deleted().moved().0, 7);
+        assert_eq!(RecordHeader::of(Version::INITIAL).locked().deleted().0, 3);
         assert_eq!(version.to_string(), "2748.74565.1737075661");
     }
 
@@ -197,12 +179,12 @@ mod tests {
             let version = Version::new(slot(index), count).unwrap();
             prop_assert_eq!((version.slot().index(), version.count()), (index.into(), count));
             let plain = RecordHeader::of(version);
-            for header in [plain, plain.locked(), plain.deleted(), plain.moved(), plain.locked().deleted().moved()] {
+            for header in [plain, plain.locked(), plain.deleted(), plain.locked().deleted()] {
                 prop_assert_eq!(header.version(), version);
             }
-            prop_assert!(plain.locked().is_locked() && plain.deleted().is_deleted() && plain.moved().is_moved());
+            prop_assert!(plain.locked().is_locked() && plain.deleted().is_deleted());
             prop_assert_eq!(plain.locked().unlocked(), plain);
-            prop_assert_eq!(plain.locked().moved().deleted().lasting(), plain.deleted());
+            prop_assert_eq!(plain.locked().deleted().unlocked(), plain.deleted());
         }
     }
 }

@@ -3,7 +3,7 @@
 
 use anyhow::{Context, Result};
 use farpool_txn::horizon::{HorizonAt, HorizonLayout};
-use farpool_txn::log::{LogAt, LogLayout};
+use farpool_txn::log::{LogAt, LogLayout, Logs};
 use farpool_txn::{Oracle, OracleAt, Piece, RecordId, RecordLayout, Table, oracle};
 use farpool_wire::Slot;
 
@@ -14,9 +14,9 @@ use crate::local_pool::Lend;
 /// Region size of a large table, as pools usually have it, and the smallest region that a node lends.
 const REGION_BYTES: u64 = 64 << 20;
 const SMALLEST_REGION_BYTES: u64 = 1 << 20;
-/// Bytes of a log for each commit in flight: the intents of two records, and the part that stays unused at
-/// the end of the ring.
-const LOG_BYTES_EACH: u64 = 1 << 10;
+/// Bytes of a log: replaced versions until all snapshots see what has replaced them, which takes some
+/// milliseconds.
+const LOG_BYTES: u64 = 2 << 20;
 
 /// How much the nodes lend, and how it is divided.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -37,8 +37,8 @@ pub struct Laid {
     pub oracle: Oracle,
     /// The horizon, on the first node: a place for each thread, and one for the final check.
     pub horizon: HorizonAt,
-    /// The log of each slot, on two nodes if there are two.
-    pub logs: Vec<LogAt>,
+    /// The logs, each on two nodes if there are two.
+    pub logs: Logs,
     /// The table of records.
     pub table: Table,
 }
@@ -49,12 +49,11 @@ impl Ground {
         let nodes = options.nodes as u64;
         let slots = u16::try_from(options.threads).ok().filter(|&slots| slots <= Slot::MOST);
         let slots = slots.context("there are more threads than slots")?;
-        let log = LogLayout::new(LOG_BYTES_EACH * options.in_flight as u64)
-            .context("the bytes of a log are not a multiple of a word")?;
+        let log = LogLayout::new(LOG_BYTES).context("the bytes of a log are not a multiple of a word")?;
         let horizon = HorizonLayout::new(slots + 1, slots).context("there are more threads than places")?;
         let own_bytes =
             board(slots)?.bytes() as u64 + horizon.bytes() as u64 + 2 * u64::from(slots) * log.bytes();
-        let layout = |records| RecordLayout::new(records, RECORD_BYTES, options.old_versions);
+        let layout = |records| RecordLayout::new(records, RECORD_BYTES);
         let each = layout(1).context("records are too large")?.bytes();
         let of_node = (options.records * each).div_ceil(nodes).next_power_of_two();
         let region_bytes = of_node.clamp(SMALLEST_REGION_BYTES, REGION_BYTES);
@@ -90,7 +89,7 @@ impl Ground {
             let copies = [slot, slot + 1].map(|node| take(node % nodes.len(), self.log.bytes()));
             LogAt { copies, layout: self.log }
         };
-        let logs = (0..usize::from(self.slots)).map(&mut log).collect();
+        let logs = Logs::new((0..usize::from(self.slots)).map(&mut log));
         let piece = |number: usize| nodes[number % nodes.len()][1 + number / nodes.len()];
         let pieces = (0..self.pieces as usize).map(piece).collect();
         Ok(Laid { oracle, horizon, logs, table: Table::new(RecordId(0), self.layout, pieces) })

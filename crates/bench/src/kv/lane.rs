@@ -182,7 +182,7 @@ enum Outcome {
 async fn commit(transaction: Transaction<'_, farpool_txn::Shipped>) -> Result<Outcome> {
     match transaction.commit().await {
         Ok(version) => Ok(Outcome::Committed(version)),
-        Err(CommitError::Conflict | CommitError::Busy) => Ok(Outcome::Again),
+        Err(CommitError::Conflict | CommitError::Busy | CommitError::LogFull) => Ok(Outcome::Again),
         Err(error) => Err(error.into()),
     }
 }
@@ -191,7 +191,7 @@ async fn commit(transaction: Transaction<'_, farpool_txn::Shipped>) -> Result<Ou
 fn again<T>(read: Result<T, ReadError>) -> Result<Option<T>> {
     match read {
         Ok(found) => Ok(Some(found)),
-        Err(ReadError::Conflict | ReadError::RingFull | ReadError::SnapshotTooOld) => Ok(None),
+        Err(ReadError::Conflict | ReadError::SnapshotTooOld) => Ok(None),
         Err(error) => Err(error.into()),
     }
 }

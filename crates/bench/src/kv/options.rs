@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use farpool_txn::{MAX_COMMITS_IN_FLIGHT, MOST_OLD_VERSIONS};
+use farpool_txn::MAX_COMMITS_IN_FLIGHT;
 use serde::{Deserialize, Serialize};
 
 use super::chooser::RECORDS_MAX;
@@ -40,8 +40,6 @@ pub struct KvOptions {
     pub records: u64,
     /// Exponent of Zipf's law; 0: all records are equally frequent.
     pub skew: f64,
-    /// Old versions that are kept of each record.
-    pub old_versions: usize,
     /// Threads in a closed loop, each with a slot.
     pub threads: usize,
     /// Transactions in flight per thread.
@@ -77,7 +75,6 @@ impl KvOptions {
             ("--in-flight", self.in_flight as u64, 1, MAX_COMMITS_IN_FLIGHT as u64),
             ("--nodes", self.nodes as u64, 1, NODES_MAX as u64),
             ("--records", self.records, RECORDS_MIN, RECORDS_MAX),
-            ("--old-versions", self.old_versions as u64, 1, MOST_OLD_VERSIONS as u64),
         ];
         if let Some((option, value, least, most)) =
             counts.into_iter().find(|&(_, value, least, most)| !(least..=most).contains(&value))
@@ -103,7 +100,6 @@ pub(super) mod tests {
             mix: KvMix::Rmw,
             records: 1000,
             skew: 0.0,
-            old_versions: 4,
             threads: 1,
             in_flight: 1,
             nodes: 2,
@@ -123,7 +119,6 @@ pub(super) mod tests {
             (KvOptions { nodes: 0, ..small() }, "--nodes"),
             (KvOptions { records: 3, ..small() }, "--records"),
             (KvOptions { records: RECORDS_MAX + 1, ..small() }, "--records"),
-            (KvOptions { old_versions: 0, ..small() }, "--old-versions"),
             (KvOptions { skew: -0.1, ..small() }, "--skew"),
             (KvOptions { skew: f64::NAN, ..small() }, "--skew"),
             (KvOptions { duration: Duration::ZERO, ..small() }, "--seconds"),

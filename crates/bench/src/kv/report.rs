@@ -58,8 +58,6 @@ pub struct KvReport {
     pub records: u64,
     /// Bytes of data per record.
     pub record_bytes: usize,
-    /// Old versions kept of each record.
-    pub old_versions: usize,
     /// Far memory in all, with the oracle, the logs and the unused ends of regions.
     pub far_bytes: u64,
     /// Exponent of Zipf's law.
@@ -116,7 +114,6 @@ impl KvReport {
             mix: options.mix,
             records: options.records,
             record_bytes: RECORD_BYTES,
-            old_versions: options.old_versions,
             far_bytes,
             skew: options.skew,
             transport: options.transport.to_string(),
@@ -144,10 +141,9 @@ impl fmt::Display for KvReport {
         )?;
         let (records, far) = (grouped(self.records as f64, 0), grouped((self.far_bytes >> 20) as f64, 0));
         let skew = if self.skew > 0.0 { format!(", skew {}", self.skew) } else { String::new() };
-        let versions = many(self.old_versions, "old version");
         writeln!(
             text,
-            "{records} records of {} B with {versions} in {far} MiB{skew}; {seconds} s in {slices} slices",
+            "{records} records of {} B in {far} MiB{skew}; {seconds} s in {slices} slices",
             self.record_bytes
         )?;
         let (least, most) = self.trx_s_range;
@@ -214,7 +210,7 @@ mod tests {
         let lines = report().to_string();
         for part in [
             "rmw transactions over shm, 2 threads with 1 in flight, 2 nodes\n",
-            "old versions in 3 MiB, skew 0.5; 0.01 s in 3 slices\n",
+            "B in 3 MiB, skew 0.5; 0.01 s in 3 slices\n",
             "transactions/s",
             "Linux",
         ] {

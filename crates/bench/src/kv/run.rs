@@ -119,9 +119,9 @@ impl Run<'_> {
     }
 
     fn worker(&self, number: usize) -> Result<Worker> {
-        let (log, slot) = (self.laid.logs[number], Slot::new(number as u16));
-        let slot = slot.context("there are more threads than slots")?;
-        let worker = Worker::new(self.site.memory()?, self.laid.oracle.clone(), log, slot, 0);
+        let slot = Slot::new(number as u16).context("there are more threads than slots")?;
+        let worker =
+            Worker::new(self.site.memory()?, self.laid.oracle.clone(), self.laid.logs.clone(), slot, 0);
         worker.context("the oracle has no slot for this thread")
     }
 
@@ -148,8 +148,8 @@ impl Run<'_> {
         block_on(worker.memory().endpoint(), lanes.try_collect::<()>())?;
         let traffic = worker.memory().traffic() - before.0;
         let processor = processor_time().saturating_sub(before.1);
-        // Other threads may still need room in the records' rings of old versions, and this thread's place
-        // pins the versions that its last snapshot needs.
+        // Other threads may still need room in their logs, and this thread's place pins the versions that its
+        // last snapshot needs.
         block_on(worker.memory().endpoint(), worker.leave())?;
         Ok(Thread { course: course.into_inner(), traffic, processor })
     }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use farpool_fabric::{CardTransport, Transports, block_on};
-use farpool_txn::log::{LogAt, LogLayout};
+use farpool_txn::log::{LogAt, LogLayout, Logs};
 use farpool_txn::oracle::{LOOK, NaiveAt, read_published};
 use farpool_txn::{Fetched, Memory, Oracle, SessionState, SharedSlot, Shipped, Worker};
 use farpool_wire::Slot;
@@ -76,7 +76,8 @@ fn vector(options: &OracleOptions, site: &Site, stop: &AtomicBool) -> Result<Mea
         copies: [site.pieces()[0]; 2],
         layout: LogLayout::new(8).context("a log of one word is not possible")?,
     };
-    let slot = |number: usize| Some(Arc::new(SharedSlot::after(Slot::new(number as u16)?, log, 0)));
+    let logs = Logs::new(vec![log; used]);
+    let slot = |number: usize| Some(Arc::new(SharedSlot::after(Slot::new(number as u16)?, logs.clone(), 0)?));
     let slots: Option<Vec<_>> = (0..used).map(slot).collect();
     let slots = slots.context("there are more clients than slots")?;
 

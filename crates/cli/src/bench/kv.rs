@@ -36,11 +36,6 @@ pub struct KvArgs {
     #[arg(long, value_name = "ZIPF", default_value_t = 0.0)]
     skew: f64,
 
-    /// Old versions kept of each record; fewer take less memory, but transactions
-    /// with old snapshots must begin again
-    #[arg(long, value_name = "N", default_value_t = 4)]
-    old_versions: usize,
-
     /// Threads that run transactions
     #[arg(long, value_name = "T", default_value_t = 1)]
     threads: usize,
@@ -81,7 +76,6 @@ pub fn run(args: &KvArgs) -> Result<()> {
         mix: args.mix,
         records: args.records,
         skew: args.skew,
-        old_versions: args.old_versions,
         threads: args.threads,
         in_flight: args.in_flight,
         nodes: args.nodes,
@@ -91,7 +85,7 @@ pub fn run(args: &KvArgs) -> Result<()> {
         warm_up: args.warm_up,
     };
     options.check().map_err(UsageError)?;
-    check_memory(options.far_bytes()?, "this needs", "lower --records or --old-versions")?;
+    check_memory(options.far_bytes()?, "this needs", "lower --records")?;
     let (farpool, stop) = (own_file()?, StopFlag::on_signals()?);
     let report = run_kv(&options, Some(card_transport), &farpool, stop.flag())?;
     tell_report(&report, args.json)

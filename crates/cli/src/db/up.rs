@@ -55,6 +55,12 @@ pub struct UpArgs {
     #[arg(long, value_name = "P", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=16))]
     partitions: u16,
 
+    /// Size of a new database's log of each compute server. A log holds the rows that commits have replaced while
+    /// an open transaction may still read them; if it is full, commits wait for old transactions to end. Each log
+    /// has two copies [default: together a quarter of the memory]
+    #[arg(long, value_name = "SIZE")]
+    log_size: Option<ByteSize>,
+
     /// Seconds without a heartbeat after which a new database's compute servers declare one of them dead
     #[arg(long, value_name = "SECONDS", default_value_t = 3.0, value_parser = parse_patience)]
     patience: f64,
@@ -130,8 +136,8 @@ fn create(args: &UpArgs) -> Result<Database> {
         bytes: args.memory.0,
         servers: args.servers,
         partitions: args.partitions,
+        log_bytes: args.log_size.map(|size| size.0),
         patience: Duration::from_secs_f64(args.patience),
-        ..CreateOptions::default()
     };
     Ok(Database::create(&pool, &args.at.file, &options)?)
 }

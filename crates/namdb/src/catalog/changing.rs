@@ -17,8 +17,8 @@ use crate::member::MemberCore;
 use crate::workers::ClientPlace;
 
 /// The part of [`Timing::catalog_timeout`](crate::environment::Timing::catalog_timeout) for which a change is
-/// tried; others wait for all of it. No other client writes there, but the log or a ring of old versions may
-/// be full until the horizon has moved, which takes long on a busy machine.
+/// tried; others wait for all of it. No other client writes there, but the log may be full
+/// until the horizon has moved, which takes long on a busy machine.
 const TRYING_PART: u32 = 2;
 
 /// A client that changes the catalog, in the slot for that.
@@ -87,10 +87,10 @@ async fn change_in_role<T, E: Environment>(
         endpoint.sleep(timing.catalog_pause).await;
     }
     let slot = at.layout.catalog_slot();
-    let (oracle, log) = (at.oracle(), at.log(slot));
-    let recovered = recover(&memory, &oracle, &log, slot).await.map_err(DatabaseError::from)?;
-    let slot = Arc::new(SharedSlot::after(slot, log, recovered.last));
-    let worker = Worker::sharing(memory, oracle, slot).expect("the oracle has a slot for it");
+    let oracle = at.oracle();
+    let recovered = recover(&memory, &oracle, &at.log(slot), slot).await.map_err(DatabaseError::from)?;
+    let slot = SharedSlot::recovered(slot, at.logs(), &recovered).expect("each slot has a log");
+    let worker = Worker::sharing(memory, oracle, Arc::new(slot)).expect("the oracle has a slot for it");
     let worker = member.announce_in_place(worker, number).await?;
     let change = Change { member, worker, catalog: Catalog::new(at) };
     let changed = task(&change).await;
@@ -189,6 +189,7 @@ impl<E: Environment> Change<'_, E> {
                         return Ok(done);
                     }
                     Err(CommitError::Conflict | CommitError::Busy) => TxError::CatalogBusy,
+                    Err(CommitError::LogFull) => TxError::NoRoomForVersions,
                     Err(CommitError::Nothing(error)) => return Err(TxError::Memory(error)),
                     Err(CommitError::Unknown(version)) => return Err(TxError::Unknown(version)),
                     Err(error) => return Err(TxError::TooLarge(error)),

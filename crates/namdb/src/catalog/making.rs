@@ -51,7 +51,6 @@ pub(crate) async fn create<E: Environment>(
         name: name.to_owned(),
         row_bytes: u32::try_from(row_bytes)
             .map_err(|_| TxError::BadOptions("rows are too large".to_owned()))?,
-        old_versions: u32::try_from(options.old_versions).unwrap_or(u32::MAX), // refused as too many
         longest: longest as u32,
         key_type,
         key_bytes: key_bytes as u32,
@@ -207,20 +206,15 @@ fn choose(
     distinct.sort_unstable();
     distinct.dedup();
     let mut pieces = distinct.len().min(MOST_PIECES);
-    let overflow = options.overflow_or_usual();
     loop {
         row.rows_each = options.rows.max(1).div_ceil(pieces as u64) + SPARE_ROWS;
-        row.overflow_each = overflow.div_ceil(pieces as u64);
         row.pieces = vec![PieceRow::default(); pieces];
         if let Some(slab) = options.slab_each(pieces as u64) {
             (row.chunks_each, row.chunk_bytes) = (slab.chunks(), slab.chunk_bytes());
         }
         let shape = || {
-            let (rows, bytes, old) = (options.rows, row.row_bytes, row.old_versions);
-            TxError::BadOptions(format!(
-                "a table cannot have {rows} rows of {bytes} bytes, {old} old versions of each, \
-                 and overflow {overflow}"
-            ))
+            let (rows, bytes) = (options.rows, row.row_bytes);
+            TxError::BadOptions(format!("a table cannot have {rows} rows of {bytes} bytes"))
         };
         let layouts = row.layouts().ok_or_else(shape)?;
         let units = |bytes: u64| bytes.div_ceil(at.layout.unit_bytes());

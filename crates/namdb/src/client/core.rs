@@ -152,6 +152,7 @@ impl<E: Environment> ClientCore<E> {
         match transaction.commit().await {
             Ok(_) => Ok(done),
             Err(CommitError::Conflict | CommitError::Busy) => Err(Stop::Again(TxError::Conflict)),
+            Err(CommitError::LogFull) => Err(Stop::Again(TxError::NoRoomForVersions)),
             Err(CommitError::Unknown(version)) => Err(TxError::Unknown(version).into()),
             Err(CommitError::Nothing(error)) => Err(TxError::Memory(error).into()),
             Err(error @ CommitError::TooLarge { .. }) => Err(TxError::TooLarge(error).into()),

@@ -47,10 +47,10 @@ impl<E: Environment> MemberCore<E> {
             }
         };
         // If anything fails from here on, the other members recover the seat.
-        let log = at.log(seat.slot);
-        let recovered = recover(&memory, &at.oracle(), &log, seat.slot).await?;
+        let recovered = recover(&memory, &at.oracle(), &at.log(seat.slot), seat.slot).await?;
+        let slot = SharedSlot::recovered(seat.slot, at.logs(), &recovered).expect("each slot has a log");
         Ok(MemberCore {
-            slot: Arc::new(SharedSlot::after(seat.slot, log, recovered.last)),
+            slot: Arc::new(slot),
             places: Arc::new(Places::new(layout.limits.clients)),
             environment,
             layout,

@@ -74,7 +74,7 @@ fn a_client_that_never_begins_anything_keeps_no_versions_alive() {
     let rig = Rig::new();
     let database = rig.create(TransportChoice::Shm);
     let client = database.client().unwrap();
-    let options = TableOptions::rows(1).old_versions(1).overflow(1);
+    let options = TableOptions::rows(1);
     let rows: Table<u64, u64> = client.create_table("rows", &options).unwrap();
     client.transact(async |tx| tx.insert(&rows, 1, 0).await).unwrap();
     let _idle = database.client().unwrap();

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use farpool_fabric::AccessKind;
 use farpool_txn::hash::{IndexError, IndexSpares};
+use farpool_txn::log::Logs;
 use farpool_txn::oracle::{Board, publish};
 use farpool_txn::{
     KeyError, KeyedTable, OracleAt, ReadError, RecordId, RecordLayout, SessionState, Table, Worker,
@@ -155,7 +156,7 @@ fn inserting_an_existing_key_and_updating_a_missing_one_are_errors() {
         2,
         |_| 0,
         async |alone| {
-            let layout = RecordLayout::new(SHAPE.records, DATA[0].len(), 4).unwrap();
+            let layout = RecordLayout::new(SHAPE.records, DATA[0].len()).unwrap();
             let table = Table::new(RecordId(0), layout, vec![piece(NodeId(1), RECORDS, 0)]);
             let oracle = OracleAt { piece: piece(NodeId(1), ORACLE, 0), board: Board::new(1).unwrap() };
             let (publishing, run) = (alone.memory().await, alone.run.clone());
@@ -164,9 +165,9 @@ fn inserting_an_existing_key_and_updating_a_missing_one_are_errors() {
                     .await
                     .expect("the node is there");
             });
-            let log = transactions::log_at(&alone.run, 0);
+            let logs = Logs::new([transactions::log_at(&alone.run, 0)]);
             let slot = Slot::new(0).unwrap();
-            let worker: Worker = Worker::new(alone.memory().await, oracle, log, slot, 0).unwrap();
+            let worker: Worker = Worker::new(alone.memory().await, oracle, logs, slot, 0).unwrap();
             let table = KeyedTable::new(table, alone.run.index::<Shipped>()).unwrap();
             script(&worker, &table, b"some key").await;
         },

@@ -9,7 +9,7 @@ use std::time::Duration;
 use farpool_fabric::sim::{Path, ProcessId, Random};
 use farpool_txn::hash::IndexRules;
 use farpool_txn::judge::{Outcome, Read, Transaction as Judged, Violation, Write, judge};
-use farpool_txn::log::{LogAt, LogLayout};
+use farpool_txn::log::{LogAt, LogLayout, Logs};
 use farpool_txn::oracle::{Board, publish};
 use farpool_txn::recovery::{RecoveryError, recover};
 use farpool_txn::{
@@ -58,9 +58,8 @@ impl Transactions {
         random: &mut Random,
     ) -> Rc<Self> {
         let board = Board::new(places.len() as u16).expect("a few slots");
-        let old_versions = 2 + random.index(7);
         let records = run.layout.shape().records;
-        let layout = RecordLayout::new(records, DATA_WORDS * 8, old_versions).expect("small records");
+        let layout = RecordLayout::new(records, DATA_WORDS * 8).expect("small records");
         let pieces_each = run.pieces.len() as u64 / run.nodes.len() as u64;
         assert!(pieces_each * layout.bytes() <= REGION_BYTES && board.bytes() as u64 <= LOGS_START);
         let pieces = (0..).zip(&run.pieces).map(|(place, of_index)| {
@@ -151,7 +150,7 @@ impl Transactions {
             self.run.memory(process, place, LAST_DEADLINE).await.map_err(|error| error.to_string())?;
         let slot = Slot::new(0).expect("a few slots");
         let worker: Worker =
-            Worker::new(memory, self.oracle, log_at(&self.run, 0), slot, last).expect("the oracle has it");
+            Worker::new(memory, self.oracle, self.logs(), slot, last).expect("the oracle has it");
         let table = KeyedTable::new(self.table.clone(), self.run.index::<R>()).expect("of one shape");
         let mut session = SessionState::new();
         for key in 0..self.run.keys.count() {
@@ -167,6 +166,11 @@ impl Transactions {
             transaction.commit().await.map_err(|error| at_end(&error))?;
         }
         Ok(())
+    }
+
+    fn logs(&self) -> Logs {
+        let slots = 0..self.run.clients.borrow().len() as u16;
+        Logs::new(slots.map(|slot| log_at(&self.run, slot)))
     }
 
     /// Rolls back what a dead worker has left. Returns the count after which the next worker begins.
@@ -202,7 +206,7 @@ impl Transactions {
                 }
             };
             let slot_of = Slot::new(slot).expect("a few slots");
-            let worker = Worker::new(memory, here.oracle, log_at(&here.run, slot), slot_of, last);
+            let worker = Worker::new(memory, here.oracle, here.logs(), slot_of, last);
             let worker: Worker = worker.expect("the oracle has it");
             let table = KeyedTable::new(here.table.clone(), here.run.index::<R>()).expect("of one shape");
             let shared = Rc::new((worker, table));
@@ -288,7 +292,7 @@ impl Client {
         }
         let committing = match transaction.prepare() {
             Ok(Some(committing)) => committing,
-            Ok(None) | Err(CommitError::Busy) => {
+            Ok(None) | Err(CommitError::Busy | CommitError::LogFull) => {
                 self.ended(judged);
                 return Ok(());
             }

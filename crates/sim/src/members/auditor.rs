@@ -17,6 +17,8 @@ use super::{Run, tables};
 use crate::transacting::Transactor;
 use crate::transacting::fates::{Asked, Asking};
 
+/// How often a record is written while a snapshot is open.
+const WRITTEN_MEANWHILE: u32 = 5;
 /// Pause between two checks, and between two attempts.
 const PAUSE: Duration = Duration::from_micros(50);
 /// The number of heartbeat timeouts within which the database must recover. A member is declared dead after
@@ -24,7 +26,7 @@ const PAUSE: Duration = Duration::from_micros(50);
 const PATIENCES: u32 = 20;
 /// Additional time for the work of the recovery itself.
 const SLACK: Duration = Duration::from_millis(2);
-/// Attempts to write a record that others are writing, or whose ring has no room; also the most auditors.
+/// Attempts to write a record that others are writing, or while the log has no room; also the most auditors.
 const TRIES: u32 = 40;
 
 pub(super) fn start(run: &Rc<Run>) {
@@ -169,11 +171,10 @@ async fn write(
         }
         run.world.sleep(PAUSE).await;
     }
-    Err(format!("record {record} cannot be written: it stays locked, or its ring stays full"))
+    Err(format!("record {record} cannot be written: it stays locked, or the log stays full"))
 }
 
-/// Writes a record, while a snapshot is open, once more often than its ring has room for. The collector must
-/// move old versions to the table's overflow region.
+/// Writes a record several times while a snapshot is open, which must not change.
 async fn hold_a_snapshot(
     run: &Run,
     client: &Client,
@@ -186,7 +187,7 @@ async fn hold_a_snapshot(
     let snapshot = client.worker().begin(&mut holding).await.map_err(|error| error.to_string())?;
     let read = async || snapshot.read(&table, record).await.map_err(|error| error.to_string());
     let before = read().await?;
-    for _ in 0..=run.old_versions {
+    for _ in 0..WRITTEN_MEANWHILE {
         let written = write(run, client, transactor, &mut writing, record).await;
         written.map_err(|why| format!("while a snapshot is open, {why}"))?;
     }

@@ -30,7 +30,7 @@ pub(super) struct Bank {
 /// Whether all tries of a client failed because of conflicts, or for lack of room for versions: then nothing
 /// was committed.
 pub(super) fn gave_up(error: &TxError) -> bool {
-    matches!(error, TxError::Conflict | TxError::NoRoomForVersions(_))
+    matches!(error, TxError::Conflict | TxError::NoRoomForVersions)
 }
 
 /// A session of the bank.
@@ -44,8 +44,7 @@ pub(super) struct Banker<'a> {
 impl<'a> Banker<'a> {
     /// Opens the bank's table. Creates the table and fills it if necessary.
     pub(super) async fn open(run: &'a Run, client: &'a Client) -> Result<Self, TxError> {
-        let options =
-            TableOptions::rows(ACCOUNTS + 1).row_bytes(16).old_versions(run.old_versions).overflow(8);
+        let options = TableOptions::rows(ACCOUNTS + 1).row_bytes(16);
         let mut session = SessionState::new();
         let accounts: Table<u64, u64> = client.open_or_create_table(&mut session, "bank", &options).await?;
         run.observer.lock().watch_table(accounts.records());

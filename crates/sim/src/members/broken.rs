@@ -39,8 +39,6 @@ pub(super) const NOT_CLEARED: &str = "memory-reused-uncleared";
 pub(super) const BUSY_FORGOTTEN: &str = "busy-client-forgotten";
 /// A transaction uses a table without checking that it still exists, although the catalog has changed.
 pub(super) const CATALOG_BLIND: &str = "catalog-version-not-looked-at";
-/// The collector does not learn which tables there are.
-pub(super) const NO_TABLES: &str = "tables-missing-from-collector";
 
 pub(super) const MUTATIONS: &[&str] = &[
     LISTED_LATE,
@@ -58,7 +56,6 @@ pub(super) const MUTATIONS: &[&str] = &[
     NOT_CLEARED,
     BUSY_FORGOTTEN,
     CATALOG_BLIND,
-    NO_TABLES,
 ];
 
 impl MemberRules for Engine {
@@ -76,10 +73,6 @@ impl MemberRules for Engine {
 
     fn looks_at_the_catalog() -> bool {
         !is(CATALOG_BLIND) && Shipped::looks_at_the_catalog()
-    }
-
-    fn collects_tables() -> bool {
-        !is(NO_TABLES) && Shipped::collects_tables()
     }
 }
 

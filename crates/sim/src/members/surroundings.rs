@@ -121,9 +121,6 @@ impl Environment for Surroundings {
             }
             News::Stuck(_) => run.world.note("a part of a member is stuck", &[]),
             News::Progressing => run.world.note("no part of a member is stuck any more", &[]),
-            News::CatalogUnreadable(error) => {
-                run.ledger.notes.complain(format!("the collector cannot read the catalog: {error}"));
-            }
         }
         if !run.faults.are_any() {
             run.ledger.notes.complain(format!("unexpected news, though nothing fails here: {news:?}"));

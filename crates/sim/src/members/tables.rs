@@ -36,7 +36,7 @@ type Scratch = Table<u64, u64>;
 
 /// The table of judged records.
 pub(super) async fn open_rows(run: &Run, client: &Client) -> Result<Table<u64, ()>, TxError> {
-    let options = TableOptions::rows(1).row_bytes(ROW_BYTES).old_versions(run.old_versions).overflow(4);
+    let options = TableOptions::rows(1).row_bytes(ROW_BYTES);
     let rows: Table<u64, ()> = client.open_or_create_table(&mut SessionState::new(), ROWS, &options).await?;
     run.observer.lock().watch_table(rows.records());
     Ok(rows)
@@ -93,7 +93,7 @@ async fn change(run: &Run, client: &Client, name: &str) -> Result<(), TxError> {
 /// Creates a scratch table and fills it.
 async fn create(run: &Run, client: &Client, name: &str) -> Result<(), TxError> {
     let mut session = SessionState::new();
-    let options = TableOptions::rows(KEYS).row_bytes(16).old_versions(run.old_versions).overflow(2);
+    let options = TableOptions::rows(KEYS).row_bytes(16);
     let table = client.create_table(&mut session, name, &options).await?;
     fill(run, client, &mut session, &table).await
 }

@@ -104,8 +104,8 @@ fn in_setting(of: Setting, script: impl AsyncFn(&Stage) + 'static) {
     setting.nodes.truncate(1);
     setting.slots = 2;
     setting.parts = of.parts;
-    let records = RecordLayout::new(RECORDS_OF_SCRIPTS, DATA_WORDS * 8, 4).unwrap();
-    setting.records = records.with_overflow(64).unwrap();
+    setting.records = RecordLayout::new(RECORDS_OF_SCRIPTS, DATA_WORDS * 8).unwrap();
+    setting.log = LogLayout::new(8_192).unwrap();
     let run = Rc::new(setting);
     publishers::start(&run, &mut random);
     collector::start_one(&run, &mut random);
@@ -115,7 +115,7 @@ fn in_setting(of: Setting, script: impl AsyncFn(&Stage) + 'static) {
     run.tasks.spawn(process, async move {
         let grant = here.grant();
         let server = async |slot: u16, workers| {
-            let shared = SharedSlot::after(Slot::new(slot).unwrap(), here.log(slot, grant), 0);
+            let shared = SharedSlot::after(Slot::new(slot).unwrap(), here.logs(grant), 0).unwrap();
             Server::of(workers, of.fetches).start(&here, process, place, grant, shared).await.unwrap()
         };
         let workers = match of.sessions {

@@ -52,7 +52,7 @@ async fn audit(
     let worker = Worker::<Chosen>::new(
         access.memory,
         of_run,
-        run.log(run.slots, grant),
+        run.logs(grant),
         slot,
         run.firsts[usize::from(run.slots)],
     );
@@ -75,9 +75,7 @@ async fn audit(
             run.world.sleep(PAUSE).await;
         }
         if !is_written && !run.faults.damage {
-            return Err(format!(
-                "record {record} cannot be written: it stays locked, or its ring stays full"
-            ));
+            return Err(format!("record {record} cannot be written: it stays locked, or the log stays full"));
         }
     }
     let all: Vec<_> = (0..run.table(grant).records()).map(|record| (record, false)).collect();

@@ -52,16 +52,12 @@ pub(super) const COUNTS_AHEAD_FORGOTTEN: &str = "counts-ahead-of-watermark-reuse
 
 /// A node executes operations that follow one it has refused because the memory was being moved.
 pub(super) const BUSY_FORGOTTEN: &str = "busy-forgotten";
-/// A place of a ring is overwritten although its version was not moved and a snapshot may need it.
-pub(super) const MOVED_IGNORED: &str = "moved-bit-ignored";
 /// The horizon is the newest cut, whatever snapshots are open.
 pub(super) const AHEAD: &str = "gc-ahead-of-the-horizon";
-/// A place of a ring is marked as moved before the version is copied.
-pub(super) const MARKED_FIRST: &str = "marked-as-moved-before-it-is-copied";
-/// A new version is written before the old one is in its ring.
-pub(super) const KEPT_LATE: &str = "installed-before-kept";
-/// The mover frees moved versions that the newest cut, rather than the horizon, sees replaced.
-pub(super) const GIVEN_UP: &str = "moved-version-given-up-too-early";
+/// The log's room for a commit is used again although a snapshot may need the versions that it has replaced.
+pub(super) const LOG_REUSED: &str = "log-reused-before-horizon";
+/// The next client of a recovered slot uses all of its log at once.
+pub(super) const LOG_FORGOTTEN: &str = "log-of-predecessor-overwritten";
 /// A worker takes its first snapshots before it announces itself.
 pub(super) const ANNOUNCED_LATE: &str = "snapshot-announced-after-it-is-taken";
 /// A worker announces its progress while a write that it has abandoned half-way may still land. This mutation
@@ -101,11 +97,9 @@ pub(super) const MUTATIONS: &[&str] = &[
     SAME_GENERATION,
     COUNTS_AHEAD_FORGOTTEN,
     BUSY_FORGOTTEN,
-    MOVED_IGNORED,
     AHEAD,
-    KEPT_LATE,
-    MARKED_FIRST,
-    GIVEN_UP,
+    LOG_REUSED,
+    LOG_FORGOTTEN,
     ANNOUNCED_LATE,
     OPEN_FORGOTTEN,
     BLOCK_REUSED,
@@ -160,16 +154,12 @@ impl Rules for Chosen {
         if is(AHEAD) { u64::MAX } else { Shipped::horizon_up_to(least) }
     }
 
-    fn gives_up_behind<'a>(horizon: &'a Cut, last: &'a Cut) -> &'a Cut {
-        if is(GIVEN_UP) { last } else { Shipped::gives_up_behind(horizon, last) }
+    fn unneeded_in_log(seen_by_all: Option<u64>) -> u64 {
+        if is(LOG_REUSED) || is(FREED_EARLY) { u64::MAX } else { Shipped::unneeded_in_log(seen_by_all) }
     }
 
-    fn copies_first() -> bool {
-        !is(MARKED_FIRST) && Shipped::copies_first()
-    }
-
-    fn reuses_place(may_be: bool) -> bool {
-        is(MOVED_IGNORED) || Shipped::reuses_place(may_be)
+    fn keeps_log_of_predecessor() -> bool {
+        !is(LOG_FORGOTTEN) && Shipped::keeps_log_of_predecessor()
     }
 
     fn frees_block(is_behind_the_horizon: bool) -> bool {
@@ -202,10 +192,6 @@ impl Rules for Chosen {
 
     fn logs_first() -> bool {
         !is(LOCKED_FIRST) && Shipped::logs_first()
-    }
-
-    fn keeps_first() -> bool {
-        !is(KEPT_LATE) && Shipped::keeps_first()
     }
 
     fn installs_first() -> bool {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farpool_fabric::sim::Random;
+use farpool_txn::recovery::Recovered;
 use farpool_txn::slab::Slab;
 use farpool_txn::{BeginError, ReadError, SessionState, SharedSlot, Worker};
 use farpool_wire::{Epoch, Slot};
@@ -39,8 +40,27 @@ const WASTES_PERMILLE: u32 = 80;
 /// Where crowds gather: the share of rounds with one, in thousandths.
 const CROWD_PERMILLE: u32 = 150;
 
-/// Starts a client in a slot whose last commit is `last`, with one to three sessions.
-pub(super) fn start(run: &Rc<Run>, slot: u16, last: u64, random: &mut Random) {
+/// Where a client of a slot begins.
+pub(super) enum After {
+    /// After this count. Its log is used again once all snapshots see that count.
+    Count(u64),
+    /// Where a recovery says. Its log goes on where it ended.
+    Recovery(Recovered),
+}
+
+impl After {
+    fn slot(self, run: &Run, slot: u16, grant: Epoch) -> SharedSlot {
+        let (slot, logs) = (Slot::new(slot).expect("a few slots"), run.logs(grant));
+        let slot = match self {
+            After::Count(last) => SharedSlot::after(slot, logs, last),
+            After::Recovery(recovered) => SharedSlot::recovered(slot, logs, &recovered),
+        };
+        slot.expect("each slot has a log")
+    }
+}
+
+/// Starts a client in a slot, with one to three sessions.
+pub(super) fn start(run: &Rc<Run>, slot: u16, after: After, random: &mut Random) {
     let place = place(run, random);
     let process = run.world.add_process(place.0);
     let life = Life { process, grant: run.grant(), is_dead: false };
@@ -53,8 +73,7 @@ pub(super) fn start(run: &Rc<Run>, slot: u16, last: u64, random: &mut Random) {
     let is_followed = random.chance(300);
     let here = run.clone();
     run.tasks.spawn(process, async move {
-        let slot_of = Slot::new(slot).expect("a few slots");
-        let shared = SharedSlot::after(slot_of, here.log(slot, life.grant), last);
+        let shared = after.slot(&here, slot, life.grant);
         let workers = match server.start(&here, process, place, life.grant, shared).await {
             Ok(workers) => workers,
             Err(error) => return gives_up(&here, slot, life.grant, &error.to_string()),
@@ -112,7 +131,7 @@ impl ComputeServer {
         leave(&self.run, (self.slot, self.grant), worker).await;
         // If the slot is being recovered, the recoverer starts the next client.
         if let Some(last) = last.filter(|_| !is_given_up(&self.run, self.slot, self.grant)) {
-            start(&self.run, self.slot, last, &mut self.run.ledger.notes.random());
+            start(&self.run, self.slot, After::Count(last), &mut self.run.ledger.notes.random());
         }
     }
 

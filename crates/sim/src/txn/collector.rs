@@ -1,13 +1,13 @@
-//! The collector of a run. It publishes the horizon, and moves old versions that may be needed out of rings.
-//! It dies now and then, or is declared dead, and another collector takes over.
+//! The collector of a run, which publishes the horizon. It dies now and then, or is declared dead, and another
+//! collector takes over.
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
 use farpool_fabric::sim::{HostId, Path, ProcessId, Random};
+use farpool_txn::MemoryError;
 use farpool_txn::horizon::{CollectPauses, collect};
-use farpool_txn::{Cut, MemoryError};
 use farpool_wire::Epoch;
 
 use super::broken::Chosen;
@@ -74,12 +74,6 @@ async fn collects(
     grant: Epoch,
 ) -> Result<(), MemoryError> {
     let Access { memory, grant } = run.access(process, place, grant).await?;
-    let (oracle, horizon, table) = (run.oracle(grant), run.horizon(grant), run.table(grant));
-    let random = RefCell::new(run.ledger.notes.random());
-    // Now and then the mover skips the table for a while. It must find the old versions there later.
-    let tables = async |_: &Cut| {
-        let is_there = random.borrow_mut().chance(900);
-        Ok::<_, MemoryError>(Some(Vec::from_iter(is_there.then(|| table.clone()))))
-    };
-    collect::<Chosen, _>(&memory, &oracle, &horizon, tables, PAUSES, || run.has_ended.get()).await
+    let (oracle, horizon) = (run.oracle(grant), run.horizon(grant));
+    collect::<Chosen>(&memory, &oracle, &horizon, PAUSES, || run.has_ended.get()).await
 }

@@ -36,7 +36,7 @@ impl Stage {
         let grant = self.run.grant();
         self.grant.set(grant);
         let memory = self.run.access(self.process, self.place, grant).await.unwrap().memory;
-        let worker = Worker::new(memory, self.run.oracle(grant), self.run.log(0, grant), self.slot, last);
+        let worker = Worker::new(memory, self.run.oracle(grant), self.run.logs(grant), self.slot, last);
         (worker.unwrap(), self.run.table(grant))
     }
 
@@ -107,7 +107,7 @@ fn on_stage(task: impl AsyncFnOnce(&Stage) + 'static) {
     let executor = Executor::new(world.clone());
     let mut setting = setting(world.clone(), executor.tasks(), 1, &mut random);
     setting.firsts[0] = EDGE - TO_THE_EDGE;
-    // No worker announces itself, so rings are overwritten as they wrap.
+    // No worker announces itself, so logs are used again once the watermark has reached their commits.
     let run = Rc::new(setting);
     run.write_first_words();
     publishers::start(&run, &mut random);

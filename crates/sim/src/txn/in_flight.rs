@@ -28,6 +28,7 @@ fn setting_of(seed: u64) -> Option<(Executor, Run)> {
     let mut run = setting(world, executor.tasks(), seed, &mut random);
     (run.nodes.len() == 3).then_some(())?;
     run.parts = 1;
+    run.firsts.fill(0); // nobody collects here, so the log has to be free from the start
     run.slab = SlabLayout::new(4, payloads::CHUNK_BYTES);
     Some((executor, run))
 }
@@ -99,7 +100,7 @@ fn with_worker(
         let grant = here.grant();
         let memory = here.access(process, place, grant).await.unwrap().memory;
         let (slot, first) = (Slot::new(0).unwrap(), here.firsts[0]);
-        let worker = Worker::new(memory, here.oracle(grant), here.log(0, grant), slot, first).unwrap();
+        let worker = Worker::new(memory, here.oracle(grant), here.logs(grant), slot, first).unwrap();
         let worker = worker.announcing(here.horizon(grant), PLACE).await.unwrap().unwrap();
         here.seat(0, Some(grant));
         let table = here.table(grant).with_slab(here.slab(grant).unwrap()).unwrap();

@@ -170,8 +170,8 @@ async fn move_records(run: Rc<Run>, after: Duration) {
     }
 }
 
-/// Flips a bit of a checksum or of data. Headers, words that name versions, and ring counters stay as they
-/// are: nothing would detect damage there.
+/// Flips a bit of a checksum, of a link, or of data. Headers and words that name versions stay as they are: nothing
+/// would detect damage there.
 fn damage(run: &Run, where_to: u64) {
     let mut random = Random::new(where_to, 1);
     let record = random.below(run.records.records());
@@ -183,12 +183,8 @@ fn damage(run: &Run, where_to: u64) {
         run.touch(piece.region, AccessKind::Write, &mut |memory| memory.store(at, damaged));
         return;
     }
-    let words = if random.chance(500) {
-        let current = run.records.current(record);
-        current.start + 24..current.end
-    } else {
-        run.records.old(record, random.bits())
-    };
+    let current = run.records.current(record);
+    let words = current.start + 24..current.end;
     let at = words.start + 8 * random.below((words.end - words.start) / 8);
     let piece = run.piece(node, RECORDS, OWNER, 0);
     let damaged = run.look(&piece, at) ^ 1 << random.below(64);

@@ -30,7 +30,7 @@ impl Stage {
         let grant = run.grant();
         let memory = run.access(self.process, self.place, grant).await.unwrap().memory;
         let (slot_of, first) = (Slot::new(slot).unwrap(), run.firsts[usize::from(slot)]);
-        let worker = Worker::new(memory, run.oracle(grant), run.log(slot, grant), slot_of, first);
+        let worker = Worker::new(memory, run.oracle(grant), run.logs(grant), slot_of, first);
         (worker.unwrap(), grant)
     }
 

@@ -98,7 +98,7 @@ impl Run {
         let layout = self.slab?;
         let data = self.records.current(record);
         let piece = self.piece(node, RECORDS, OWNER, 0);
-        let words = (data.start + 32..data.end).step_by(8).map(|at| self.look(&piece, at).to_le_bytes());
+        let words = (data.start + 40..data.end).step_by(8).map(|at| self.look(&piece, at).to_le_bytes());
         let data: Vec<u8> = words.flatten().collect();
         let Some(Held::There(pointer)) = Held::decode(&data) else { return None };
         let (node, chunk) =

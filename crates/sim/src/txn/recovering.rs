@@ -1,20 +1,21 @@
 //! The recoverer of a slot whose client has died or was declared dead. It fences the client, rolls back what
 //! the client left, and gives the slot to the next client. If the recoverer dies, another one starts again.
 
-use std::cell::Cell;
+use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
 
 use farpool_fabric::sim::Random;
 use farpool_txn::Oracle;
 use farpool_txn::horizon::forget;
-use farpool_txn::log::LogAt;
-use farpool_txn::recovery::{RecoveryError, recover_by, replace_copy};
+use farpool_txn::log::{LogAt, LogRoom};
+use farpool_txn::recovery::{Recovered, RecoveryError, recover_by, replace_copy};
 use farpool_wire::{Epoch, Slot, next_generation};
 
 use super::broken::Chosen;
+use super::client::{self, After};
 use super::oracle::{MOST_WORKERS, first_place};
-use super::{Access, LOGS, Run, SPARE_LOGS, broken, client, place};
+use super::{Access, LOGS, Run, SPARE_LOGS, broken, place};
 use crate::mutation;
 use crate::staying::Staying;
 use crate::transacting::fates::{Asked, Asking};
@@ -43,10 +44,11 @@ pub(super) fn recover_seat(run: &Rc<Run>, slot: u16, grant: Epoch) {
 }
 
 /// Draws the copy of the log that the recoverer cannot reach, if any. This needs two nodes, and happens to a
-/// copy only once.
+/// slot only once: other clients know where its copies lay before, and read the one that is left.
 fn lost_copy(run: &Run, slot: u16, random: &mut Random) -> Option<usize> {
     let copy = random.index(2);
-    let may_be_lost = run.nodes.len() > 1 && !run.replaced.borrow().contains(&(slot, copy));
+    let is_first = run.replaced.borrow().iter().all(|(of, _)| *of != slot);
+    let may_be_lost = run.nodes.len() > 1 && is_first;
     (random.chance(300) && may_be_lost).then_some(copy)
 }
 
@@ -67,25 +69,28 @@ impl Recovering {
             // Continues as if the recovery had finished, with numbers that the last client may have used.
             let first = run.firsts[usize::from(self.slot)];
             let next = next_generation(first).expect("the first generation is not the last");
-            client::start(&run, self.slot, next + run.ledger.notes.next_name(), &mut self.random);
+            let last = next + run.ledger.notes.next_name();
+            let room = LogRoom::new(run.log.ring_bytes());
+            let next = After::Recovery(Recovered { last, room, rolled_back: Vec::new(), lost_copy: None });
+            client::start(&run, self.slot, next, &mut self.random);
         }
         if !mutation::is(broken::UNFENCED) {
             run.fence(self.grant, &mut self.random).await;
         }
-        let mut last = None;
+        let mut recovered = None;
         for attempt in 1..=TRIES {
             let dies = attempt < TRIES && self.random.chance(300);
-            last = self.try_once(dies).await;
-            if last.is_some() {
+            recovered = self.try_once(dies).await;
+            if recovered.is_some() {
                 break;
             }
         }
-        let Some(last) = last else {
+        let Some(recovered) = recovered else {
             return run.ledger.notes.complain(format!("every recoverer of slot {} failed", self.slot));
         };
         if !mutation::is(broken::REUSED) {
             run.seat(self.slot, None);
-            client::start(&run, self.slot, last, &mut self.random);
+            client::start(&run, self.slot, After::Recovery(recovered), &mut self.random);
         }
         if mutation::is(broken::UNFENCED) {
             run.fence(self.grant, &mut self.random).await;
@@ -93,13 +98,13 @@ impl Recovering {
     }
 
     /// One process tries to recover the slot. Returns `None` if the process has died.
-    async fn try_once(&mut self, dies: bool) -> Option<u64> {
+    async fn try_once(&mut self, dies: bool) -> Option<Recovered> {
         let run = self.run.clone();
         let place = place(&run, &mut self.random);
         let process = run.world.add_process(place.0);
         let grant = run.grant();
         let dies_after = dies.then(|| Duration::from_nanos(self.random.below(150_000)));
-        let result: Rc<Cell<Option<u64>>> = Rc::default();
+        let result: Rc<RefCell<Option<Recovered>>> = Rc::default();
         let (here, slot, lost, done) = (run.clone(), self.slot, self.lost_copy, result.clone());
         run.tasks.spawn(process, async move {
             let recovered = async {
@@ -112,7 +117,7 @@ impl Recovering {
                 recover_slot(&here, &access, slot).await
             };
             match recovered.await {
-                Ok(last) => done.set(Some(last)),
+                Ok(recovered) => done.replace(Some(recovered)).map_or((), drop),
                 Err(error) => here.ledger.notes.complain(format!("slot {slot} cannot be recovered: {error}")),
             }
         });
@@ -122,19 +127,18 @@ impl Recovering {
                 run.tasks.kill(process);
             }
             None => {
-                while result.get().is_none() && run.ledger.notes.complaints.borrow().is_empty() {
+                while result.borrow().is_none() && run.ledger.notes.complaints.borrow().is_empty() {
                     run.world.sleep(PAUSE).await;
                 }
             }
         }
         run.fence(grant, &mut self.random).await;
-        result.get()
+        result.take()
     }
 }
 
 /// Rolls back the commits that a slot's client has left in flight, and finds out the outcome of each commit.
-/// Returns the count after which the next client begins.
-async fn recover_slot(run: &Rc<Run>, access: &Access, slot: u16) -> Result<u64, RecoveryError> {
+async fn recover_slot(run: &Rc<Run>, access: &Access, slot: u16) -> Result<Recovered, RecoveryError> {
     let slot_of = Slot::new(slot).expect("a few slots");
     let oracle = run.oracle(access.grant);
     let log = run.log(slot, access.grant);
@@ -154,7 +158,7 @@ async fn recover_slot(run: &Rc<Run>, access: &Access, slot: u16) -> Result<u64, 
     let asking = asking(run, access, &oracle);
     asking.learn_fates(|of| of == slot).await?;
     asking.ask_again(Asked::Each, |of| of == slot).await?;
-    Ok(recovered.last)
+    Ok(recovered)
 }
 
 /// Asks for the outcomes of commits, through the given access to far memory.

@@ -1,8 +1,10 @@
-//! Step-by-step tests of snapshots that are older than the versions in rings.
+//! Step-by-step tests of snapshots that need versions which were replaced.
 
-use farpool_fabric::AccessKind;
-use farpool_txn::{ReadError, SessionState, Worker};
-use farpool_wire::Slot;
+use std::pin::pin;
+
+use farpool_txn::{CommitError, SessionState, Worker};
+use farpool_wire::{RecordHeader, Slot};
+use futures_util::future::{Either, select};
 
 use super::broken::Chosen;
 use super::*;
@@ -10,28 +12,26 @@ use super::*;
 /// The most attempts of a writer for which there should be room.
 const TRIES: u32 = 50;
 const PAUSE: Duration = Duration::from_micros(20);
+const INSTANT: Duration = Duration::from_nanos(50);
+/// Bytes of the log's ring: room for some versions.
+const RING_BYTES: u64 = 2_048;
 
-/// Runs a task in a world of its own without faults. It has one record, whose ring has `old_versions` places
-/// and whose piece has `overflow` entries for more.
-fn in_order(old_versions: usize, overflow: u64, task: impl AsyncFnOnce(&Run, &Worker<Chosen>) + 'static) {
-    in_order_with(old_versions, overflow, None, async |run, worker| task(run, worker).await);
+/// Runs a task in a world of its own without faults, with one record.
+fn in_order(task: impl AsyncFnOnce(&Run, &Worker<Chosen>) + 'static) {
+    in_order_with(None, async |run, worker| task(run, worker).await);
 }
 
 /// The same, with a slab beside the table.
 pub(super) fn in_order_with(
-    old_versions: usize,
-    overflow: u64,
     slab: Option<SlabLayout>,
     task: impl AsyncFnOnce(&Rc<Run>, &Worker<Chosen>) + 'static,
 ) {
-    in_world(WorldConfig::new(1), old_versions, overflow, slab, task);
+    in_world(WorldConfig::new(1), slab, task);
 }
 
 /// The same, in a world with these settings.
 pub(super) fn in_world(
     config: WorldConfig,
-    old_versions: usize,
-    overflow: u64,
     slab: Option<SlabLayout>,
     task: impl AsyncFnOnce(&Rc<Run>, &Worker<Chosen>) + 'static,
 ) {
@@ -41,8 +41,8 @@ pub(super) fn in_world(
     let executor = Executor::new(world.clone());
     let mut setting = setting(world.clone(), executor.tasks(), seed, &mut random);
     setting.nodes.truncate(1);
-    let records = RecordLayout::new(1, DATA_WORDS * 8, old_versions).unwrap();
-    setting.records = records.with_overflow(overflow).unwrap();
+    setting.records = RecordLayout::new(1, DATA_WORDS * 8).unwrap();
+    setting.log = LogLayout::new(RING_BYTES).unwrap();
     setting.slab = slab;
     let run = Rc::new(setting);
     publishers::start(&run, &mut random);
@@ -54,23 +54,30 @@ pub(super) fn in_world(
         let grant = here.grant();
         let memory = here.access(process, place, grant).await.unwrap().memory;
         let slot = Slot::new(0).unwrap();
-        let worker = Worker::new(memory, here.oracle(grant), here.log(0, grant), slot, 0).unwrap();
+        let worker = Worker::new(memory, here.oracle(grant), here.logs(grant), slot, 0).unwrap();
         let worker = worker.announcing(here.horizon(grant), 0).await.unwrap().unwrap();
         task(&here, &worker).await;
-        worker.leave().await.unwrap();
+        if let Err(error) = worker.leave().await {
+            assert!(worker.is_needed(), "{error}");
+        }
         here.has_ended.set(true);
     });
     let (panicked, failure) = run_to_end(executor, RUN_NS, || 0);
     assert!(!panicked && failure.is_none() && run.ledger.notes.complaints.borrow().is_empty(), "{failure:?}");
 }
 
-/// Writes the record, if its ring has room for the version that is replaced. Returns whether it did.
+fn table(run: &Run, worker: &Worker<Chosen>) -> Table {
+    run.table(worker.memory().whole(RECORD_REGION).unwrap().epoch)
+}
+
+/// Writes the record, if the log has room for the version that is replaced. Returns whether it did.
 async fn write_once(run: &Run, worker: &Worker<Chosen>, session: &mut SessionState, value: u8) -> bool {
-    let table = run.table(worker.memory().whole(RECORD_REGION).unwrap().epoch);
+    let table = table(run, worker);
     let mut transaction = worker.begin(session).await.unwrap();
-    match transaction.write(&table, 0, Some(&[value; DATA_WORDS * 8])).await {
-        Ok(_) => transaction.commit().await.unwrap().is_some(),
-        Err(ReadError::RingFull) => false,
+    transaction.write(&table, 0, Some(&[value; DATA_WORDS * 8])).await.unwrap();
+    match transaction.commit().await {
+        Ok(version) => version.is_some(),
+        Err(CommitError::LogFull) => false,
         Err(error) => panic!("{error}"),
     }
 }
@@ -88,76 +95,86 @@ async fn write(run: &Run, worker: &Worker<Chosen>, session: &mut SessionState, v
 const RECORD_REGION: RegionId = RegionId { node: NodeId(1), index: RECORDS };
 
 #[test]
-fn a_snapshot_older_than_the_ring_reads_a_moved_version() {
-    in_order(1, 8, async |run, worker| {
+fn a_snapshot_follows_the_links_to_its_version() {
+    in_order(async |run, worker| {
         let (mut session, mut old) = (SessionState::new(), SessionState::new());
+        let absent = worker.begin(&mut old).await.unwrap();
         write(run, worker, &mut session, 1).await;
         run.world.sleep(PAUSE).await;
+        let mut old = SessionState::new();
         let snapshot = worker.begin(&mut old).await.unwrap();
         for value in 2..=6 {
             write(run, worker, &mut session, value).await;
         }
-        let table = run.table(worker.memory().whole(RECORD_REGION).unwrap().epoch);
+        let table = table(run, worker);
         let row = snapshot.read(&table, 0).await.unwrap();
         assert_eq!(row.data, Some(vec![1; DATA_WORDS * 8]));
+        assert_eq!(absent.read(&table, 0).await.unwrap().data, None, "there was none");
     });
 }
 
 #[test]
-fn a_moved_version_is_found_while_its_place_in_the_ring_is_being_overwritten() {
-    in_order(1, 8, async |run, worker| {
+fn a_record_whose_commit_was_abandoned_half_way_is_read_from_that_commit_s_log() {
+    let found_torn = Rc::new(Cell::new(0));
+    for after in (0..200).map(|step| Duration::from_nanos(100 * step)) {
+        let count = found_torn.clone();
+        in_order(async move |run, worker| {
+            let mut session = SessionState::new();
+            write(run, worker, &mut session, 1).await;
+            let table = table(run, worker);
+            let mut transaction = worker.begin(&mut session).await.unwrap();
+            transaction.write(&table, 0, Some(&[2; DATA_WORDS * 8])).await.unwrap();
+            let committing = transaction.prepare().unwrap().unwrap();
+            let (version, current) = (committing.version(), run.records.current(0).start);
+            let piece = run.piece(0, RECORDS, OWNER, 0);
+            let locked = async {
+                while RecordHeader(run.look(&piece, current)) != RecordHeader::of(version).locked() {
+                    run.world.sleep(INSTANT).await;
+                }
+                run.world.sleep(after).await;
+            };
+            if let Either::Left(_) = select(pin!(committing.commit()), pin!(locked)).await {
+                return;
+            }
+            if run.word(0) >= version.count() {
+                return;
+            }
+            // What a client leaves that dies while its WRITE of the body lands.
+            run.touch(piece.region, AccessKind::Write, &mut |memory| {
+                memory.store(piece.start + current, RecordHeader::of(version).locked().0)?;
+                memory.store(piece.start + current + 48, u64::MAX)
+            });
+            count.set(count.get() + 1);
+            let mut reading = SessionState::new();
+            let row = worker.begin(&mut reading).await.unwrap().read(&table, 0).await.unwrap();
+            assert_eq!(row.data, Some(vec![1; DATA_WORDS * 8]), "{after:?}");
+            // The recoverer of this slot is not part of the test.
+            run.touch(piece.region, AccessKind::Write, &mut |memory| memory.store(piece.start + current, 0));
+        });
+    }
+    assert!(found_torn.get() > 10, "nearly all commits ended before they were abandoned");
+}
+
+#[test]
+fn writers_wait_until_snapshots_that_need_what_the_log_has_have_ended() {
+    in_order(async |run, worker| {
         let (mut session, mut old) = (SessionState::new(), SessionState::new());
         write(run, worker, &mut session, 1).await;
         run.world.sleep(PAUSE).await;
         let snapshot = worker.begin(&mut old).await.unwrap();
-        write(run, worker, &mut session, 2).await;
-        let ring = run.records.old_header(0, 1).start;
-        let is_moved = || {
-            let mut word = 0;
-            let regions = &run.nodes[0].memory.regions;
-            let read = regions.with_region(RECORDS, OWNER, AccessKind::Read, &mut |memory| {
-                word = memory.load(ring)?;
-                Ok(())
-            });
-            assert_eq!(read, Ok(()));
-            farpool_wire::RecordHeader(word).is_moved()
-        };
+        let mut value = 2;
+        while write_once(run, worker, &mut session, value).await {
+            value += 1;
+        }
+        assert!(value > 10, "the log has room for some versions");
         for _ in 0..TRIES {
-            if is_moved() {
-                break;
-            }
+            assert!(!write_once(run, worker, &mut session, value).await, "the first version would be lost");
             run.world.sleep(PAUSE).await;
         }
-        assert!(is_moved());
-        // What a writer leaves that dies after it has written the first word of a version's data.
-        let place = run.records.old(0, 1).start;
-        let regions = &run.nodes[0].memory.regions;
-        let written = regions
-            .with_region(RECORDS, OWNER, AccessKind::Write, &mut |memory| memory.store(place, u64::MAX));
-        assert_eq!(written, Ok(()));
-        let table = run.table(worker.memory().whole(RECORD_REGION).unwrap().epoch);
-        let row = snapshot.read(&table, 0).await.unwrap();
-        assert_eq!(row.data, Some(vec![1; DATA_WORDS * 8]));
-    });
-}
-
-#[test]
-fn writers_without_room_wait_until_old_snapshots_have_ended() {
-    in_order(2, 2, async |run, worker| {
-        let (mut session, mut old) = (SessionState::new(), SessionState::new());
-        let snapshot = worker.begin(&mut old).await.unwrap();
-        // One version is current, two are in the ring, two in the overflow region.
-        for value in 1..=4 {
-            write(run, worker, &mut session, value).await;
-        }
-        for _ in 0..TRIES {
-            assert!(!write_once(run, worker, &mut session, 5).await, "the initial version would be lost");
-            run.world.sleep(PAUSE).await;
-        }
-        let table = run.table(worker.memory().whole(RECORD_REGION).unwrap().epoch);
-        assert_eq!(snapshot.read(&table, 0).await.unwrap().data, None, "there was none");
+        let table = table(run, worker);
+        assert_eq!(snapshot.read(&table, 0).await.unwrap().data, Some(vec![1; DATA_WORDS * 8]));
         drop(snapshot);
-        for value in 5..=20 {
+        for value in value..value + 20 {
             write(run, worker, &mut session, value).await;
         }
     });

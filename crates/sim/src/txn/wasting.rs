@@ -20,7 +20,7 @@ pub(super) async fn use_up_counts(worker: &Worker<Chosen>, table: &Table) -> Res
         match transaction.write(table, 0, None).await {
             Ok(_) => {}
             // The write is not tried again: the next transaction begins.
-            Err(ReadError::Conflict | ReadError::RingFull | ReadError::NoSpace { .. }) => continue,
+            Err(ReadError::Conflict | ReadError::NoSpace { .. }) => continue,
             Err(ReadError::SnapshotTooOld | ReadError::Damaged) => return Ok(()),
             Err(error) => return Err(error.to_string()),
         }
@@ -31,7 +31,7 @@ pub(super) async fn use_up_counts(worker: &Worker<Chosen>, table: &Table) -> Res
                     return Ok(());
                 }
             }
-            Ok(None) | Err(CommitError::Busy) => {}
+            Ok(None) | Err(CommitError::Busy | CommitError::LogFull) => {}
             Err(error) => return Err(error.to_string()),
         }
     }

@@ -4,6 +4,8 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use farpool_wire::Slot;
+
 use super::{HorizonAt, NOBODY, read_horizon, word_of};
 use crate::cut::Cut;
 use crate::error::LeaveError;
@@ -13,6 +15,8 @@ use crate::rules::Rules;
 /// Least time between two announcements: one WRITE serves many transactions, and versions are kept for this
 /// much longer.
 const ANNOUNCE_EVERY: Duration = Duration::from_micros(50);
+/// Time between two looks at the horizon of a worker that commits. What its log has is given up that much later.
+const REFRESH_EVERY: Duration = Duration::from_millis(1);
 
 /// A worker's side of the horizon.
 pub(crate) struct Announcer {
@@ -30,8 +34,9 @@ pub(crate) struct Announcer {
     announced_at_ns: Cell<u64>,
     /// Whether its word is being written: one write at a time.
     is_writing: Cell<bool>,
-    /// The latest horizon that it has read.
+    /// The latest horizon that it has read, and when.
     horizon: RefCell<Cut>,
+    refreshed_at_ns: Cell<u64>,
 }
 
 /// A snapshot in use: its worker announces no higher number than this.
@@ -82,6 +87,7 @@ impl Announcer {
             announced_at_ns: Cell::new(0),
             is_writing: Cell::new(false),
             horizon: RefCell::new(Cut::first(slots)),
+            refreshed_at_ns: Cell::new(0),
         })
     }
 
@@ -157,19 +163,30 @@ impl Announcer {
         !self.open.borrow().is_empty()
     }
 
-    /// The latest horizon that the worker has read.
-    pub(crate) fn horizon(&self) -> Cut {
-        self.horizon.borrow().clone()
+    /// The count of a slot's last commit that all snapshots see, as far as the worker knows.
+    pub(crate) fn seen_by_all(&self, slot: Slot) -> u64 {
+        self.horizon.borrow().counts().get(slot.index()).copied().unwrap_or(0)
+    }
+
+    /// Reads the horizon again, if the last look is long enough ago. Returns whether it did.
+    pub(crate) async fn refresh_if_due(&self, memory: &Memory) -> Result<bool, MemoryError> {
+        let next_at = self.refreshed_at_ns.get() + REFRESH_EVERY.as_nanos() as u64;
+        let is_due = memory.endpoint().now_ns() >= next_at;
+        if is_due {
+            self.refresh(memory).await?;
+        }
+        Ok(is_due)
     }
 
     /// Reads the horizon again.
     pub(crate) async fn refresh(&self, memory: &Memory) -> Result<Cut, MemoryError> {
+        self.refreshed_at_ns.set(memory.endpoint().now_ns());
         if let Some((_, cut)) = read_horizon(memory, &self.at).await? {
             let mut horizon = self.horizon.borrow_mut();
             if cut.sequence() > horizon.sequence() {
                 *horizon = cut;
             }
         }
-        Ok(self.horizon())
+        Ok(self.horizon.borrow().clone())
     }
 }

@@ -4,12 +4,9 @@ use std::time::Duration;
 
 use super::collector::Collector;
 use super::{HorizonAt, read_horizon};
-use crate::cut::Cut;
 use crate::memory::{Memory, MemoryError};
-use crate::mover::Mover;
 use crate::oracle::{Oracle, read_published};
 use crate::rules::Rules;
-use crate::table::Table;
 
 /// How often the pause doubles at most while a snapshot keeps the horizon behind the last cut: once that
 /// snapshot has ended, a writer may be waiting for the room.
@@ -26,55 +23,38 @@ pub struct CollectPauses {
     pub idle: Duration,
 }
 
-/// Publishes horizons of an oracle's cuts until `has_ended`, with `pauses` between two looks. It also moves
-/// versions out of rings that are nearly full, in tables that have an overflow region. There is one collector
-/// at a time: if it has died, the next one begins after its grants were fenced. Once this has returned
-/// without an error, nothing of it is in flight.
-///
-/// `tables` returns, for a published cut, the tables of that cut or a later one. `None`: the same as the last
-/// time. Before a horizon with that cut is published, the mover stops touching tables that the cut does not
-/// have. So the memory of a dropped table may be given to another once the horizon has the drop.
+/// Publishes horizons of an oracle's cuts until `has_ended`, with `pauses` between two looks. There is one
+/// collector at a time: if it has died, the next one begins after its grants were fenced. Once this has
+/// returned without an error, nothing of it is in flight.
 ///
 /// # Errors
-/// When far memory does not answer, or `tables` fails.
-pub async fn collect<R: Rules, E: From<MemoryError>>(
+/// When far memory does not answer.
+pub async fn collect<R: Rules>(
     memory: &Memory,
     oracle: &Oracle,
     at: &HorizonAt,
-    mut tables: impl AsyncFnMut(&Cut) -> Result<Option<Vec<Table>>, E>,
     pauses: CollectPauses,
     has_ended: impl Fn() -> bool,
-) -> Result<(), E> {
+) -> Result<(), MemoryError> {
     let (mut last, horizon) = match read_horizon(memory, at).await? {
         Some((last, cut)) => (last, Some(cut)),
         None => (0, None),
     };
-    let mut mover = Mover::default();
     let mut collector = Collector::<R>::after(horizon);
     let mut looks_in_vain = 0_u32;
     while !has_ended() {
         looks_in_vain = looks_in_vain.saturating_add(1);
         // First the cut is read, then the words of the workers (Z3).
-        if let Some(cut) = read_published::<R>(memory, oracle).await? {
-            if let Some(tables) = tables(&cut).await? {
-                mover.turn_to(memory, &tables, collector.horizon()).await?;
-            }
-            if collector.add(cut) {
-                looks_in_vain = 0;
-            }
+        if let Some(cut) = read_published::<R>(memory, oracle).await?
+            && collector.add(cut)
+        {
+            looks_in_vain = 0;
         }
         if let Some(cut) = collector.next(least(memory, at).await?) {
             looks_in_vain = 0;
             last = 1 - last; // the image before stays whole
             let image = at.layout.images().encode(cut);
             memory.write(&at.piece, at.layout.images().image(last).start as u64, &image).await?;
-        }
-        // Entries are given up only by a published horizon: the next mover must not start from an earlier one
-        // (M4).
-        if let (Some(horizon), Some(last)) = (collector.horizon(), collector.last_known())
-            && (collector.is_held_back() || mover.has_any())
-        {
-            mover.step::<R>(memory, R::gives_up_behind(horizon, last)).await?;
         }
         memory.endpoint().sleep(pauses.after(looks_in_vain, collector.is_behind())).await;
     }

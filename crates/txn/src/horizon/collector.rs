@@ -10,25 +10,19 @@ use crate::rules::{Rules, Shipped};
 /// earlier while there is an old snapshot.
 const MOST_KNOWN: usize = 64;
 
-/// How often a worker must keep the horizon from advancing before versions are moved.
-const HELD_BACK: u32 = 4;
-
 /// Chooses horizons. There is one at a time.
 #[derive(Debug)]
 pub struct Collector<R = Shipped> {
     /// Published cuts later than the horizon, in their order.
     known: VecDeque<Cut>,
     horizon: Option<Cut>,
-    /// How often a worker was found to need an earlier cut than the last one, since the horizon last
-    /// advanced.
-    held_back: u32,
     rules: PhantomData<R>,
 }
 
 impl<R: Rules> Collector<R> {
     /// Goes on from the last horizon that a previous collector published, if there is one.
     pub fn after(horizon: Option<Cut>) -> Self {
-        Collector { known: VecDeque::new(), horizon, held_back: 0, rules: PhantomData }
+        Collector { known: VecDeque::new(), horizon, rules: PhantomData }
     }
 
     /// The present horizon.
@@ -37,7 +31,7 @@ impl<R: Rules> Collector<R> {
     }
 
     /// The last cut that it knows.
-    pub(crate) fn last_known(&self) -> Option<&Cut> {
+    fn last_known(&self) -> Option<&Cut> {
         self.known.back().or(self.horizon.as_ref())
     }
 
@@ -71,15 +65,8 @@ impl<R: Rules> Collector<R> {
         while self.known.front().is_some_and(|cut| cut.sequence() <= most) {
             next = self.known.pop_front();
         }
-        self.held_back = if next.is_none() && !self.known.is_empty() { self.held_back + 1 } else { 0 };
         self.horizon = Some(next?);
         self.horizon.as_ref()
-    }
-
-    /// Whether there are snapshots so old that the versions that they need have to be moved out of rings.
-    /// Nothing has to be moved for short transactions.
-    pub(crate) fn is_held_back(&self) -> bool {
-        self.held_back >= HELD_BACK
     }
 }
 

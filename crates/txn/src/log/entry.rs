@@ -2,27 +2,24 @@
 
 use farpool_wire::{NodeId, RecordHeader, RegionId, Version};
 
+use super::room::Taken;
 use crate::checksum::checksum;
-use crate::record::{MOST_RECORD_BYTES, NumberedHeader, RecordId};
+use crate::record::{FoundVersion, Label, MOST_RECORD_BYTES, RecordId, body_bytes, decode_body};
 
 const WORD_BYTES: usize = 8;
-/// Words of an intent before its data.
-const INTENT_WORDS: usize = 8;
-/// In an intent: the record is deleted.
-const DELETED: u64 = 1 << 32;
+/// Words of an intent before the body.
+const INTENT_WORDS: usize = 5;
+/// In an intent: the record was never written before.
+const UNTOUCHED: u64 = 1 << 32;
 
 /// One commit of a log, and where its intents lie.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Head {
     /// Which commit.
     pub version: Version,
-    /// The number of the cut from which its transaction began. Nothing reads it yet, nor the new data of
-    /// intents: both are for the recovery of a lost node, which will replay the logs of several slots in this
-    /// order.
-    pub begun_from: u64,
-    /// Where in the ring its intents start.
-    pub start: u64,
-    /// How long they are.
+    /// The place in the ring that was given out to it.
+    pub place: Taken,
+    /// How long its intents are, in bytes.
     pub length: u64,
     /// Their checksum.
     pub sum: u64,
@@ -34,15 +31,15 @@ impl Head {
     /// Bytes of its place: the head, the verdict on it, and a word that is spare.
     pub const PLACE_BYTES: usize = Head::BYTES + 2 * WORD_BYTES;
 
-    /// The head of intents that will lie at `start`.
-    pub fn new(version: Version, begun_from: u64, start: u64, intents: &[u8]) -> Head {
-        let sum = checksum(&[], intents);
-        Head { version, begun_from, start, length: intents.len() as u64, sum }
+    /// The head of intents that will lie at `place`.
+    pub fn new(version: Version, place: Taken, intents: &[u8]) -> Head {
+        Head { version, place, length: intents.len() as u64, sum: checksum(&[], intents) }
     }
 
     /// As it lies in the log.
     pub fn encode(&self) -> [u8; Head::BYTES] {
-        let words = [RecordHeader::of(self.version).0, self.begun_from, self.start, self.length, self.sum];
+        let Taken { start, segments } = self.place;
+        let words = [RecordHeader::of(self.version).0, start, segments, self.length, self.sum];
         let mut bytes = [0; Head::BYTES];
         for (place, word) in bytes.chunks_exact_mut(WORD_BYTES).zip(words) {
             place.copy_from_slice(&word.to_le_bytes());
@@ -57,12 +54,12 @@ impl Head {
     pub fn decode(place: &[u8]) -> Option<(Head, bool)> {
         let (words, _) = place.as_chunks::<WORD_BYTES>();
         let words: Vec<u64> = words.iter().map(|word| u64::from_le_bytes(*word)).collect();
-        let &[version, begun_from, start, length, sum, own_sum, verdict, ..] = words.as_slice() else {
+        let &[version, start, segments, length, sum, own_sum, verdict, ..] = words.as_slice() else {
             return None;
         };
         let is_whole = own_sum == checksum(&[], &place[..Head::BYTES - WORD_BYTES]);
         let version = RecordHeader(version).version();
-        let head = Head { version, begun_from, start, length, sum };
+        let head = Head { version, place: Taken { start, segments }, length, sum };
         (is_whole && version != Version::INITIAL).then_some((head, verdict == Head::verdict_on(version)))
     }
 
@@ -86,7 +83,8 @@ impl Head {
     }
 }
 
-/// What a commit does to one record.
+/// What a commit needs to give a record back as it was: the version that it replaces. Once the commit has
+/// taken effect, this is where older snapshots find that version.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Intent<'a> {
     /// Which record.
@@ -95,67 +93,67 @@ pub struct Intent<'a> {
     pub region: RegionId,
     /// Where its header lies there.
     pub current: u64,
-    /// Its header before the commit.
-    pub seen: RecordHeader,
-    /// Where the version before is kept: its checksum and data.
-    pub old: u64,
-    /// The number of that version, which determines its place in the record's ring.
-    pub number: u64,
     /// The length of the record's data.
     pub data_bytes: usize,
-    /// The record's new data; `None`: it is deleted.
-    pub new: Option<&'a [u8]>,
+    /// The [body](crate::RecordLayout) that the commit replaces; `None`: the record was never written.
+    pub before: Option<&'a [u8]>,
 }
 
 impl<'a> Intent<'a> {
-    /// Bytes that it takes in a log.
-    pub fn bytes(&self) -> usize {
-        INTENT_WORDS * WORD_BYTES + self.new.map_or(0, <[u8]>::len)
+    /// Bytes that the intent for a record with so many bytes of data takes in a log, if it has a version.
+    pub const fn bytes_for(data_bytes: usize) -> usize {
+        INTENT_WORDS * WORD_BYTES + body_bytes(data_bytes)
     }
 
-    /// Which version was there before.
-    pub fn old_version(&self) -> NumberedHeader {
-        NumberedHeader { number: self.number, header: self.seen.lasting() }
+    /// Bytes that it takes in a log.
+    pub fn bytes(&self) -> usize {
+        INTENT_WORDS * WORD_BYTES + self.before.map_or(0, <[u8]>::len)
+    }
+
+    /// The version that the commit replaces. `None`: the record was never written.
+    pub fn version_before(&self) -> Option<FoundVersion<'a>> {
+        decode_body(self.record, self.before?)
+    }
+
+    /// Which version the commit replaces. `None`: the intent was damaged.
+    pub fn label_before(&self) -> Option<Label> {
+        match self.version_before() {
+            Some(found) => found.is_right.then_some(found.label),
+            None => self.before.is_none().then_some(Label::INITIAL),
+        }
     }
 
     /// Appends it to other intents of its commit.
     pub fn encode(&self, into: &mut Vec<u8>) {
-        debug_assert!(self.new.is_none_or(|new| new.len() == self.data_bytes));
-        let deleted = if self.new.is_none() { DELETED } else { 0 };
+        debug_assert!(self.before.is_none_or(|before| before.len() == body_bytes(self.data_bytes)));
+        let untouched = if self.before.is_none() { UNTOUCHED } else { 0 };
         let words = [
             self.record.0,
             self.region.node.0,
             u64::from(self.region.index),
             self.current,
-            self.seen.0,
-            self.old,
-            self.number,
-            self.data_bytes as u64 | deleted,
+            self.data_bytes as u64 | untouched,
         ];
         into.extend(words.iter().flat_map(|word| word.to_le_bytes()));
-        into.extend(self.new.unwrap_or_default());
+        into.extend(self.before.unwrap_or_default());
     }
 
     /// The first of several intents, and the remaining bytes. `None`: no client writes such bytes.
-    fn decode(bytes: &'a [u8]) -> Option<(Intent<'a>, &'a [u8])> {
+    pub fn decode(bytes: &'a [u8]) -> Option<(Intent<'a>, &'a [u8])> {
         let (words, rest) = bytes.split_at_checked(INTENT_WORDS * WORD_BYTES)?;
         let (words, _) = words.as_chunks::<WORD_BYTES>();
-        let words: Vec<u64> = words.iter().map(|word| u64::from_le_bytes(*word)).collect();
-        let &[record, node, index, current, seen, old, number, length] = words.as_slice() else {
-            return None;
-        };
+        let words = *<&[_; INTENT_WORDS]>::try_from(words).ok()?;
+        let [record, node, index, current, length] = words.map(u64::from_le_bytes);
         let data_bytes =
-            usize::try_from(length & !DELETED).ok().filter(|bytes| *bytes <= MOST_RECORD_BYTES)?;
-        let (new, rest) = if length & DELETED == 0 {
-            let (new, rest) = rest.split_at_checked(data_bytes)?;
-            (Some(new), rest)
+            usize::try_from(length & !UNTOUCHED).ok().filter(|bytes| *bytes <= MOST_RECORD_BYTES)?;
+        let (before, rest) = if length & UNTOUCHED == 0 {
+            let (before, rest) = rest.split_at_checked(body_bytes(data_bytes))?;
+            (Some(before), rest)
         } else {
             (None, rest)
         };
         let region = RegionId { node: NodeId(node), index: u32::try_from(index).ok()? };
-        let record = RecordId(record);
-        let seen = RecordHeader(seen);
-        Some((Intent { record, region, current, seen, old, number, data_bytes, new }, rest))
+        Some((Intent { record: RecordId(record), region, current, data_bytes, before }, rest))
     }
 }
 
@@ -166,30 +164,24 @@ mod tests {
 
     use super::*;
 
+    const PLACE: Taken = Taken { start: 64, segments: 24 };
+
     fn version(count: u64) -> Version {
         Version::new(Slot::new(5).unwrap(), count).unwrap()
     }
 
-    fn intent(new: Option<&[u8]>) -> Intent<'_> {
-        Intent {
-            record: RecordId(7),
-            region: RegionId { node: NodeId(3), index: 2 },
-            current: 400,
-            seen: RecordHeader::of(version(4)),
-            old: 960,
-            number: 11,
-            data_bytes: 16,
-            new,
-        }
+    fn intent(before: Option<&[u8]>) -> Intent<'_> {
+        let region = RegionId { node: NodeId(3), index: 2 };
+        Intent { record: RecordId(7), region, current: 400, data_bytes: 16, before }
     }
 
     #[test]
     fn layout_of_a_log_s_head_is_fixed() {
-        let head = Head::new(version(9), 2, 64, &[1; 24]);
+        let head = Head::new(version(9), PLACE, &[1; 24]);
         let bytes = head.encode();
         let words: Vec<u64> = bytes.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
-        assert_eq!(words[..4], [(5 << 49 | 9) << 3, 2, 64, 24]);
-        assert_eq!(words[4..], [0xED221D4653E2A937, 0x41D1C89D1996E58F], "the checksums");
+        assert_eq!(words[..4], [(5 << 49 | 9) << 3, 64, 24, 24]);
+        assert_eq!(words[4..], [0xED221D4653E2A937, 0x370F02232438FCBD], "the checksums");
         let place = |verdict: u64| [&bytes[..], &verdict.to_le_bytes(), &[0; 8]].concat();
         assert_eq!(Head::decode(&place(0)), Some((head, false)));
         assert_eq!(Head::decode(&place(Head::verdict_on(version(9)))), Some((head, true)));
@@ -209,16 +201,16 @@ mod tests {
     #[test]
     fn layout_of_an_intent_is_fixed() {
         let mut bytes = Vec::new();
-        intent(Some(&[1; 16])).encode(&mut bytes);
+        intent(Some(&[1; 48])).encode(&mut bytes);
         intent(None).encode(&mut bytes);
-        assert_eq!(bytes.len(), intent(Some(&[1; 16])).bytes() + intent(None).bytes());
+        assert_eq!(bytes.len(), intent(Some(&[1; 48])).bytes() + intent(None).bytes());
+        assert_eq!(intent(Some(&[1; 48])).bytes(), Intent::bytes_for(16));
         let words: Vec<u64> = bytes.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
-        let seen = (5 << 49 | 4) << 3;
-        assert_eq!(words[..8], [7, 3, 2, 400, seen, 960, 11, 16]);
-        assert_eq!(words[8..10], [0x0101_0101_0101_0101; 2]);
-        assert_eq!(words[10..], [7, 3, 2, 400, seen, 960, 11, 16 | 1 << 32]);
-        let head = Head::new(version(9), 0, 0, &bytes);
-        assert_eq!(head.intents(&bytes), Some(vec![intent(Some(&[1; 16])), intent(None)]));
+        assert_eq!(words[..5], [7, 3, 2, 400, 16]);
+        assert_eq!(words[5..11], [0x0101_0101_0101_0101; 6]);
+        assert_eq!(words[11..], [7, 3, 2, 400, 16 | 1 << 32]);
+        let head = Head::new(version(9), PLACE, &bytes);
+        assert_eq!(head.intents(&bytes), Some(vec![intent(Some(&[1; 48])), intent(None)]));
         assert_eq!(head.intents(&bytes[..8]), None);
     }
 
@@ -226,12 +218,13 @@ mod tests {
         #[test]
         fn arbitrary_bytes_do_not_make_decoding_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
             let _ = Head::decode(&bytes);
-            let _ = Head::new(version(1), 0, 0, &bytes).intents(&bytes);
+            let _ = Head::new(version(1), PLACE, &bytes).intents(&bytes);
         }
 
         #[test]
         fn a_head_with_words_of_another_is_one_of_both_or_none(from in 0..6_usize, to in 0..=6_usize) {
-            let (one, other) = (Head::new(version(9), 2, 64, &[1; 24]), Head::new(version(73), 5, 0, &[2; 32]));
+            let other = Taken { start: 0, segments: 8 };
+            let (one, other) = (Head::new(version(9), PLACE, &[1; 24]), Head::new(version(73), other, &[2; 32]));
             let (from, to) = (8 * from.min(to), 8 * to);
             let mut mixed = [one.encode().to_vec(), vec![0; 16]].concat();
             mixed[from..to].copy_from_slice(&other.encode()[from..to]);

@@ -1,99 +1,195 @@
 //! Where in a log's ring intents may be written.
+//!
+//! The ring is divided into segments. Commits fill one segment after another. A segment is used again once no snapshot
+//! needs anything that lies there. The first one that is free comes next, so that a log that is mostly free stays in
+//! the processors' caches.
 
-use std::collections::VecDeque;
+use super::{Head, WORD_BYTES};
 
-/// Gives out the ring's bytes to commits in order, and gets them back in the same order.
-#[derive(Debug)]
+/// Most segments of a log: a head has a bit for each.
+const MOST_SEGMENTS: u64 = 64;
+/// A segment of a small log has so many bytes, unless the whole log has fewer.
+const LEAST_SEGMENT_BYTES: u64 = 512;
+
+/// Gives out the ring's bytes to commits.
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LogRoom {
-    bytes: u64,
-    /// Where the next bytes start, counted over all laps.
+    segment_bytes: u64,
+    /// For each segment, the count of the last commit that has bytes there; 0: none has.
+    last: Vec<u64>,
+    /// The bytes that come next, and the end of their segment.
     next: u64,
-    /// Room that is not free yet: the count of the commit that has it, and where it starts.
-    taken: VecDeque<(u64, u64)>,
+    end: u64,
 }
 
 /// Free bytes that follow each other.
 pub struct Found {
     start: u64,
-    end: u64,
+    /// The end of the last segment that they touch.
+    segment_end: u64,
+    length: u64,
+}
+
+/// Bytes of the ring that a commit has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Taken {
+    /// Where they start.
+    pub start: u64,
+    /// A bit for each segment that was not free then, or has bytes of this commit.
+    pub segments: u64,
 }
 
 impl LogRoom {
     /// A ring of so many bytes, all free.
     pub fn new(bytes: u64) -> LogRoom {
-        LogRoom { bytes, next: 0, taken: VecDeque::new() }
+        Self::all_of(bytes, 0)
     }
 
-    /// Finds so many bytes. `None`: they are not free now.
-    pub fn find(&self, length: u64) -> Option<Found> {
-        let left_of_lap = self.bytes - self.next % self.bytes;
-        let start = if length <= left_of_lap { self.next } else { self.next + left_of_lap };
-        let end = start + length;
-        let oldest = self.taken.front().map_or(start, |&(_, oldest)| oldest);
-        (length <= self.bytes && end - oldest <= self.bytes).then_some(Found { start, end })
+    /// A ring of so many bytes, none of which is free until those of all commits up to the count `last` are.
+    pub fn all_of(bytes: u64, last: u64) -> LogRoom {
+        let (segments, segment_bytes) = segments_of(bytes);
+        LogRoom { segment_bytes, last: vec![last; segments as usize], next: 0, end: 0 }
     }
 
-    /// Gives the bytes that were found last to a commit, whose count is higher than all before; returns where
-    /// in the ring they start.
-    pub fn take(&mut self, found: Found, count: u64) -> u64 {
-        debug_assert!(self.next <= found.start, "it was found before others were taken");
-        self.next = found.end;
-        self.taken.push_back((count, found.start));
-        found.start % self.bytes
+    /// A ring of so many bytes behind its last commit: what that commit did not find free is not free until
+    /// the bytes of all commits up to the count `last` are.
+    pub fn behind(bytes: u64, head: &Head, last: u64) -> LogRoom {
+        let mut room = LogRoom::new(bytes);
+        for (segment, of) in room.last.iter_mut().enumerate() {
+            *of = if head.place.segments >> segment & 1 == 1 { last } else { 0 };
+        }
+        room
     }
 
-    /// Takes back the bytes of all commits up to a count.
-    pub fn give_back(&mut self, count: u64) {
-        while self.taken.pop_front_if(|(of, _)| *of <= count).is_some() {}
+    /// Most bytes that one commit can have in a ring of so many.
+    pub fn most_of(bytes: u64) -> u64 {
+        let (segments, segment_bytes) = segments_of(bytes);
+        segments * segment_bytes
     }
+
+    /// Finds so many bytes; those of commits up to the count `freed` are free. `None`: there are not so many now.
+    pub fn find(&self, length: u64, freed: u64) -> Option<Found> {
+        if length <= self.end - self.next {
+            return Some(Found { start: self.next, segment_end: self.end, length });
+        }
+        let wanted = usize::try_from(length.div_ceil(self.segment_bytes)).ok()?.max(1);
+        let are_free = |segments: &[u64]| segments.iter().all(|last| *last <= freed);
+        let first = self.last.windows(wanted).position(are_free)?;
+        let at = |segment: usize| segment as u64 * self.segment_bytes;
+        Some(Found { start: at(first), segment_end: at(first + wanted), length })
+    }
+
+    /// Gives the bytes that were found last to a commit, whose count is higher than all before.
+    pub fn take(&mut self, found: Found, count: u64, freed: u64) -> Taken {
+        let Found { start, segment_end, length } = found;
+        (self.next, self.end) = (start + length, segment_end);
+        let touched = start / self.segment_bytes..segment_end / self.segment_bytes;
+        self.last[touched.start as usize..touched.end as usize].fill(count);
+        let segments = self.last.iter().enumerate().filter(|(_, last)| **last > freed);
+        Taken { start, segments: segments.fold(0, |bits, (segment, _)| bits | 1 << segment) }
+    }
+
+    /// Takes back bytes to which nothing was written, if no others were given out since.
+    pub fn untake(&mut self, taken: Taken, length: u64) {
+        if self.next == taken.start + length {
+            self.next = taken.start;
+        }
+    }
+}
+
+/// Into how many segments a ring of so many bytes is divided, and the bytes of each.
+fn segments_of(bytes: u64) -> (u64, u64) {
+    let segments = (bytes / LEAST_SEGMENT_BYTES).clamp(1, MOST_SEGMENTS);
+    (segments, bytes / segments / WORD_BYTES * WORD_BYTES)
 }
 
 #[cfg(test)]
 mod tests {
+    use farpool_wire::Version;
     use proptest::prelude::*;
 
     use super::*;
 
-    fn take(room: &mut LogRoom, length: u64, count: u64) -> Option<u64> {
-        let found = room.find(length)?;
-        Some(room.take(found, count))
+    const BYTES: u64 = 4 * LEAST_SEGMENT_BYTES;
+
+    fn take(room: &mut LogRoom, length: u64, count: u64, freed: u64) -> Option<Taken> {
+        let found = room.find(length, freed)?;
+        Some(room.take(found, count, freed))
     }
 
     #[test]
-    fn intents_that_do_not_fit_before_the_ring_s_end_start_at_its_beginning() {
-        let mut room = LogRoom::new(100);
-        assert_eq!([1, 2, 3].map(|count| take(&mut room, 40, count)), [Some(0), Some(40), None]);
-        room.give_back(1);
-        assert_eq!((take(&mut room, 40, 3), take(&mut room, 8, 4)), (Some(0), None));
-        room.give_back(3);
-        assert_eq!(take(&mut room, 101, 4), None);
-        assert_eq!(take(&mut room, 100, 4), Some(0), "all is free");
+    fn segments_are_filled_in_turn_and_used_again_from_the_first_one_that_is_free() {
+        let mut room = LogRoom::new(BYTES);
+        let mut start = |length, count, freed| take(&mut room, length, count, freed).map(|taken| taken.start);
+        assert_eq!([1, 2, 3].map(|count| start(400, count, 0)), [Some(0), Some(512), Some(1_024)]);
+        assert_eq!((start(112, 4, 0), start(8, 5, 0)), (Some(1_424), Some(1_536)));
+        assert_eq!((start(512, 6, 0), start(512, 6, 1)), (None, Some(0)));
+        assert_eq!((start(600, 7, 4), start(600, 7, 2)), (Some(512), None));
     }
 
     #[test]
-    fn room_of_a_later_commit_is_not_freed_with_that_of_an_earlier_one() {
-        let mut room = LogRoom::new(100);
-        assert_eq!([3, 7].map(|count| take(&mut room, 50, count)), [Some(0), Some(50)]);
-        room.give_back(6);
-        assert_eq!((take(&mut room, 50, 8), take(&mut room, 1, 9)), (Some(0), None));
+    fn a_commit_has_as_many_segments_that_follow_each_other_as_it_needs() {
+        let mut room = LogRoom::new(BYTES);
+        assert_eq!(take(&mut room, BYTES + 8, 1, 0), None);
+        assert_eq!(take(&mut room, BYTES, 1, 0), Some(Taken { start: 0, segments: 0b1111 }));
+        assert_eq!((LogRoom::most_of(BYTES), take(&mut room, 8, 2, 0)), (BYTES, None));
+        assert_eq!(take(&mut room, 8, 2, 1), Some(Taken { start: 0, segments: 0b0001 }));
+        assert_eq!([40, 8_200, 1 << 20].map(segments_of), [(1, 40), (16, 512), (64, 16_384)]);
+    }
+
+    #[test]
+    fn who_goes_on_behind_a_commit_uses_what_was_free_then_and_the_rest_once_all_before_it_is() {
+        let mut room = LogRoom::new(BYTES);
+        take(&mut room, 1_024, 3, 0).unwrap();
+        let place = take(&mut room, 8, 4, 0).unwrap();
+        assert_eq!(place, Taken { start: 1_024, segments: 0b0111 });
+        let head = Head { version: Version::INITIAL, place, length: 8, sum: 0 };
+        let mut next = LogRoom::behind(BYTES, &head, 9);
+        assert_eq!(take(&mut next, 8, 10, 4).map(|taken| taken.start), Some(1_536));
+        assert_eq!((take(&mut next, 512, 11, 8), take(&mut next, 1_024, 11, 9).is_some()), (None, true));
+        let mut all = LogRoom::all_of(BYTES, 7);
+        assert_eq!((take(&mut all, 8, 8, 6), take(&mut all, 8, 8, 7).is_some()), (None, true));
+    }
+
+    #[test]
+    fn bytes_to_which_nothing_was_written_are_given_out_again() {
+        let mut room = LogRoom::new(BYTES);
+        let first = take(&mut room, 96, 1, 0).unwrap();
+        room.untake(first, 96);
+        let second = take(&mut room, 104, 2, 0).unwrap();
+        assert_eq!(second.start, 0);
+        take(&mut room, 8, 3, 0).unwrap();
+        room.untake(second, 104);
+        assert_eq!(take(&mut room, 8, 4, 0).unwrap().start, 112, "others were given out since");
+    }
+
+    #[test]
+    fn a_ring_that_is_mostly_free_is_used_from_its_beginning() {
+        let mut room = LogRoom::new(1 << 20);
+        let starts =
+            (1..10_000).map(|count| take(&mut room, 104, count, count - count.min(8)).unwrap().start);
+        assert!(starts.max().unwrap() < 2 * (1 << 20) / MOST_SEGMENTS);
     }
 
     proptest! {
         #[test]
-        fn nothing_is_given_out_twice(steps in prop::collection::vec((any::<bool>(), 1..60_u64), 1..200)) {
-            let mut room = LogRoom::new(128);
-            let mut taken: VecDeque<(u64, u64, u64)> = VecDeque::new();
-            for (count, (takes, length)) in (0..).zip(steps) {
-                if takes {
-                    let Some(start) = take(&mut room, length, count) else {
-                        prop_assert!(!taken.is_empty(), "an empty ring has room");
-                        continue;
-                    };
-                    prop_assert!(start + length <= 128);
-                    prop_assert!(taken.iter().all(|&(_, other, long)| start + length <= other || other + long <= start));
-                    taken.push_back((count, start, length));
-                } else if let Some((count, ..)) = taken.pop_front() {
-                    room.give_back(count);
+        fn nothing_is_given_out_twice(steps in prop::collection::vec((0..4_u64, 1..160_u64), 1..300)) {
+            let mut room = LogRoom::new(BYTES);
+            let (mut taken, mut freed): (Vec<(u64, u64, u64)>, u64) = (Vec::new(), 0);
+            for (count, (frees, words)) in (1..).zip(steps) {
+                freed = (freed + frees).min(count - 1);
+                let length = 8 * words;
+                taken.retain(|(of, ..)| *of > freed);
+                let Some(Taken { start, segments }) = take(&mut room, length, count, freed) else {
+                    prop_assert!(!taken.is_empty(), "an empty ring has room");
+                    continue;
+                };
+                prop_assert!(start + length <= BYTES);
+                prop_assert!(taken.iter().all(|&(_, other, long)| start + length <= other || other + long <= start));
+                taken.push((count, start, length));
+                for &(_, start, length) in &taken {
+                    let touched = start / LEAST_SEGMENT_BYTES..=(start + length - 1) / LEAST_SEGMENT_BYTES;
+                    prop_assert!(touched.clone().all(|segment| segments >> segment & 1 == 1));
                 }
             }
         }

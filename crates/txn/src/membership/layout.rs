@@ -36,7 +36,7 @@ pub struct MembersLayout {
 pub enum Role {
     /// Publishes cuts.
     Publisher,
-    /// Publishes the horizon, and moves old versions to the overflow regions.
+    /// Publishes the horizon.
     Collector,
     /// Changes which tables there are.
     Catalog,

@@ -5,16 +5,17 @@ use std::sync::Arc;
 use super::Slab;
 use super::chunks::{Of, Written};
 use super::layout::{BlockAt, Class};
-use super::need::is_needed;
+use super::need::{Need, is_replaced_for_all, need_of};
 use crate::cut::Cut;
 use crate::error::ReadError;
 use crate::memory::{Plan, run_all};
-use crate::record::RecordLayout;
+use crate::record::{Label, RecordLayout};
 use crate::rules::Rules;
 use crate::table::{Place, Table};
+use crate::transaction::{Before, Older};
 use crate::worker::Worker;
 
-/// Blocks whose records are looked at in one step, each by two READs.
+/// Blocks whose records are looked at in one step, with a READ each.
 const STEP: usize = 32;
 /// Most bytes that are read in one step, unless a single record takes more: a small part of a thread's arena.
 const STEP_BYTES: usize = 64 << 10;
@@ -24,6 +25,9 @@ const LOOKED_AT_FIRST: usize = 256;
 /// Blocks that are looked at before *no space* is returned. The next caller goes on with the blocks after
 /// them.
 const LOOKED_AT: usize = 1 << 16;
+/// Versions before the current one that are looked at for one block. If it takes more, the block counts as needed
+/// for now.
+const LINKS_FOLLOWED: usize = 64;
 /// How often the search for a block is repeated when other threads of this member take the blocks that it
 /// frees.
 const TRIES: u64 = 16;
@@ -86,8 +90,7 @@ impl Slab {
             Some(announcer) => announcer.refresh(worker.memory()).await?,
             None => Cut::first(0), // workers announce no snapshots
         };
-        let each = table.layout().current_bytes() + table.layout().ring_bytes();
-        let step = (STEP_BYTES / each).clamp(1, STEP);
+        let step = (STEP_BYTES / table.layout().current_bytes()).clamp(1, STEP);
         let (mut looked, mut freed) = (0, 0);
         while looked < most && !(freed > 0 && matches!(of, Of::Class(_))) {
             let used = self.chunks.lock().used(of, step.min(most - looked));
@@ -126,7 +129,16 @@ impl Slab {
         for (look, plan) in looks.iter().zip(&plans) {
             plan.check()?;
             for (turn, candidate) in look.group.iter().enumerate() {
-                if !look.is_needed::<R>(plan, turn, horizon)? {
+                let (need, label) = look.need(plan, turn, horizon)?;
+                let is_needed = match need {
+                    Need::Needed => true,
+                    Need::Free => false,
+                    Need::UnlessReplaced => {
+                        let is_replaced = is_replaced(worker, candidate, label, horizon).await?;
+                        !R::frees_block(is_replaced)
+                    }
+                };
+                if !is_needed {
                     let is_free = self.chunks.lock().free_unneeded(candidate.at, candidate.written);
                     freed += usize::from(is_free);
                 }
@@ -136,12 +148,27 @@ impl Slab {
     }
 }
 
+/// Whether the horizon sees a version after that of a block, and before the current one.
+async fn is_replaced<R>(
+    worker: &Worker<R>,
+    Candidate { written, place, .. }: &Candidate,
+    current: Label,
+    horizon: &Cut,
+) -> Result<bool, ReadError> {
+    let mut older = Older::than(current);
+    for _ in 0..LINKS_FOLLOWED {
+        let Some(Before::Version(label, _)) = older.next(worker, place).await? else { break };
+        if let Some(answer) = is_replaced_for_all(written.number, &label, horizon) {
+            return Ok(answer);
+        }
+    }
+    Ok(false)
+}
+
 /// A look at the records of some blocks, all on one node.
 struct Look<'a> {
     group: &'a [Candidate],
     layout: RecordLayout,
-    /// Whether rings are read, which is so if workers announce their snapshots.
-    has_rings: bool,
 }
 
 impl<'a> Look<'a> {
@@ -150,32 +177,23 @@ impl<'a> Look<'a> {
         table: &Table,
         group: &'a [Candidate],
     ) -> Result<(Plan<'w>, Self), ReadError> {
-        let (layout, has_rings) = (*table.layout(), worker.announcer.is_some());
-        let bytes = group.len() * (layout.current_bytes() + layout.ring_bytes());
-        let mut plan = worker.memory().plan(group[0].place.piece.region.node, bytes)?;
+        let layout = *table.layout();
+        let node = group[0].place.piece.region.node;
+        let mut plan = worker.memory().plan(node, group.len() * layout.current_bytes())?;
         for Candidate { place, .. } in group {
             plan.read(&place.piece, layout.current(place.index));
         }
-        if has_rings {
-            // After the current versions: so the rings have all versions before these.
-            plan.fence();
-            for Candidate { place, .. } in group {
-                plan.read(&place.piece, layout.ring(place.index));
-            }
-        }
-        Ok((plan, Look { group, layout, has_rings }))
+        Ok((plan, Look { group, layout }))
     }
 
-    /// Whether a snapshot may need the block of candidate number `turn`, by what the plan has read.
-    fn is_needed<R: Rules>(&self, plan: &Plan<'_>, turn: usize, horizon: &Cut) -> Result<bool, ReadError> {
+    /// What candidate number `turn`'s record says of its block, by what the plan has read; and which version
+    /// the record has.
+    fn need(&self, plan: &Plan<'_>, turn: usize, horizon: &Cut) -> Result<(Need, Label), ReadError> {
         let Candidate { at, written, place } = &self.group[turn];
-        let (current, ring) = (self.layout.current_bytes(), self.layout.ring_bytes());
+        let current = self.layout.current_bytes();
         let bytes = plan.bytes(turn * current..(turn + 1) * current);
         let (_, found) = self.layout.decode_current(place.record, bytes).ok_or(ReadError::Damaged)?;
-        let rings = self.group.len() * current;
-        let bytes = self.has_rings.then(|| plan.bytes(rings + turn * ring..rings + (turn + 1) * ring));
-        let ring = bytes.and_then(|bytes| self.layout.decode_ring(bytes));
-        Ok(is_needed::<R>((*at, written.number), &found, ring.as_ref(), horizon))
+        Ok((need_of((*at, written.number), &found, horizon), found.label))
     }
 }
 

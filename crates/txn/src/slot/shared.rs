@@ -9,7 +9,8 @@
 //! H3. Once the outcome of a commit or of a write of the word is unknown, the watermark moves no further: all
 //!     later commits come after the one in doubt.
 //! H4. What the log has of a commit stays there until the watermark has reached the commit, or nothing of it
-//!     is left: until then it may have to be undone.
+//!     is left: until then it may have to be undone. Where workers announce their snapshots, it stays until
+//!     the horizon sees the commit (L4).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,7 +26,8 @@ use super::MAX_COMMITS_IN_FLIGHT;
 use super::hands::{Hand, Hands, Held};
 use super::ledger::{Awaited, Ledger, Look, NotBegun};
 use crate::error::{CommitError, LeaveError};
-use crate::log::{LogAt, LogRoom};
+use crate::log::{LogAt, LogRoom, Logs, Taken};
+use crate::recovery::Recovered;
 
 /// How often a thread looks at another thread's write before it waits to be woken. A word in shared memory is
 /// mostly written before the second look, and waking a thread takes as long as many looks.
@@ -42,7 +44,7 @@ const PAUSES_PER_LOOK: u32 = 32;
 #[derive(Debug)]
 pub struct SharedSlot {
     slot: Slot,
-    log: LogAt,
+    logs: Logs,
     ledger: Ledger<AtomicU64, MAX_COMMITS_IN_FLIGHT>,
     /// Room in the log for intents. Each commit that has some locks it once.
     room: Mutex<LogRoom>,
@@ -85,13 +87,26 @@ pub(crate) enum Turn<'a> {
 }
 
 impl SharedSlot {
-    /// A slot with its log, in which nothing is in flight, and no count after `last` was used.
-    pub fn after(slot: Slot, log: LogAt, last: u64) -> SharedSlot {
+    /// A slot in which nothing is in flight, and no count after `last` was used; `logs` are those of all
+    /// slots. Its log is used again once the horizon sees that count. `None`: it has no log.
+    pub fn after(slot: Slot, logs: Logs, last: u64) -> Option<SharedSlot> {
+        let bytes = logs.of(slot)?.layout.ring_bytes();
+        let room = if last == 0 { LogRoom::new(bytes) } else { LogRoom::all_of(bytes, last) };
+        Some(Self::with_room(slot, logs, last, room))
+    }
+
+    /// A slot that was recovered: its log goes on where it ended. `None`: it has no log.
+    pub fn recovered(slot: Slot, logs: Logs, recovered: &Recovered) -> Option<SharedSlot> {
+        logs.of(slot)?;
+        Some(Self::with_room(slot, logs, recovered.last, recovered.room.clone()))
+    }
+
+    fn with_room(slot: Slot, logs: Logs, last: u64, room: LogRoom) -> SharedSlot {
         SharedSlot {
             slot,
-            log,
+            logs,
             ledger: Ledger::after(last),
-            room: Mutex::new(LogRoom::new(log.layout.ring_bytes())),
+            room: Mutex::new(room),
             sleeping: Mutex::default(),
             has_writes_in_flight: AtomicBool::new(false),
             hands: Hands::default(),
@@ -144,28 +159,34 @@ impl SharedSlot {
         self.ledger.oldest_in_flight()
     }
 
-    /// Its log, for the workers that commit in it.
-    pub(crate) fn log(&self) -> LogAt {
-        self.log
+    /// The logs of all slots.
+    pub(crate) fn logs(&self) -> &Logs {
+        &self.logs
     }
 
-    /// Begins a commit with so many bytes of intents; returns where these have room in the log's ring.
-    pub(crate) fn begin(&self, log_bytes: u64) -> Result<(Version, u64), CommitError> {
-        let most = self.log.layout.most_bytes();
+    /// Its log, for the workers that commit in it.
+    pub(crate) fn log(&self) -> &LogAt {
+        self.logs.of(self.slot).expect("it was there when this was made")
+    }
+
+    /// Begins a commit with so many bytes of intents; returns where these have room in the log's ring. No
+    /// snapshot needs the intents of commits up to the count `unneeded`.
+    pub(crate) fn begin(&self, log_bytes: u64, unneeded: u64) -> Result<(Version, Taken), CommitError> {
+        let most = self.log().layout.most_bytes();
         if log_bytes > most {
             return Err(CommitError::TooLarge { bytes: log_bytes, most });
         }
         if log_bytes == 0 {
-            return Ok((self.begin_unlogged()?, 0));
+            return Ok((self.begin_unlogged()?, Taken { start: 0, segments: 0 }));
         }
         if self.ledger.is_closed() {
             return Err(CommitError::Stuck);
         }
         let mut room = self.room.lock();
-        room.give_back(self.ledger.settled());
-        let place = room.find(log_bytes).ok_or(CommitError::Busy)?;
+        let freed = self.ledger.settled().min(unneeded);
+        let place = room.find(log_bytes, freed).ok_or(CommitError::LogFull)?;
         let version = self.begin_unlogged()?;
-        Ok((version, room.take(place, version.count())))
+        Ok((version, room.take(place, version.count(), freed)))
     }
 
     fn begin_unlogged(&self) -> Result<Version, CommitError> {
@@ -213,6 +234,14 @@ impl SharedSlot {
     /// that waits for it may have to be.
     pub(crate) fn vanish(&self, version: Version) {
         self.wake(self.ledger.vanish(version.count()));
+    }
+
+    /// A commit was given up before anything of it was written.
+    pub(crate) fn give_up(&self, version: Version, place: Taken, log_bytes: u64) {
+        if log_bytes > 0 {
+            self.room.lock().untake(place, log_bytes);
+        }
+        self.vanish(version);
     }
 
     /// A commit has finished, and the log does not need it any more.
@@ -346,11 +375,11 @@ mod tests {
         let region = RegionId { node: NodeId(1), index: 0 };
         let copies = [Piece { region, epoch: Epoch(1), start: 0 }; 2];
         let log = LogAt { copies, layout: LogLayout::new(LOG_BYTES).unwrap() };
-        SharedSlot::after(Slot::new(3).unwrap(), log, 10)
+        SharedSlot::after(Slot::new(3).unwrap(), Logs::new([log; 4]), 10).unwrap()
     }
 
     fn begin(slot: &SharedSlot) -> Version {
-        slot.begin(8).unwrap().0
+        slot.begin(8, u64::MAX).unwrap().0
     }
 
     #[test]
@@ -360,7 +389,7 @@ mod tests {
         let version = begin(&slot);
         slot.vanish(version);
         assert!(matches!(slot.leave(), Err(LeaveError::Stuck)) && !slot.retire());
-        assert!(slot.begin(8).is_ok());
+        assert!(slot.begin(8, u64::MAX).is_ok());
     }
 
     #[test]
@@ -426,10 +455,13 @@ mod tests {
         for _ in 0..MAX_COUNTS_AHEAD {
             slot.vanish(begin(&slot));
         }
-        assert!(matches!(slot.begin(8), Err(CommitError::Busy)), "a recoverer would not know of it");
+        assert!(
+            matches!(slot.begin(8, u64::MAX), Err(CommitError::Busy)),
+            "a recoverer would not know of it"
+        );
         let writing = slot.start_write().expect("no other thread writes");
         assert_eq!(writing.up_to(), 10 + MAX_COUNTS_AHEAD);
-        assert!(slot.start_write().is_none() && slot.begin(8).is_err(), "it is being written");
+        assert!(slot.start_write().is_none() && slot.begin(8, u64::MAX).is_err(), "it is being written");
         writing.done();
         assert_eq!(begin(&slot).count(), 11 + MAX_COUNTS_AHEAD);
         assert!(slot.start_write().is_none(), "all are reached");
@@ -438,24 +470,38 @@ mod tests {
     #[test]
     fn commits_share_the_room_for_intents_that_their_slot_has() {
         let slot = slot();
-        assert!(matches!(slot.begin(LOG_BYTES + 1), Err(CommitError::TooLarge { bytes: 65, most: 64 })));
-        let (first, start) = slot.begin(LOG_BYTES).unwrap();
-        assert_eq!(start, 0);
-        assert!(matches!(slot.begin(8), Err(CommitError::Busy)));
+        assert!(matches!(
+            slot.begin(LOG_BYTES + 1, u64::MAX),
+            Err(CommitError::TooLarge { bytes: 65, most: 64 })
+        ));
+        let (first, place) = slot.begin(LOG_BYTES, u64::MAX).unwrap();
+        assert_eq!(place.start, 0);
+        assert!(matches!(slot.begin(8, u64::MAX), Err(CommitError::LogFull)));
         slot.end(first).unwrap().done();
-        assert!(slot.begin(8).is_ok());
+        assert!(slot.begin(8, u64::MAX).is_ok());
     }
 
     #[test]
     fn the_log_s_room_is_taken_until_the_commit_is_reached_or_has_vanished() {
         let slot = slot();
-        let (first, _) = slot.begin(LOG_BYTES).unwrap();
+        let (first, _) = slot.begin(LOG_BYTES, u64::MAX).unwrap();
         let writing = slot.end(first).unwrap();
-        assert!(matches!(slot.begin(LOG_BYTES), Err(CommitError::Busy)), "it is installed, and not reached");
+        let refused = slot.begin(LOG_BYTES, u64::MAX);
+        assert!(matches!(refused, Err(CommitError::LogFull)), "it is installed, and not reached");
         writing.done();
-        let (second, _) = slot.begin(LOG_BYTES).unwrap();
+        let (second, _) = slot.begin(LOG_BYTES, u64::MAX).unwrap();
         slot.vanish(second);
-        assert!(slot.begin(LOG_BYTES).is_ok());
+        assert!(slot.begin(LOG_BYTES, u64::MAX).is_ok());
+    }
+
+    #[test]
+    fn the_log_s_room_is_taken_until_no_snapshot_needs_what_the_commit_has_replaced() {
+        let slot = slot();
+        let (first, _) = slot.begin(LOG_BYTES, 10).unwrap();
+        slot.end(first).unwrap().done();
+        let refused = slot.begin(8, first.count() - 1);
+        assert!(matches!(refused, Err(CommitError::LogFull)), "it is reached, and not seen by all");
+        assert!(slot.begin(8, first.count()).is_ok());
     }
 
     #[test]
@@ -471,7 +517,7 @@ mod tests {
         let (last, writing) = slot.leave().unwrap();
         let writing = writing.expect("the word has less");
         assert_eq!((last, writing.up_to()), (13, 13));
-        assert!(matches!(slot.begin(8), Err(CommitError::Stuck)));
+        assert!(matches!(slot.begin(8, u64::MAX), Err(CommitError::Stuck)));
         writing.done();
         assert!(matches!(slot.leave(), Ok((13, None))), "that is so already");
     }
@@ -508,7 +554,7 @@ mod tests {
         assert!(!slot.retire(), "its word is being written");
         writing.done();
         assert!(slot.retire() && !slot.retire());
-        assert!(matches!(slot.begin(8), Err(CommitError::Stuck)));
+        assert!(matches!(slot.begin(8, u64::MAX), Err(CommitError::Stuck)));
     }
 
     #[test]
@@ -518,7 +564,7 @@ mod tests {
         drop(slot.end(first));
         assert!(slot.end(second).is_none());
         assert!(matches!(look(&slot, second), Poll::Ready(Turn::Stuck)));
-        assert!(matches!(slot.begin(8), Err(CommitError::Stuck)));
+        assert!(matches!(slot.begin(8, u64::MAX), Err(CommitError::Stuck)));
     }
 
     #[test]

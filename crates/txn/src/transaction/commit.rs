@@ -1,21 +1,21 @@
-//! Committing: log the intents, lock, keep the old versions, install the new ones, raise the watermark.
+//! Committing: log the old versions, lock, install the new versions, raise the watermark.
 
 use std::collections::BTreeMap;
 
 use farpool_fabric::MAX_BATCH;
-use farpool_wire::{NodeId, RecordHeader, Version};
+use farpool_wire::{NodeId, RecordHeader, Slot, Version};
 
 use super::{Transaction, Write};
 use crate::error::CommitError;
-use crate::log::{Head, Intent, LogAt};
+use crate::log::{Head, Intent, Link, LogAt};
 use crate::memory::{Memory, MemoryError, Plan, run_all};
-use crate::record::NumberedHeader;
+use crate::record::{DATA_OF_BODY, Label, seal_body};
 use crate::rules::{Rules, Step};
 use crate::slab::Fresh;
 use crate::worker::{CommitInFlight, SessionState, Worker};
 
 /// Operations that install one record.
-const OPERATIONS_EACH: usize = 5;
+const OPERATIONS_EACH: usize = 2;
 /// Records of one node that are locked, or installed, with one doorbell.
 const RECORDS_AT_ONCE: usize = MAX_BATCH / OPERATIONS_EACH;
 const WORD_BYTES: usize = size_of::<u64>();
@@ -39,10 +39,19 @@ impl<'a, R: Rules> Transaction<'a, R> {
     /// # Errors
     /// Says whether nothing of it is left, or its outcome is unknown.
     pub async fn commit(self) -> Result<Option<Version>, CommitError> {
-        match self.prepare()? {
-            Some(committing) => committing.commit().await.map(Some),
-            None => Ok(None),
+        if self.writes.is_empty() {
+            return Ok(None);
         }
+        let intents = self.intents();
+        let bytes = intents.len() as u64;
+        let begun = match self.worker.begin_commit(bytes) {
+            Err(CommitError::LogFull) => {
+                self.worker.look_for_log_room().await.map_err(CommitError::Nothing)?;
+                self.worker.begin_commit(bytes)?
+            }
+            begun => begun?,
+        };
+        self.prepared(begun, &intents)?.commit().await.map(Some)
     }
 
     /// The first half of [`commit`](Self::commit): determines which version it would be, by which any client
@@ -55,21 +64,36 @@ impl<'a, R: Rules> Transaction<'a, R> {
         if self.writes.is_empty() {
             return Ok(None);
         }
-        let Transaction { worker, session, writes, cut, blocks, open, .. } = self;
-        let mut intents = Vec::new();
-        writes.values().for_each(|write| intent_of(write).encode(&mut intents));
-        let mut commit = worker.begin_commit(intents.len() as u64)?;
+        let intents = self.intents();
+        let begun = self.worker.begin_commit(intents.len() as u64)?;
+        self.prepared(begun, &intents).map(Some)
+    }
+
+    /// What it writes to its log.
+    fn intents(&self) -> Vec<u8> {
+        let mut intents =
+            Vec::with_capacity(self.writes.values().map(|write| intent_of(write).bytes()).sum());
+        self.writes.values().for_each(|write| intent_of(write).encode(&mut intents));
+        intents
+    }
+
+    fn prepared(
+        self,
+        mut commit: CommitInFlight<'a, R>,
+        intents: &[u8],
+    ) -> Result<Committing<'a, R>, CommitError> {
+        let Transaction { worker, session, writes, blocks, open, .. } = self;
         commit.keep_snapshot(open);
         let version = R::numbered(commit.version());
-        let head = Head::new(version, cut.sequence(), commit.log_start(), &intents);
-        let log = Logging::new(worker, &head, &intents).map_err(CommitError::Nothing)?;
-        let groups = by_node(writes.into_values());
+        let head = Head::new(version, commit.log_place(), intents);
+        let log = Logging::new(worker, &head, intents).map_err(CommitError::Nothing)?;
+        let groups = by_node(linked(writes.into_values(), version.slot(), head.place.start));
         let prepared: Result<Vec<_>, _> = groups
             .iter()
-            .map(|(node, writes)| Prepared::new::<R>(&worker.memory, *node, writes, version))
+            .map(|(node, writes)| Prepared::new(&worker.memory, *node, writes, version))
             .collect();
         let prepared = prepared.map_err(CommitError::Nothing)?;
-        Ok(Some(Committing { session, groups, prepared, log, version, commit, blocks }))
+        Ok(Committing { session, groups, prepared, log, version, commit, blocks })
     }
 }
 
@@ -140,16 +164,17 @@ struct Logging<'a> {
 
 impl<'a> Logging<'a> {
     fn new<R: Rules>(worker: &'a Worker<R>, head: &Head, intents: &[u8]) -> Result<Self, MemoryError> {
-        let layout = worker.log.layout;
+        let log = worker.log();
+        let layout = log.layout;
         let place = layout.intents(head).expect("room for them was taken in the ring");
-        let mut plans = Vec::with_capacity(worker.log.copies.len());
-        for copy in worker.log.copies.iter().take(R::copies_logged()) {
+        let mut plans = Vec::with_capacity(log.copies.len());
+        for copy in log.copies.iter().take(R::copies_logged()) {
             let mut plan = worker.memory.plan(copy.region.node, intents.len() + Head::BYTES)?;
             plan.write(copy, place.start, intents);
             plan.write(copy, layout.head(head.version).start, &head.encode());
             plans.push(plan);
         }
-        Ok(Logging { log: &worker.log, plans })
+        Ok(Logging { log, plans })
     }
 
     /// Writes that nothing of the commit is left: a client that asks for its fate must not take it for
@@ -170,21 +195,35 @@ fn intent_of(write: &Write) -> Intent<'_> {
         record: write.place.record,
         region: piece.region,
         current: piece.start + layout.current(index).start,
-        seen: write.before.seen,
-        old: piece.start + layout.old(index, write.before.old.number).start,
-        number: write.before.old.number,
         data_bytes: layout.data_bytes(),
-        new: write.new.as_deref(),
+        before: (write.before.label != Label::INITIAL).then_some(write.before.body.as_slice()),
     }
 }
 
-/// Some records of one node.
-type Group = (NodeId, Vec<Write>);
+/// A write, and the link from its version to the one before.
+type Linked = (Write, Link);
 
-fn by_node(writes: impl Iterator<Item = Write>) -> Vec<Group> {
-    let mut nodes: BTreeMap<NodeId, Vec<Write>> = BTreeMap::new();
-    for write in writes {
-        nodes.entry(write.place.piece.region.node).or_default().push(write);
+/// Links each version to the intent with the version before. The intents start at `start` in the log's ring.
+fn linked(writes: impl Iterator<Item = Write>, slot: Slot, start: u64) -> impl Iterator<Item = Linked> {
+    let mut next = start;
+    writes.map(move |write| {
+        let intent = intent_of(&write);
+        let link = match intent.before {
+            Some(_) => Link::to(slot, next).expect("a link can name every place of a log"),
+            None => Link::NONE,
+        };
+        next += intent.bytes() as u64;
+        (write, link)
+    })
+}
+
+/// Some records of one node.
+type Group = (NodeId, Vec<Linked>);
+
+fn by_node(writes: impl Iterator<Item = Linked>) -> Vec<Group> {
+    let mut nodes: BTreeMap<NodeId, Vec<Linked>> = BTreeMap::new();
+    for linked in writes {
+        nodes.entry(linked.0.place.piece.region.node).or_default().push(linked);
     }
     let mut groups = Vec::new();
     for (node, mut writes) in nodes {
@@ -199,34 +238,26 @@ fn by_node(writes: impl Iterator<Item = Write>) -> Vec<Group> {
 /// The plans for a group of records.
 struct Prepared<'a> {
     lock: Plan<'a>,
-    /// Keeps the old versions and puts the new ones in their places (X3).
+    /// Puts the new versions in their places (X3).
     install: Plan<'a>,
 }
 
 impl<'a> Prepared<'a> {
-    fn new<R: Rules>(
+    fn new(
         memory: &'a Memory,
         node: NodeId,
-        writes: &[Write],
+        writes: &[Linked],
         version: Version,
     ) -> Result<Self, MemoryError> {
         let mut lock = memory.plan(node, 0)?;
-        for write in writes {
+        for (write, _) in writes {
             lock.compare_and_swap(&write.place.piece, header_at(write), write.before.seen.0, locked(version));
         }
-        // For each record: two versions with their checksums, two headers, the counter, and the new version
-        // with its number.
-        let bytes =
-            writes.iter().map(|write| 2 * (WORD_BYTES + write.before.data.len()) + 5 * WORD_BYTES).sum();
+        // For each record its place: the body, and the header behind it.
+        let bytes = writes.iter().map(|(write, _)| write.place.layout.current_bytes()).sum();
         let mut plan = memory.plan(node, bytes)?;
-        for write in writes {
-            if R::keeps_first() {
-                keep(&mut plan, write);
-            }
-            install(&mut plan, write, version);
-            if !R::keeps_first() {
-                keep(&mut plan, write);
-            }
+        for (write, link) in writes {
+            install(&mut plan, write, *link, version);
         }
         Ok(Prepared { lock, install: plan })
     }
@@ -250,7 +281,7 @@ async fn lock<'a, R: Rules>(
     locks.iter().try_for_each(Plan::check)?;
     let has_locked = |write: &Write, found: u64| R::has_locked(write.before.seen, RecordHeader(found));
     let has_locked_all = |(group, lock): (&Group, &Plan<'_>)| {
-        group.1.iter().zip(lock.words()).all(|(write, found)| has_locked(write, found))
+        group.1.iter().zip(lock.words()).all(|((write, _), found)| has_locked(write, found))
     };
     if groups.iter().zip(&locks).all(has_locked_all) {
         return Ok(Ok(installation));
@@ -258,7 +289,7 @@ async fn lock<'a, R: Rules>(
     for ((_, writes), lock) in groups.iter().zip(&mut locks) {
         let found: Vec<u64> = lock.words().collect();
         lock.clear();
-        for (write, found) in writes.iter().zip(found) {
+        for ((write, _), found) in writes.iter().zip(found) {
             if has_locked(write, found) {
                 let seen = write.before.seen.0;
                 lock.compare_and_swap(&write.place.piece, header_at(write), locked(version), seen);
@@ -272,21 +303,17 @@ fn header_at(write: &Write) -> u64 {
     write.place.layout.current(write.place.index).start
 }
 
-fn keep(plan: &mut Plan<'_>, write: &Write) {
-    let (layout, piece, index) = (write.place.layout, &write.place.piece, write.place.index);
-    let (record, old, data) = (write.place.record, write.before.old, &write.before.data);
-    plan.write(piece, layout.old(index, old.number).start, &layout.encode_old(record, old, data));
-    plan.write(piece, layout.old_header(index, old.number).start, &old.header.0.to_le_bytes());
-    plan.write(piece, layout.ring(index).start, &(old.number + 1).to_le_bytes());
-}
-
-fn install(plan: &mut Plan<'_>, write: &Write, version: Version) {
-    let (layout, piece, before) = (write.place.layout, &write.place.piece, &write.before);
+fn install(plan: &mut Plan<'_>, write: &Write, before: Link, version: Version) {
+    let piece = &write.place.piece;
     let header = RecordHeader::of(version);
     let header = if write.new.is_some() { header } else { header.deleted() };
-    let named = NumberedHeader { number: before.old.number + 1, header };
-    let data = write.new.as_deref().unwrap_or(&before.data);
-    let body = layout.encode_body(write.place.record, named, data);
+    let label = Label { header, number: write.before.label.number + 1, before };
+    // A version that deletes the record has whatever data there were.
+    let mut body = write.before.body.clone();
+    if let Some(new) = &write.new {
+        body[DATA_OF_BODY..].copy_from_slice(new);
+    }
+    seal_body(write.place.record, label, &mut body);
     plan.write(piece, header_at(write) + WORD_BYTES as u64, &body);
     plan.write(piece, header_at(write), &header.0.to_le_bytes());
 }

@@ -37,12 +37,12 @@ impl<R: Rules> Transaction<'_, R> {
     /// The number of the version that this transaction would write.
     async fn next_number(&mut self, place: &Place) -> Result<u64, ReadError> {
         let before = self.writes.get(&place.record).map(|write| &write.before);
-        let before = before.or_else(|| self.taken.get(&place.record)).map(|before| before.old.number);
+        let before = before.or_else(|| self.taken.get(&place.record)).map(|before| before.label.number);
         if let Some(number) = before {
             return Ok(number + 1);
         }
-        let before = reading::read_to_write(self.worker, &self.cut, place).await?;
-        let number = before.old.number + 1;
+        let before = reading::read_to_write::<R>(&self.worker.memory, &self.cut, place).await?;
+        let number = before.label.number + 1;
         self.taken.insert(place.record, before);
         Ok(number)
     }

@@ -11,8 +11,6 @@ use crate::table::{Place, Table};
 
 /// Bytes that are read in one step at most: a small part of a thread's arena.
 const STEP_BYTES: usize = 64 << 10;
-/// READs of a record that is to be written.
-const READS_EACH: usize = 2;
 
 /// Records of one node that are read with one doorbell, and their indices among those that were asked for.
 struct OnNode {
@@ -60,8 +58,8 @@ impl<R: Rules> Transaction<'_, R> {
             for (turn, (&index, place)) in node.indices.iter().zip(&node.places).enumerate() {
                 let bytes = plan.bytes(turn * each..(turn + 1) * each);
                 rows[start + index] = match reading::settled::<R>(&self.cut, place, bytes)? {
-                    Some(found) => reading::row(found.header, found.data),
-                    None => reading::read::<R>(memory, &self.cut, place).await?,
+                    Some(found) => reading::row(&found.label, found.data),
+                    None => reading::read(self.worker, &self.cut, place).await?,
                 };
             }
         }
@@ -77,7 +75,7 @@ impl<R: Rules> Transaction<'_, R> {
     pub async fn take_many(&mut self, table: &Table, numbers: &[u64]) -> Result<Vec<Row>, ReadError> {
         let each = Asked::bytes(table.layout());
         let mut rows = Vec::with_capacity(numbers.len());
-        for numbers in numbers.chunks((STEP_BYTES / each).clamp(1, MAX_BATCH / READS_EACH)) {
+        for numbers in numbers.chunks((STEP_BYTES / each).clamp(1, MAX_BATCH)) {
             self.take_step(table, numbers, each, &mut rows).await?;
         }
         self.all_whole(table, numbers, rows).await
@@ -96,16 +94,16 @@ impl<R: Rules> Transaction<'_, R> {
         let (mut plans, mut asked) = (Vec::with_capacity(nodes.len()), Vec::with_capacity(nodes.len()));
         for node in &nodes {
             let mut plan = plan_for(memory, node, each)?;
-            asked.push(Asked::add(&mut plan, self.worker, &node.places));
+            asked.push(Asked::add(&mut plan, &node.places));
             plans.push(plan);
         }
         run_all(&mut plans).await;
         for ((node, plan), asked) in nodes.iter().zip(&plans).zip(&asked) {
             plan.check()?;
             for ((&index, place), asked) in node.indices.iter().zip(&node.places).zip(asked) {
-                let before = match asked.found(plan, self.worker, &self.cut, place).await? {
+                let before = match asked.found::<R>(plan, &self.cut, place)? {
                     Some(before) => before,
-                    None => reading::read_to_write(self.worker, &self.cut, place).await?,
+                    None => reading::read_to_write::<R>(memory, &self.cut, place).await?,
                 };
                 rows[start + index] = before.row();
                 self.taken.insert(place.record, before);

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use farpool_wire::Version;
 
-use super::{Transaction, is_absent, reading};
+use super::{Transaction, reading};
 use crate::error::ReadError;
 use crate::rules::Rules;
 use crate::table::Table;
@@ -38,11 +38,11 @@ impl<R: Rules> Transaction<'_, R> {
                 let own = self.writes.get(&place.record);
                 match reading::settled::<R>(&self.cut, &place, bytes)?.filter(|_| own.is_none()) {
                     Some(found) if table.slab().is_none() => {
-                        let data = (!is_absent(found.header)).then_some(found.data);
-                        visit(number, found.header.version(), data);
+                        let data = (!found.label.is_absent()).then_some(found.data);
+                        visit(number, found.label.version(), data);
                     }
                     Some(found) => {
-                        let row = reading::row(found.header, found.data);
+                        let row = reading::row(&found.label, found.data);
                         let row = self.whole(table, number, row).await?;
                         visit(number, row.version, row.data.as_deref());
                     }

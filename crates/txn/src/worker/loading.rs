@@ -41,7 +41,7 @@ impl<R: Rules> Worker<R> {
                 let data = &mut bytes[layout.data_of_current()];
                 data.fill(0);
                 fill(number, if table.slab().is_some() { Held::here_in(data) } else { data });
-                layout.seal_current(place.record, RecordHeader::of(version), bytes);
+                layout.seal_first(place.record, RecordHeader::of(version), bytes);
             }
             let at = layout.current(first.index).start;
             self.memory.write_from(buffer, &first.piece, at).await.map_err(unknown)?;

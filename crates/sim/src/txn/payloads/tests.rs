@@ -56,24 +56,11 @@ async fn write(run: &Run, worker: &Worker<Chosen>, table: &Table, payload: &[u8]
     for _ in 0..TRIES {
         match write_once(worker, table, payload).await {
             Ok(()) => return,
-            Err(ReadError::RingFull | ReadError::NoSpace { .. }) => run.world.sleep(PAUSE).await,
+            Err(ReadError::NoSpace { .. }) => run.world.sleep(PAUSE).await,
             Err(error) => panic!("{error}"),
         }
     }
     panic!("there is no room for {} bytes", payload.len());
-}
-
-/// Waits until the ring has room for another version.
-async fn wait_for_room(run: &Run, worker: &Worker<Chosen>, table: &Table) {
-    for _ in 0..TRIES {
-        let mut session = SessionState::new();
-        match worker.begin(&mut session).await.unwrap().write(table, 0, Some(&[0; LONG])).await {
-            Ok(_) => return,
-            Err(ReadError::RingFull) => run.world.sleep(PAUSE).await,
-            Err(error) => panic!("{error}"),
-        }
-    }
-    panic!("the collector moves no version out of the ring");
 }
 
 async fn read(worker: &Worker<Chosen>, table: &Table) -> Option<Vec<u8>> {
@@ -84,7 +71,7 @@ async fn read(worker: &Worker<Chosen>, table: &Table) -> Option<Vec<u8>> {
 
 #[test]
 fn blocks_of_replaced_payloads_are_reused() {
-    in_order_with(1, 0, chunks(2), async |run, worker| {
+    in_order_with(chunks(2), async |run, worker| {
         let table = table(run, 0, grant_of(worker, run));
         for round in 0..100_u8 {
             let length = if round % 20 < 10 { SHORT } else { LONG };
@@ -97,7 +84,7 @@ fn blocks_of_replaced_payloads_are_reused() {
 
 #[test]
 fn payloads_grow_and_shrink_and_can_be_deleted() {
-    in_order_with(2, 8, chunks(8), async |run, worker| {
+    in_order_with(chunks(8), async |run, worker| {
         let table = table(run, 0, grant_of(worker, run));
         assert_eq!(table.longest(), 2_048);
         for length in [0, 2_048, 40, 41, 7, 513, 1] {
@@ -120,7 +107,7 @@ fn payloads_grow_and_shrink_and_can_be_deleted() {
 
 #[test]
 fn a_table_with_a_slab_can_be_filled_with_payloads_that_fit_their_places() {
-    in_order_with(1, 0, chunks(1), async |run, worker| {
+    in_order_with(chunks(1), async |run, worker| {
         let table = table(run, 0, grant_of(worker, run));
         let mut session = SessionState::new();
         worker.load(&mut session, &table, |_, payload| payload.fill(7)).await.unwrap();
@@ -140,7 +127,7 @@ async fn transaction_after(
 
 #[test]
 fn while_snapshots_need_all_blocks_writes_fail_and_change_nothing() {
-    in_order_with(1, 8, chunks(1), async |run, worker| {
+    in_order_with(chunks(1), async |run, worker| {
         let table = table(run, 0, grant_of(worker, run));
         write(run, worker, &table, &[1; LONG]).await;
         let mut old = SessionState::new();
@@ -149,7 +136,6 @@ fn while_snapshots_need_all_blocks_writes_fail_and_change_nothing() {
         let mut is_full = false;
         for _ in 0..TRIES {
             match write_once(worker, &table, &[3; LONG]).await {
-                Err(ReadError::RingFull) => {}
                 Err(ReadError::NoSpace { bytes: LONG }) => is_full = true,
                 other => panic!("a payload that a snapshot needs is lost: {other:?}"),
             }
@@ -166,7 +152,7 @@ fn while_snapshots_need_all_blocks_writes_fail_and_change_nothing() {
 
 #[test]
 fn blocks_of_an_abandoned_transaction_are_reused() {
-    in_order_with(1, 8, chunks(1), async |run, worker| {
+    in_order_with(chunks(1), async |run, worker| {
         let table = table(run, 0, grant_of(worker, run));
         for _ in 0..5 {
             let mut session = SessionState::new();
@@ -195,7 +181,7 @@ fn a_block_is_not_reused_while_an_abandoned_payload_may_still_land_there() {
     let in_flight = Rc::new(Cell::new(0));
     for after in (0..200).map(|step| Duration::from_nanos(50 * step)) {
         let count = in_flight.clone();
-        in_order_with(1, 8, chunks(1), async move |run, worker| {
+        in_order_with(chunks(1), async move |run, worker| {
             let table = table(run, 0, grant_of(worker, run));
             let may_land = abandon_write(run, worker, &table, after).await;
             let mut session = SessionState::new();
@@ -218,7 +204,7 @@ fn a_block_is_not_reused_while_an_abandoned_payload_may_still_land_there() {
 
 #[test]
 fn blocks_of_commits_that_conflicted_are_reused() {
-    in_order_with(8, 8, chunks(1), async |run, worker| {
+    in_order_with(chunks(1), async |run, worker| {
         let table = table(run, 0, grant_of(worker, run));
         for _ in 0..5 {
             let mut session = SessionState::new();
@@ -236,7 +222,7 @@ async fn second_member(run: &Rc<Run>) -> (Worker<Chosen>, Epoch) {
     let grant = run.grant();
     let memory = run.access(run.world.add_process(place.0), place, grant).await.unwrap().memory;
     let slot = Slot::new(1).unwrap();
-    let worker = Worker::new(memory, run.oracle(grant), run.log(1, grant), slot, 0).unwrap();
+    let worker = Worker::new(memory, run.oracle(grant), run.logs(grant), slot, 0).unwrap();
     (worker.announcing(run.horizon(grant), SECOND_PLACE).await.unwrap().unwrap(), grant)
 }
 
@@ -281,7 +267,7 @@ fn a_commit_that_is_rolled_back_during_a_sweep_frees_no_block_of_the_version_bef
     let held = Rc::new(Cell::new(0));
     for after in (0..60).map(|step| Duration::from_nanos(100 * step)) {
         let count = held.clone();
-        in_order_with(4, 8, chunks(1), async move |run, worker| {
+        in_order_with(chunks(1), async move |run, worker| {
             let table_of_first = table(run, 0, grant_of(worker, run));
             write(run, worker, &table_of_first, &[1; LONG]).await;
             let (second, grant) = second_member(run).await;
@@ -310,27 +296,27 @@ async fn far_worker(run: &Rc<Run>, grant: Epoch) -> (Worker<Chosen>, HostId) {
     let host = run.world.add_host(1_000_000);
     let process = run.world.add_process(host);
     let memory = run.access(process, (host, Path::Checked), grant).await.unwrap().memory;
-    let worker = Worker::new(memory, run.oracle(grant), run.log(1, grant), Slot::new(1).unwrap(), 0).unwrap();
+    let worker = Worker::new(memory, run.oracle(grant), run.logs(grant), Slot::new(1).unwrap(), 0).unwrap();
     (worker.announcing(run.horizon(grant), SECOND_PLACE).await.unwrap().unwrap(), host)
 }
 
 #[test]
-fn a_version_that_moves_to_the_ring_during_a_sweep_does_not_make_older_blocks_unneeded() {
+fn a_version_that_is_replaced_during_a_sweep_does_not_make_older_blocks_unneeded() {
     let overlapped = Rc::new(Cell::new(0));
     for seed in 0..400 {
         let faults =
             Faults { stall_permille: 200, stall: Some(Span::new(2_000, 60_000)), ..Faults::default() };
         let config = WorldConfig { faults, ..WorldConfig::new(seed) };
         let count = overlapped.clone();
-        // The second version replaces the first one in the only place of the ring while the sweep reads.
-        in_world(config, 1, 8, chunks(2), async move |run, worker| {
+        // The third version replaces the second one while the sweep reads.
+        in_world(config, chunks(2), async move |run, worker| {
             let grant = grant_of(worker, run);
             let table = table(run, 0, grant);
             write(run, worker, &table, &[1; LONG]).await;
             let (mut old, mut session) = (SessionState::new(), SessionState::new());
             let snapshot = worker.begin(&mut old).await.unwrap();
             write(run, worker, &table, &[2; LONG]).await;
-            wait_for_room(run, worker, &table).await;
+            run.world.sleep(PAUSE).await;
             let mut transaction = worker.begin(&mut session).await.unwrap();
             transaction.write(&table, 0, Some(&[3; LONG])).await.unwrap();
             let committing = transaction.prepare().unwrap().unwrap();
@@ -368,7 +354,7 @@ fn blocks_of_a_chunk_are_given_out_only_once_its_class_is_in_far_memory() {
     let refused = Rc::new(Cell::new(0));
     for after in (0..150).map(|step| Duration::from_nanos(400 * step)) {
         let count = refused.clone();
-        in_order_with(4, 8, chunks(1), async move |run, worker| {
+        in_order_with(chunks(1), async move |run, worker| {
             let grant = grant_of(worker, run);
             let table = table(run, 0, grant);
             let (far, host) = far_worker(run, grant).await;
@@ -402,7 +388,7 @@ fn a_chunk_that_changes_hands_during_a_search_is_left_to_its_living_owner() {
     let held = Rc::new(Cell::new(0));
     for after in (0..120).map(|step| Duration::from_nanos(100 * step)) {
         let count = held.clone();
-        in_order_with(4, 8, chunks(1), async move |run, worker| {
+        in_order_with(chunks(1), async move |run, worker| {
             let (second, grant) = second_member(run).await;
             // A member that is gone has left a chunk.
             let layout = run.slab.unwrap();
@@ -431,14 +417,14 @@ fn a_chunk_that_changes_hands_during_a_search_is_left_to_its_living_owner() {
 
 #[test]
 fn chunks_of_a_member_without_a_seat_are_taken_over_with_their_payloads() {
-    in_order_with(4, 8, chunks(1), async |run, worker| {
+    in_order_with(chunks(1), async |run, worker| {
         let table_of_first = table(run, 0, grant_of(worker, run));
         write(run, worker, &table_of_first, &[1; LONG]).await;
         let place = (run.nodes[0].host, Path::Shared);
         let grant = run.grant();
         let memory = run.access(run.world.add_process(place.0), place, grant).await.unwrap().memory;
         let slot = Slot::new(1).unwrap();
-        let other = Worker::<Chosen>::new(memory, run.oracle(grant), run.log(1, grant), slot, 0).unwrap();
+        let other = Worker::<Chosen>::new(memory, run.oracle(grant), run.logs(grant), slot, 0).unwrap();
         let other = other.announcing(run.horizon(grant), 3).await.unwrap().unwrap();
         let table = table(run, 1, grant);
         let mut old = SessionState::new();
