@@ -113,7 +113,6 @@ Mutations:
   undone-header-before-data              a rollback unlocks a record before its data are restored
   generation-not-skipped                 a recovered slot continues right after its word, and may reuse counts
   counts-of-vanished-commits-used-again  a slot's next client begins after the slot's word, and reuses counts
-  busy-forgotten                         a node executes what follows an operation that it refused as busy
   log-reused-before-horizon              log space is used again though the replaced versions may be needed
   log-of-predecessor-overwritten         the next client of a recovered slot uses all of its log at once
   gc-ahead-of-the-horizon                the horizon is the newest cut, whatever snapshots are open

@@ -61,8 +61,8 @@ pub trait Link {
         }
     }
 
-    /// Carries out an operation before it returns, as if posted after all earlier operations; `posted.slot` is
-    /// ignored. `posted.local` need not lie in the arena, and must not be touched after this call has
+    /// Carries out an operation before it returns, as if posted after all earlier operations; `posted.slot`
+    /// is ignored. `posted.local` need not lie in the arena, and must not be touched after this call has
     /// returned. `None`: the link cannot do that now, and has done nothing.
     fn run_now(&mut self, _posted: &Posted) -> Option<Outcome> {
         None

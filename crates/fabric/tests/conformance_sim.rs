@@ -8,8 +8,10 @@ use std::any::Any;
 use std::rc::Rc;
 use std::sync::{Arc, LazyLock};
 
-use farpool_fabric::conformance::{Carrier, SuiteHost};
-use farpool_fabric::sim::{HostId, Path, Service, World, WorldConfig};
+use farpool_fabric::conformance::{
+    Carrier, SuiteHost, what_is_behind_an_operation_refused_as_busy_waits_for_an_attachment,
+};
+use farpool_fabric::sim::{HostId, Mutation, Path, Service, World, WorldConfig};
 use farpool_fabric::{Clock, Host, Peer, Transport, conformance_tests};
 
 /// One world per check, since all nodes of the suite have the same name.
@@ -22,17 +24,27 @@ struct Simulated {
 
 impl Simulated {
     const fn new(path: Path, service: Service) -> Self {
-        Simulated { path, service, at_once: false, place: LazyLock::new(|| world(0)) }
+        let place = LazyLock::new((|| world(WorldConfig::new(1))) as Making);
+        Simulated { path, service, at_once: false, place }
     }
 
     const fn at_once() -> Self {
-        let (path, service) = (Path::Shared, Service::Whole);
-        Simulated { path, service, at_once: true, place: LazyLock::new(|| world(1_000)) }
+        let making = || world(WorldConfig { at_once_permille: 1_000, ..WorldConfig::new(1) });
+        let place = LazyLock::new(making as Making);
+        Simulated { path: Path::Shared, service: Service::Whole, at_once: true, place }
+    }
+
+    const fn with_busy_forgotten() -> Self {
+        let making = || world(WorldConfig { mutation: Some(Mutation::BusyForgotten), ..WorldConfig::new(1) });
+        let place = LazyLock::new(making as Making);
+        Simulated { path: Path::Checked, service: Service::Whole, at_once: false, place }
     }
 }
 
-fn world(at_once_permille: u32) -> (World, HostId) {
-    let world = World::new(WorldConfig { self_driven: true, at_once_permille, ..WorldConfig::new(1) });
+type Making = fn() -> (World, HostId);
+
+fn world(config: WorldConfig) -> (World, HostId) {
+    let world = World::new(WorldConfig { self_driven: true, ..config });
     let host = world.add_host(1_000_000);
     (world, host)
 }
@@ -90,4 +102,11 @@ suites! {
     checked_torn: Simulated::new(Path::Checked, Service::Torn);
     shared: Simulated::new(Path::Shared, Service::Whole);
     shared_at_once: Simulated::at_once();
+}
+
+#[test]
+#[should_panic(expected = "assertion `left == right` failed")]
+fn a_node_that_carries_out_what_is_behind_an_operation_refused_as_busy_is_noticed() {
+    static BROKEN: Simulated = Simulated::with_busy_forgotten();
+    what_is_behind_an_operation_refused_as_busy_waits_for_an_attachment(&BROKEN);
 }

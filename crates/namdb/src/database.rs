@@ -114,9 +114,9 @@ pub struct CreateOptions {
     /// than `servers` (paper 3, section 4.2). With more parts each has less load, but reading a cut takes two
     /// looks at all of them.
     pub partitions: u16,
-    /// Bytes of the log of one compute server, of which there are two copies: for the versions of rows that its
-    /// commits have replaced, while a snapshot may need them. `None`: a quarter of the database for all logs, from
-    /// 128 KiB to 64 MiB each.
+    /// Bytes of the log of one compute server, of which there are two copies: for the versions of rows that
+    /// its commits have replaced, while a snapshot may need them. `None`: a quarter of the database for all
+    /// logs, from 128 KiB to 64 MiB each.
     pub log_bytes: Option<u64>,
     /// The heartbeat timeout, from 0.2 to 10 seconds. It must be longer than a busy machine keeps a thread
     /// waiting.

@@ -64,8 +64,8 @@ pub struct Timing {
     pub node_silence: Duration,
     /// Between two checks whether a role is free or a client is idle.
     pub role_pause: Duration,
-    /// Pauses of the collector between two rounds. A compute server whose log is full waits for the next round:
-    /// for the busy pause, or for up to the idle one if nothing was published before. A round costs a
+    /// Pauses of the collector between two rounds. A compute server whose log is full waits for the next
+    /// round: for the busy pause, or for up to the idle one if nothing was published before. A round costs a
     /// few READs of all words. The idle pause must be well below the time after which the collector counts as
     /// stuck: `node_silence` and some patiences.
     pub collect_pauses: CollectPauses,

@@ -114,8 +114,8 @@ pub enum TxError {
     /// Other transactions won every conflict: try later.
     #[error("other transactions wrote the same rows first, again and again: try later")]
     Conflict,
-    /// A snapshot has been open for long, and the log of this compute server, or of the catalog, has no room for
-    /// another version that it may need: end that transaction, or make the database with larger logs.
+    /// A snapshot has been open for long, and the log of this compute server, or of the catalog, has no room
+    /// for another version that it may need: end that transaction, or make the database with larger logs.
     #[error(
         "the log is full of versions that an open snapshot may need: end long transactions, or make the \
          database with larger logs"

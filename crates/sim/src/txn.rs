@@ -35,8 +35,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farpool_fabric::sim::{
-    Executor, Faults, HostId, Mutation, Network, Path, ProcessId, Random, Service, Span, Tasks, World,
-    WorldConfig,
+    Executor, Faults, HostId, Network, Path, ProcessId, Random, Service, Span, Tasks, World, WorldConfig,
 };
 use farpool_fabric::{AccessError, AccessKind, Endpoint, EndpointConfig, Mapping, OpError};
 use farpool_txn::horizon::{HorizonAt, HorizonLayout};
@@ -68,8 +67,8 @@ const MOST_MOVE_NS: u64 = 60_000;
 const BUSY_PAUSE: Duration = Duration::from_micros(20);
 const ARENA_BYTES: usize = 64 * 4096;
 const REGION_BYTES: u64 = 128 << 10;
-/// Bytes of a log's ring. The smallest logs hold the intents of only one transaction, so others have to wait until
-/// all snapshots see it.
+/// Bytes of a log's ring. The smallest logs hold the intents of only one transaction, so others have to wait
+/// until all snapshots see it.
 const LOG_BYTES: [u64; 6] = [600, 840, 1_800, 3_600, 8_192, 8_192];
 /// Room for a part of the oracle: the words of a few slots and two images.
 const PART_BYTES: u64 = 1_024;
@@ -372,11 +371,9 @@ fn world_of(seed: u64, trace: bool, random: &mut Random) -> World {
         stall: Some(Span::new(2_000, 100_000)),
         ..Faults::default()
     };
-    let mutation = mutation::is(broken::BUSY_FORGOTTEN).then_some(Mutation::BusyForgotten);
     World::new(WorldConfig {
         network: Network::default(),
         faults,
-        mutation,
         trace,
         ..WorldConfig::new(seed).with_operations_at_once()
     })

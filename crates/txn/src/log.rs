@@ -42,8 +42,8 @@ pub struct LogAt {
 }
 
 impl LogAt {
-    /// What `find` finds in a range of the log: in the first copy, or else in the other. A copy that was lost, and
-    /// replaced since, has what it had then.
+    /// What `find` finds in a range of the log: in the first copy, or else in the other. A copy that was
+    /// lost, and replaced since, has what it had then.
     pub(crate) async fn find<T>(
         &self,
         memory: &Memory,

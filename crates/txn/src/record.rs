@@ -1,14 +1,14 @@
 //! The layout of a table's records in far memory (paper 3, section 5.1; `docs/src/txn.md`, *records*).
 //!
-//! R1. A record's place has its current version alone. Older versions lie in the logs of the commits that have
-//!     replaced them, each linked to the one before. So one READ gets the current version of a record, or of
-//!     many.
+//! R1. A record's place has its current version alone. Older versions lie in the logs of the commits that
+//!     have replaced them, each linked to the one before. So one READ gets the current version of a
+//!     record, or of many.
 //! R2. Every version has a checksum over the data and its label: the record, the version, its number, and the
 //!     link to the version before. So a READ that has found words of several versions, or of another record,
 //!     is detected.
 //! R3. The versions of a record are numbered. Number 0 is the initial one.
-//! R4. The header is for writers: it names the current version or, if the record is locked, the commit that is
-//!     about to replace it.
+//! R4. The header is for writers: it names the current version or, if the record is locked, the commit that
+//!     is about to replace it.
 
 use std::ops::Range;
 
@@ -109,8 +109,8 @@ impl RecordLayout {
         body_bytes(self.data_bytes)
     }
 
-    /// The place of record `index` of the piece: header, version, number, link, checksum, data. The first word
-    /// is the one that is locked.
+    /// The place of record `index` of the piece: header, version, number, link, checksum, data. The first
+    /// word is the one that is locked.
     pub fn current(&self, index: u64) -> Range<u64> {
         debug_assert!(index < self.records);
         let start = index * self.current_bytes() as u64;
@@ -174,7 +174,8 @@ pub(crate) fn seal_body(record: RecordId, label: Label, body: &mut [u8]) {
     }
 }
 
-/// The checksum of a body. It covers the record and the label, but not whether the version's record is locked.
+/// The checksum of a body. It covers the record and the label, but not whether the version's record is
+/// locked.
 fn seal(record: RecordId, label: Label, data: &[u8]) -> u64 {
     checksum(&[record.0, label.header.unlocked().0, label.number, label.before.word()], data)
 }

@@ -64,8 +64,8 @@ pub trait Rules: 'static {
         least
     }
 
-    /// The highest count up to which no snapshot needs the intents of a slot's commits, given the highest that
-    /// all snapshots see. `None`: workers announce no snapshots, and old ones fail.
+    /// The highest count up to which no snapshot needs the intents of a slot's commits, given the highest
+    /// that all snapshots see. `None`: workers announce no snapshots, and old ones fail.
     fn unneeded_in_log(seen_by_all: Option<u64>) -> u64 {
         seen_by_all.unwrap_or(u64::MAX)
     }

@@ -120,8 +120,8 @@ impl<'a, R: Rules> Transaction<'a, R> {
     /// as this transaction saw it before.
     ///
     /// # Errors
-    /// [`ReadError::Conflict`] if another transaction was first; [`ReadError::NoSpace`] if there is no room for
-    /// a long payload.
+    /// [`ReadError::Conflict`] if another transaction was first; [`ReadError::NoSpace`] if there is no room
+    /// for a long payload.
     pub async fn write(&mut self, table: &Table, number: u64, data: Option<&[u8]>) -> Result<Row, ReadError> {
         let place = table.place(number).ok_or(ReadError::OutOfRange(number))?;
         let new = match data {

@@ -54,8 +54,8 @@ pub struct Worker<R = Shipped> {
     /// This worker is writing the word. If the write was given up half-way, this stays set, and the slot is
     /// stuck.
     is_writing: Cell<bool>,
-    /// Its last commit was refused, perhaps because too many counts are ahead of the watermark, or because the
-    /// log is full.
+    /// Its last commit was refused, perhaps because too many counts are ahead of the watermark, or because
+    /// the log is full.
     is_put_off: Cell<bool>,
     /// It has begun a commit since it read the horizon last.
     uses_log: Cell<bool>,

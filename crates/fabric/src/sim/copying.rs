@@ -138,9 +138,9 @@ impl State {
         }
     }
 
-    /// Carries out an operation at once, if the settings and the seed say so, and nothing that this client has
-    /// posted is left to do. What others do meanwhile takes effect before it, between its parts, and after
-    /// it. Returns its outcome, and what a READ has found.
+    /// Carries out an operation at once, if the settings and the seed say so, and nothing that this client
+    /// has posted is left to do. What others do meanwhile takes effect before it, between its parts, and
+    /// after it. Returns its outcome, and what a READ has found.
     pub(super) fn run_now(&mut self, connection: u64, posted: &Posted) -> Option<(Outcome, Vec<u8>)> {
         let is_for_node = matches!(posted.op, Op::Attach(_) | Op::Detach | Op::Call { .. });
         let (at_once, looks_again) = (self.config.at_once_permille, self.looks_again());

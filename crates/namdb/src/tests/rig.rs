@@ -97,9 +97,13 @@ impl Rig {
     }
 
     pub fn create_with(&self, transport: TransportChoice, patience: Duration) -> Database {
-        let bytes = u64::from(REGIONS) * REGION_BYTES;
-        let options = CreateOptions { bytes, servers: 16, patience, ..CreateOptions::default() };
-        Database::create(&self.pool(transport), &self.file(), &options).unwrap()
+        Database::create(&self.pool(transport), &self.file(), &options(patience)).unwrap()
+    }
+
+    /// Makes a database, over shared memory, whose logs have so many bytes.
+    pub fn create_logging(&self, log_bytes: u64) -> Database {
+        let options = CreateOptions { log_bytes: Some(log_bytes), ..options(PATIENCE) };
+        Database::create(&self.pool(TransportChoice::Shm), &self.file(), &options).unwrap()
     }
 
     pub fn open(&self, transport: TransportChoice) -> Database {
@@ -115,6 +119,11 @@ impl Rig {
         DatabaseFile::new(found.shape().unwrap(), found.patience(), keys).save(&file).unwrap();
         file
     }
+}
+
+fn options(patience: Duration) -> CreateOptions {
+    let bytes = u64::from(REGIONS) * REGION_BYTES;
+    CreateOptions { bytes, servers: 16, patience, ..CreateOptions::default() }
 }
 
 pub fn open(file: &Path, transport: TransportChoice) -> Database {

@@ -22,8 +22,8 @@ use connection::Connection;
 const ARENA_BYTES: usize = 24 * 4096;
 /// Tasks of each client, each with its own queues.
 const TASKS: u64 = 2;
-/// How much later than its deadline an operation may end: operations that are carried out at once let time pass
-/// while no task runs. (And each end of a measured wait reads two clocks, each of which rounds once.)
+/// How much later than its deadline an operation may end: operations that are carried out at once let time
+/// pass while no task runs. (And each end of a measured wait reads two clocks, each of which rounds once.)
 const LATE_NS: u64 = 20_000;
 
 /// Starts a client's process. `again`: the client has crashed before.

@@ -50,8 +50,6 @@ pub(super) const SAME_GENERATION: &str = "generation-not-skipped";
 /// A recovered slot continues as if no more counts had been given out than commits can be in flight.
 pub(super) const COUNTS_AHEAD_FORGOTTEN: &str = "counts-ahead-of-watermark-reused";
 
-/// A node executes operations that follow one it has refused because the memory was being moved.
-pub(super) const BUSY_FORGOTTEN: &str = "busy-forgotten";
 /// The horizon is the newest cut, whatever snapshots are open.
 pub(super) const AHEAD: &str = "gc-ahead-of-the-horizon";
 /// The log's room for a commit is used again although a snapshot may need the versions that it has replaced.
@@ -96,7 +94,6 @@ pub(super) const MUTATIONS: &[&str] = &[
     HEADER_FIRST,
     SAME_GENERATION,
     COUNTS_AHEAD_FORGOTTEN,
-    BUSY_FORGOTTEN,
     AHEAD,
     LOG_REUSED,
     LOG_FORGOTTEN,

@@ -1,5 +1,5 @@
-//! The collector of a run, which publishes the horizon. It dies now and then, or is declared dead, and another
-//! collector takes over.
+//! The collector of a run, which publishes the horizon. It dies now and then, or is declared dead, and
+//! another collector takes over.
 
 use std::cell::Cell;
 use std::rc::Rc;

@@ -170,8 +170,8 @@ async fn move_records(run: Rc<Run>, after: Duration) {
     }
 }
 
-/// Flips a bit of a checksum, of a link, or of data. Headers and words that name versions stay as they are: nothing
-/// would detect damage there.
+/// Flips a bit of a checksum, of a link, or of data. Headers and words that name versions stay as they are:
+/// nothing would detect damage there.
 fn damage(run: &Run, where_to: u64) {
     let mut random = Random::new(where_to, 1);
     let record = random.below(run.records.records());

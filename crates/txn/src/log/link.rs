@@ -8,8 +8,8 @@ use super::WORD_BYTES;
 const PLACE_BITS: u32 = 52;
 const PLACE_MASK: u64 = (1 << PLACE_BITS) - 1;
 
-/// Where the version before a version lies: in the log of the slot whose commit has replaced it, at the intent
-/// of that commit.
+/// Where the version before a version lies: in the log of the slot whose commit has replaced it, at the
+/// intent of that commit.
 ///
 /// ```text
 ///  63 ..... 52 51 ........................... 0

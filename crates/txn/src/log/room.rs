@@ -1,8 +1,8 @@
 //! Where in a log's ring intents may be written.
 //!
-//! The ring is divided into segments. Commits fill one segment after another. A segment is used again once no snapshot
-//! needs anything that lies there. The first one that is free comes next, so that a log that is mostly free stays in
-//! the processors' caches.
+//! The ring is divided into segments. Commits fill one segment after another. A segment is used again once no
+//! snapshot needs anything that lies there. The first one that is free comes next, so that a log that is
+//! mostly free stays in the processors' caches.
 
 use super::{Head, WORD_BYTES};
 
@@ -67,7 +67,8 @@ impl LogRoom {
         segments * segment_bytes
     }
 
-    /// Finds so many bytes; those of commits up to the count `freed` are free. `None`: there are not so many now.
+    /// Finds so many bytes; those of commits up to the count `freed` are free. `None`: there are not so many
+    /// now.
     pub fn find(&self, length: u64, freed: u64) -> Option<Found> {
         if length <= self.end - self.next {
             return Some(Found { start: self.next, segment_end: self.end, length });

@@ -19,8 +19,8 @@ pub(super) enum Need {
     UnlessReplaced,
 }
 
-/// What is known of a block that was written for version `number` of a record whose current version was found.
-/// If that has words of several versions, nothing is known, and the block counts as needed.
+/// What is known of a block that was written for version `number` of a record whose current version was
+/// found. If that has words of several versions, nothing is known, and the block counts as needed.
 pub(super) fn need_of((at, number): (BlockAt, u64), current: &FoundVersion<'_>, horizon: &Cut) -> Need {
     if !current.is_right {
         return Need::Needed;
@@ -36,8 +36,8 @@ pub(super) fn need_of((at, number): (BlockAt, u64), current: &FoundVersion<'_>, 
     if horizon.sees(current.label.version()) { Need::Free } else { Need::UnlessReplaced }
 }
 
-/// Whether all snapshots see a version after that of a block, by one of the versions before the current one. They are
-/// looked at from the latest on. `None`: it depends on earlier ones.
+/// Whether all snapshots see a version after that of a block, by one of the versions before the current one.
+/// They are looked at from the latest on. `None`: it depends on earlier ones.
 pub(super) fn is_replaced_for_all(number: u64, version: &Label, horizon: &Cut) -> Option<bool> {
     if version.number <= number {
         return Some(false);

@@ -25,8 +25,8 @@ const LOOKED_AT_FIRST: usize = 256;
 /// Blocks that are looked at before *no space* is returned. The next caller goes on with the blocks after
 /// them.
 const LOOKED_AT: usize = 1 << 16;
-/// Versions before the current one that are looked at for one block. If it takes more, the block counts as needed
-/// for now.
+/// Versions before the current one that are looked at for one block. If it takes more, the block counts as
+/// needed for now.
 const LINKS_FOLLOWED: usize = 64;
 /// How often the search for a block is repeated when other threads of this member take the blocks that it
 /// frees.

@@ -18,7 +18,8 @@ use crate::worker::Worker;
 /// look met has gone on. That cannot repeat for ever: a record is replaced once for each published cut at
 /// most.
 const LOOKS: u32 = 100;
-/// Links that are followed between two turns of the thread's other tasks: in shared memory none of them waits.
+/// Links that are followed between two turns of the thread's other tasks: in shared memory none of them
+/// waits.
 const LINKS_PER_TURN: u32 = 64;
 
 /// What a look at a record's place has found.
@@ -27,8 +28,8 @@ enum Look<'a> {
     Seen(RecordHeader, FoundVersion<'a>),
     /// The cut sees an older version than this one.
     Older(Label),
-    /// Words of different versions. The commit that the header names, if the cut does not see it: its version is
-    /// being installed, rolled back, or replaced.
+    /// Words of different versions. The commit that the header names, if the cut does not see it: its version
+    /// is being installed, rolled back, or replaced.
     Torn(Option<Version>),
 }
 
