@@ -195,6 +195,10 @@ impl State {
         };
         self.note(name, &[connection, slot, at]);
         let link = self.links.get(&connection).expect("a link is there until it is dropped");
+        if link.closed.is_some() {
+            // The next poll says that the connection has ended.
+            self.processes[link.process.0].has_arrivals = true;
+        }
         let by_node = matches!(order.op, Op::Attach(_) | Op::Call { .. });
         match &link.copier {
             // What is posted after a detach reaches the node after it.
