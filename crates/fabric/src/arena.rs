@@ -70,6 +70,11 @@ impl Arena {
         Some(Arena { block: Rc::new(Block { base, layout, taken: RefCell::new(vec![false; granules]) }) })
     }
 
+    /// Bytes of the block.
+    pub fn bytes(&self) -> usize {
+        self.block.layout.size()
+    }
+
     /// The whole block, as transports see it.
     pub(crate) fn as_local(&self) -> LocalSlice {
         LocalSlice { start: self.block.base.as_ptr(), bytes: self.block.layout.size() }

@@ -51,16 +51,22 @@ pub(crate) unsafe fn to_shared(mut to: *mut u8, mut from: *const u8, length: usi
     }
 }
 
+const LINE_BYTES: usize = 64;
 /// Cache lines prefetched for one operation: enough for the processor's own prefetcher to go on.
 const PREFETCHED_LINES: usize = 4;
 
 /// Prefetches the beginning of far memory into the cache. Accesses nothing: any address is allowed.
 pub(crate) fn prefetch(from: *const u8, length: usize) {
     #[cfg(target_arch = "x86_64")]
-    for line in 0..length.div_ceil(64).clamp(1, PREFETCHED_LINES) {
+    {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: a prefetch accesses no memory as far as the language is concerned, and never faults.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(line * 64).cast()) };
+        let in_line = from.addr() % LINE_BYTES;
+        let lines = length.saturating_add(in_line).div_ceil(LINE_BYTES).clamp(1, PREFETCHED_LINES);
+        for line in 0..lines {
+            let at = from.wrapping_sub(in_line).wrapping_add(line * LINE_BYTES);
+            // SAFETY: a prefetch accesses no memory as far as the language is concerned, and never faults.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) };
+        }
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = (from, length);

@@ -168,6 +168,13 @@ pub enum Op {
     },
 }
 
+impl Op {
+    /// Whether the node's process has to carry it out. All others access memory, and nothing else.
+    pub(crate) fn is_for_node(&self) -> bool {
+        matches!(self, Op::Attach(_) | Op::Detach | Op::Call { .. })
+    }
+}
+
 /// How an operation ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Outcome {

@@ -143,15 +143,13 @@ impl Link for ShmLink {
                 self.post_to_node(posted)
             }
             Op::Call { .. } => self.post_to_node(posted),
-            // Not carried out: the next poll closes the link.
             // `None`: not carried out; the next poll closes the link.
             _ => self.run_now(&posted),
         }
     }
 
     fn run_now(&mut self, posted: &Posted) -> Option<Outcome> {
-        let is_for_node = matches!(posted.op, Op::Attach(_) | Op::Detach | Op::Call { .. });
-        (!is_for_node && !self.finds_node_gone()).then(|| self.access(posted))
+        (!posted.op.is_for_node() && !self.finds_node_gone()).then(|| self.access(posted))
     }
 
     fn run_all_now(&mut self, batch: &[Posted], outcomes: &mut Vec<Outcome>) {

@@ -111,7 +111,8 @@ impl Client {
     /// Creates a table. Other clients can open it at once.
     ///
     /// # Errors
-    /// When a table of that name exists, or there is no room for it.
+    /// When a table of that name exists, or there is no room for it; [`TxError::NoSuchTable`] or
+    /// [`TxError::Dropped`] if another client has dropped it meanwhile.
     pub fn create_table<K: Key + ?Sized, V>(
         &self,
         name: &str,

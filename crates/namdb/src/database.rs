@@ -22,13 +22,15 @@ use crate::handle::ClientHandle;
 use crate::member::{DutyKind, MemberCore, MemberInfo};
 use crate::threads;
 
-/// The part of a database that all its logs together usually take: one of so many.
-const ALL_LOGS_PART: u64 = 4;
-/// Limits of the usual size of a log.
-const LEAST_LOG_BYTES: u64 = 128 << 10;
-const MOST_LOG_BYTES: u64 = 64 << 20;
-/// A log usually takes one of so many parts of its region at most.
-const REGION_PARTS: u64 = 4;
+/// By default, the copies of all logs together take a quarter of the memory,
+const LOGS_DIVISOR: u64 = 4;
+/// and a log takes at most a quarter of a region.
+const REGION_DIVISOR: u64 = 4;
+/// Fewest bytes of a log: twice what it takes to make or drop a table that lies on many nodes.
+pub(crate) const LEAST_LOG_BYTES: u64 = 64 << 10;
+/// Limits of the default size of a log.
+const LEAST_DEFAULT_LOG_BYTES: u64 = 128 << 10;
+const MOST_DEFAULT_LOG_BYTES: u64 = 64 << 20;
 /// Buffers for a client's transfers: several times the intents and versions of the largest commit. The parts
 /// of a member need less.
 const ARENA_BYTES: usize = 4 << 20;
@@ -115,8 +117,8 @@ pub struct CreateOptions {
     /// looks at all of them.
     pub partitions: u16,
     /// Bytes of the log of one compute server, of which there are two copies: for the versions of rows that
-    /// its commits have replaced, while a snapshot may need them. `None`: a quarter of the database for all
-    /// logs, from 128 KiB to 64 MiB each.
+    /// its commits have replaced, while a snapshot may need them; at least 64 KiB. `None`: a quarter of the
+    /// database for all logs, from 128 KiB to 64 MiB each, but no more than a quarter of a region.
     pub log_bytes: Option<u64>,
     /// The heartbeat timeout, from 0.2 to 10 seconds. It must be longer than a busy machine keeps a thread
     /// waiting.
@@ -135,14 +137,14 @@ impl CreateOptions {
             return shape(log_bytes);
         }
         // One more than compute servers: the catalog has a log of its own.
-        let logs = 2 * (u64::from(slots) + 1);
-        let most = MOST_LOG_BYTES.min(region_bytes / REGION_PARTS).max(LEAST_LOG_BYTES);
-        let mut log_bytes = (self.bytes / ALL_LOGS_PART / logs).clamp(LEAST_LOG_BYTES, most);
+        let copies = 2 * (u64::from(slots) + 1);
+        let most = MOST_DEFAULT_LOG_BYTES.min(region_bytes / REGION_DIVISOR).max(LEAST_DEFAULT_LOG_BYTES);
+        let mut log_bytes = (self.bytes / LOGS_DIVISOR / copies).clamp(LEAST_DEFAULT_LOG_BYTES, most);
         // A node that lends little must hold its share of the logs.
-        while log_bytes > LEAST_LOG_BYTES
+        while log_bytes > LEAST_DEFAULT_LOG_BYTES
             && DatabaseLayout::new(shape(log_bytes), Limits::SHIPPED, regions.to_vec()).is_err()
         {
-            log_bytes /= 2;
+            log_bytes = (log_bytes / 2).max(LEAST_DEFAULT_LOG_BYTES);
         }
         shape(log_bytes)
     }
@@ -206,6 +208,9 @@ impl Database {
         if file.try_exists().map_err(bad_folder)? {
             let (file, reason) = (file.to_owned(), std::io::ErrorKind::AlreadyExists.into());
             return Err(DatabaseError::File { file, reason });
+        }
+        if let Some(log_bytes) = options.log_bytes.filter(|bytes| *bytes < LEAST_LOG_BYTES) {
+            return Err(DatabaseError::SmallLog(log_bytes));
         }
         let region_bytes = JointLeases::region_bytes_of(pool)?;
         let regions = options.bytes.div_ceil(region_bytes).max(1);

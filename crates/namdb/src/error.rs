@@ -9,9 +9,14 @@ use farpool_txn::recovery::RecoveryError;
 use farpool_txn::{BeginError, CommitError, KeyError, LayoutError, MemoryError, ReadError};
 use farpool_wire::{RegionId, Version};
 
+use crate::database::LEAST_LOG_BYTES;
+
 /// Why a database cannot be made, opened or worked on.
 #[derive(Debug, thiserror::Error)]
 pub enum DatabaseError {
+    /// Ask for larger logs.
+    #[error("a log of {0} bytes is too small: at least {LEAST_LOG_BYTES} are possible (--log-size)")]
+    SmallLog(u64),
     /// Its memory cannot be leased or reached.
     #[error(transparent)]
     Leases(#[from] JointError),
@@ -115,10 +120,11 @@ pub enum TxError {
     #[error("other transactions wrote the same rows first, again and again: try later")]
     Conflict,
     /// A snapshot has been open for long, and the log of this compute server, or of the catalog, has no room
-    /// for another version that it may need: end that transaction, or make the database with larger logs.
+    /// for another version that it may need: end that transaction, or make the database with larger logs
+    /// (`farpool db up --log-size`).
     #[error(
         "the log is full of versions that an open snapshot may need: end long transactions, or make the \
-         database with larger logs"
+         database with larger logs (--log-size)"
     )]
     NoRoomForVersions,
     /// The transaction's body gave it up, for this reason. Nothing of it is left.
@@ -262,10 +268,19 @@ pub(crate) fn of_key(error: KeyError, table: &str) -> Stop {
         KeyError::Duplicate => TxError::Duplicate(table.to_owned()),
         KeyError::NoSuchKey => TxError::NoSuchKey(table.to_owned()),
         KeyError::Index(IndexError::Full) => TxError::Full(table.to_owned()),
-        KeyError::Index(IndexError::Memory(error)) => TxError::Memory(error),
+        KeyError::Index(IndexError::Memory(error)) => return of_memory(error),
         KeyError::Index(error) => TxError::Damaged(format!("table {table}: {error}")),
         KeyError::Record(error) => return of_read(error, table),
     })
+}
+
+/// What it means for a transaction that far memory was not accessed.
+pub(crate) fn of_memory(error: MemoryError) -> Stop {
+    match error {
+        // Other transactions of this thread have all buffers, and give them back in a moment.
+        MemoryError::Short(_) => Stop::Again(TxError::Memory(error)),
+        MemoryError::NotConnected(_) | MemoryError::Failed(_) => Stop::For(TxError::Memory(error)),
+    }
 }
 
 /// What an error of a read, or of the read before a write, means for the transaction.
@@ -275,7 +290,7 @@ pub(crate) fn of_read(error: ReadError, table: &str) -> Stop {
         // Memory of versions that others have replaced or deleted becomes free in a moment.
         ReadError::NoSpace { .. } => return Stop::Again(TxError::NoSpace(format!("table {table}: {error}"))),
         ReadError::SnapshotTooOld => TxError::SnapshotTooOld,
-        ReadError::Memory(error) => TxError::Memory(error),
+        ReadError::Memory(error) => return of_memory(error),
         error => TxError::Damaged(format!("table {table}: {error}")),
     })
 }

@@ -25,7 +25,7 @@ pub struct DatabaseFile {
     /// How many compute servers it can have at a time.
     #[prost(uint32, tag = "1")]
     slots: u32,
-    /// Bytes of the log of one compute server.
+    /// Bytes for the intents in the log of one compute server.
     #[prost(uint64, tag = "2")]
     log_bytes: u64,
     /// The heartbeat timeout: a compute server that is silent for this long is taken for dead.

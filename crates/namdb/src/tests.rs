@@ -3,6 +3,8 @@
 mod connections;
 mod evicted;
 mod joint;
+mod limits;
+mod operations;
 mod programs;
 mod proxy;
 mod recovering;

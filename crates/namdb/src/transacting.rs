@@ -1,8 +1,10 @@
 //! The operations of a transaction's body.
 
 use std::borrow::Borrow;
+use std::cell::Cell;
 
 use farpool_txn::{Cut, KeyError, Shipped, Transaction};
+use futures_util::future::join_all;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -12,8 +14,19 @@ use crate::key::Key;
 use crate::rules::MemberRules;
 use crate::table::Table;
 
+/// Most operations of one call that are under way at the same time: over a network they hide each other's
+/// waiting.
+const AT_ONCE: usize = 16;
+
 /// An open transaction. It reads one snapshot and its own writes. Its writes take effect when its body
 /// returns.
+///
+/// Several operations may be under way at the same time, for example by `futures::join!`; their messages to
+/// the nodes then travel together. [`get_many`](Self::get_many) and the like do that for one table. Writes of
+/// the same row that are under way together take effect one after the other, in any order. Poll operations
+/// that have begun until they end: one that is dropped half-way, as `futures::try_join!` does after an error,
+/// may leave a place of the table unused for ever, and may keep the client from connecting again after a
+/// failure.
 ///
 /// ```no_run
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -21,9 +34,10 @@ use crate::table::Table;
 ///
 /// type Accounts = Table<u64, i64>;
 ///
-/// async fn withdraw(tx: &mut Tx<'_>, accounts: &Accounts, from: u64, cents: i64) -> Result<(), TxError> {
-///     let there = tx.get(accounts, from).await?.ok_or_else(|| TxError::roll_back("no such account"))?;
-///     tx.update(accounts, from, there - cents).await
+/// async fn move_all(tx: &Tx<'_>, accounts: &Accounts, from: u64, to: u64) -> Result<(), TxError> {
+///     let rows = tx.get_many(accounts, [from, to]).await?;
+///     let [Some(there), Some(here)] = rows[..] else { return Err(TxError::roll_back("no such account")) };
+///     tx.update_many(accounts, [(from, 0), (to, here + there)]).await
 /// }
 /// # Ok(())
 /// # }
@@ -32,17 +46,17 @@ pub struct Tx<'a, R: MemberRules = Shipped> {
     transaction: Transaction<'a, R>,
     catalog: &'a Catalog,
     /// There was a conflict: the body is run again, whatever it does with the error.
-    is_again: bool,
+    is_again: Cell<bool>,
 }
 
 impl<'a, R: MemberRules> Tx<'a, R> {
     pub(crate) fn new(transaction: Transaction<'a, R>, catalog: &'a Catalog) -> Self {
-        Tx { transaction, catalog, is_again: false }
+        Tx { transaction, catalog, is_again: Cell::new(false) }
     }
 
     /// The transaction, to be committed. `None`: begin again.
     pub(crate) fn into_inner(self) -> Option<Transaction<'a, R>> {
-        (!self.is_again).then_some(self.transaction)
+        (!self.is_again.get()).then_some(self.transaction)
     }
 
     /// Its snapshot.
@@ -60,7 +74,7 @@ impl<'a, R: MemberRules> Tx<'a, R> {
     /// # Errors
     /// When it cannot be read, or the table was dropped.
     pub async fn get<K: Key + ?Sized, V: DeserializeOwned>(
-        &mut self,
+        &self,
         table: &Table<K, V>,
         key: impl Borrow<K>,
     ) -> Result<Option<V>, TxError> {
@@ -71,20 +85,65 @@ impl<'a, R: MemberRules> Tx<'a, R> {
         row.data.map(|data| table.decode(&data)).transpose()
     }
 
+    /// The rows of several keys, in the order of the keys. They are read together: over a network, up to 16
+    /// of them take about as long as [`get`](Self::get) does for one.
+    ///
+    /// # Errors
+    /// As [`get`](Self::get).
+    pub async fn get_many<K: Key + ?Sized, V: DeserializeOwned>(
+        &self,
+        table: &Table<K, V>,
+        keys: impl IntoIterator<Item = impl Borrow<K>>,
+    ) -> Result<Vec<Option<V>>, TxError> {
+        together(keys, async |key| self.get(table, key).await).await
+    }
+
+    /// The row of a key, which this transaction then counts as having written: if another transaction
+    /// replaces or deletes it before this one commits, one of the two is run again. A snapshot alone does not
+    /// ensure that. Say that two doctors are on call, and that each of two transactions checks this and takes
+    /// another one of them off call: both would commit, and nobody would be on call (*write skew*). It does
+    /// not happen if each transaction reads both rows by this. A key that has no row is not protected.
+    ///
+    /// # Errors
+    /// As [`get`](Self::get); or because of a conflict.
+    pub async fn get_for_update<K: Key + ?Sized, V: DeserializeOwned>(
+        &self,
+        table: &Table<K, V>,
+        key: impl Borrow<K>,
+    ) -> Result<Option<V>, TxError> {
+        self.check(table).await?;
+        let key = table.encode_key(key.borrow())?;
+        let found = table.keyed().get_for_update(&self.transaction, &key).await;
+        let row = self.told(table.name(), found)?;
+        row.data.map(|data| table.decode(&data)).transpose()
+    }
+
     /// Inserts a row for a key that has none.
     ///
     /// # Errors
     /// [`TxError::Duplicate`] if the key has a row; [`TxError::Full`]; or when the table was dropped.
     pub async fn insert<K: Key + ?Sized, V: Serialize>(
-        &mut self,
+        &self,
         table: &Table<K, V>,
         key: impl Borrow<K>,
         row: impl Borrow<V>,
     ) -> Result<(), TxError> {
         self.check(table).await?;
         let (key, data) = (table.encode_key(key.borrow())?, table.encode(row.borrow())?);
-        let done = table.keyed().insert(&mut self.transaction, &key, &data).await;
+        let done = table.keyed().insert(&self.transaction, &key, &data).await;
         self.told(table.name(), done).map(drop)
+    }
+
+    /// Inserts rows for several keys, together.
+    ///
+    /// # Errors
+    /// As [`insert`](Self::insert). Some of the rows may be among this transaction's writes then.
+    pub async fn insert_many<K: Key + ?Sized, V: Serialize>(
+        &self,
+        table: &Table<K, V>,
+        rows: impl IntoIterator<Item = (impl Borrow<K>, impl Borrow<V>)>,
+    ) -> Result<(), TxError> {
+        together(rows, async |(key, row)| self.insert(table, key, row).await).await.map(drop)
     }
 
     /// Replaces the row of a key.
@@ -92,14 +151,64 @@ impl<'a, R: MemberRules> Tx<'a, R> {
     /// # Errors
     /// [`TxError::NoSuchKey`] if the key has no row; or when the table was dropped.
     pub async fn update<K: Key + ?Sized, V: Serialize>(
-        &mut self,
+        &self,
         table: &Table<K, V>,
         key: impl Borrow<K>,
         row: impl Borrow<V>,
     ) -> Result<(), TxError> {
         self.check(table).await?;
         let (key, data) = (table.encode_key(key.borrow())?, table.encode(row.borrow())?);
-        let done = table.keyed().update(&mut self.transaction, &key, &data).await;
+        let done = table.keyed().update(&self.transaction, &key, &data).await;
+        self.told(table.name(), done).map(drop)
+    }
+
+    /// Replaces the rows of several keys, together.
+    ///
+    /// # Errors
+    /// As [`update`](Self::update). Some of the rows may be among this transaction's writes then.
+    pub async fn update_many<K: Key + ?Sized, V: Serialize>(
+        &self,
+        table: &Table<K, V>,
+        rows: impl IntoIterator<Item = (impl Borrow<K>, impl Borrow<V>)>,
+    ) -> Result<(), TxError> {
+        together(rows, async |(key, row)| self.update(table, key, row).await).await.map(drop)
+    }
+
+    /// Replaces the row of a key by what `change` makes of it; returns the new row. `None`: the key has no
+    /// row. `change` is called again if another operation of this transaction that is under way has written
+    /// the row meanwhile.
+    ///
+    /// # Errors
+    /// As [`update`](Self::update), but for [`TxError::NoSuchKey`]; or when the row cannot be decoded.
+    pub async fn read_modify_write<K: Key + ?Sized, V: Serialize + DeserializeOwned>(
+        &self,
+        table: &Table<K, V>,
+        key: impl Borrow<K>,
+        mut change: impl FnMut(V) -> V,
+    ) -> Result<Option<V>, TxError> {
+        self.check(table).await?;
+        let key = table.encode_key(key.borrow())?;
+        let change = |before: &[u8]| {
+            let after = change(table.decode(before)?);
+            Ok((table.encode(&after)?, after))
+        };
+        let done = table.keyed().read_modify_write(&self.transaction, &key, change).await;
+        self.told(table.name(), done)?
+    }
+
+    /// Replaces the row of a key, or inserts it if there is none.
+    ///
+    /// # Errors
+    /// As [`insert`](Self::insert), but for [`TxError::Duplicate`].
+    pub async fn upsert<K: Key + ?Sized, V: Serialize>(
+        &self,
+        table: &Table<K, V>,
+        key: impl Borrow<K>,
+        row: impl Borrow<V>,
+    ) -> Result<(), TxError> {
+        self.check(table).await?;
+        let (key, data) = (table.encode_key(key.borrow())?, table.encode(row.borrow())?);
+        let done = table.keyed().upsert(&self.transaction, &key, &data).await;
         self.told(table.name(), done).map(drop)
     }
 
@@ -108,26 +217,26 @@ impl<'a, R: MemberRules> Tx<'a, R> {
     /// # Errors
     /// As [`update`](Self::update).
     pub async fn delete<K: Key + ?Sized, V>(
-        &mut self,
+        &self,
         table: &Table<K, V>,
         key: impl Borrow<K>,
     ) -> Result<(), TxError> {
         self.check(table).await?;
         let key = table.encode_key(key.borrow())?;
-        let done = table.keyed().delete(&mut self.transaction, &key).await;
+        let done = table.keyed().delete(&self.transaction, &key).await;
         self.told(table.name(), done).map(drop)
     }
 
     /// Checks that this transaction's snapshot has the table. Reads the catalog only if tables were made or
     /// dropped since the last check.
-    async fn check<K: Key + ?Sized, V>(&mut self, table: &Table<K, V>) -> Result<(), TxError> {
+    async fn check<K: Key + ?Sized, V>(&self, table: &Table<K, V>) -> Result<(), TxError> {
         let schema = self.schema();
         if table.checked_at() == schema || !R::looks_at_the_catalog() {
             return Ok(());
         }
         if schema < table.known_since() {
             // This snapshot is older than the one in which the table was found. Another try gets a later one.
-            self.is_again = true;
+            self.is_again.set(true);
             return Err(TxError::Conflict);
         }
         match self.find_table(table.name()).await? {
@@ -140,25 +249,42 @@ impl<'a, R: MemberRules> Tx<'a, R> {
     }
 
     /// The row of a table, if this snapshot has that table.
-    pub(crate) async fn find_table(&mut self, name: &str) -> Result<Option<TableRow>, TxError> {
+    pub(crate) async fn find_table(&self, name: &str) -> Result<Option<TableRow>, TxError> {
         let found = self.catalog.find(&self.transaction, name).await;
         self.told("of tables", found)
     }
 
     /// All tables of this snapshot, in the order of their names.
-    pub(crate) async fn tables(&mut self) -> Result<Vec<TableInfo>, TxError> {
+    pub(crate) async fn tables(&self) -> Result<Vec<TableInfo>, TxError> {
         let found = self.catalog.all(&self.transaction).await;
         self.told("of tables", found)
     }
 
     /// Converts an error. After a conflict, the body is run again, whatever it does with the error.
-    pub(crate) fn told<T>(&mut self, table: &str, found: Result<T, KeyError>) -> Result<T, TxError> {
+    pub(crate) fn told<T>(&self, table: &str, found: Result<T, KeyError>) -> Result<T, TxError> {
         found.map_err(|error| match of_key(error, table) {
             Stop::For(error) => error,
             Stop::Again(error) => {
-                self.is_again = true;
+                self.is_again.set(true);
                 error
             }
         })
     }
+}
+
+/// Runs an operation for each of some items, several at the same time; the results are in the items' order.
+/// After an error, those that have begun are finished: a WRITE that is dropped half-way may land at any time,
+/// and may keep the client from connecting again.
+async fn together<I, T>(
+    items: impl IntoIterator<Item = I>,
+    run: impl AsyncFn(I) -> Result<T, TxError>,
+) -> Result<Vec<T>, TxError> {
+    let mut items = items.into_iter().peekable();
+    let mut done = Vec::with_capacity(items.size_hint().0);
+    while items.peek().is_some() {
+        for ended in join_all(items.by_ref().take(AT_ONCE).map(|item| run(item))).await {
+            done.push(ended?);
+        }
+    }
+    Ok(done)
 }

@@ -14,7 +14,9 @@ use std::rc::Rc;
 use farpool_fabric::block_on;
 pub use farpool_txn::Step;
 use farpool_txn::judge::{Outcome, Read, Transaction as Judged, Violation, Write, judge};
-use farpool_txn::{CommitError, Cut, KeyError, KeyedTable, Row, Rules, SessionState, Transaction, Worker};
+use farpool_txn::{
+    CommitError, Cut, KeyError, KeyedTable, MemoryError, Row, Rules, SessionState, Transaction, Worker,
+};
 use farpool_wire::{Slot, Version};
 pub use rustix::process::Signal;
 use rustix::process::{getpid, kill_process};
@@ -239,13 +241,13 @@ impl<'a> Work<'a> {
     ) -> Result<bool, WorkError> {
         self.client.core().member().check().map_err(TxError::Ended)?;
         let worker = self.worker.clone();
-        let mut transaction = worker.begin(session).await.map_err(TxError::from)?;
+        let transaction = worker.begin(session).await.map_err(TxError::from)?;
         let mut seen = Seen::default();
         let cut = transaction.cut().clone();
         for &(row, writes, deletes) in plan {
             let writes = !is_only_reading && writes < WRITTEN;
             let value = (deletes >= DELETED).then(|| self.new_value(&seen));
-            match self.touch(&mut transaction, &mut seen, row, writes, value).await {
+            match self.touch(&transaction, &mut seen, row, writes, value).await {
                 Ok(()) => {}
                 Err(Touch::Conflict) => {
                     self.write_down(&cut, &seen, None, Some(false))?;
@@ -266,6 +268,7 @@ impl<'a> Work<'a> {
                 let why = "an earlier commit of this compute server is in doubt".to_owned();
                 return Err(TxError::Ended(crate::Ended::Failed(why)).into());
             }
+            Err(CommitError::Nothing(MemoryError::Short(_))) => return Ok(false),
             Err(CommitError::Nothing(error)) => return Err(TxError::Memory(error).into()),
             Err(error) => return Err(TxError::TooLarge(error).into()),
         };
@@ -306,7 +309,7 @@ impl<'a> Work<'a> {
 
     async fn touch(
         &self,
-        transaction: &mut Transaction<'_, Striking>,
+        transaction: &Transaction<'_, Striking>,
         seen: &mut Seen,
         row: u64,
         writes: bool,

@@ -289,6 +289,10 @@ impl SessionCore {
         (0..bytes).step_by(PIECE_BYTES).all(|at| {
             let piece = &mut piece.0[..PIECE_BYTES.min(bytes - at)];
             let read = queue.queue.read_now(from.address(offset + at as u64), region.epoch, piece);
+            let next = at + piece.len();
+            if next < bytes {
+                queue.queue.prefetch(from.address(offset + next as u64), PIECE_BYTES);
+            }
             let is_read = matches!(read, Some(Ok(())));
             if is_read {
                 sink(at, piece);

@@ -64,7 +64,7 @@ const FENCE_PAUSE: Duration = Duration::from_micros(2);
 /// open; then tables cannot be dropped.
 const LIMITS: Limits = Limits { clients: 6, names: 8, tombstones: 2 };
 const REGION_BYTES: u64 = 512 << 10;
-/// Bytes of a log's ring: room for some changes of the catalog.
+/// Bytes for the intents of a log: room for some changes of the catalog.
 const LOG_BYTES: u64 = 32 << 10;
 const ARENA_BYTES: usize = 32 * 4096;
 /// The grant of the lessee of the regions. No process of a run has it.

@@ -15,6 +15,7 @@ use farpool_txn::{
     BeginError, CommitError, Cut, ReadError, Row, Rules, SessionState, Table, Transaction, Worker,
 };
 use farpool_wire::Version;
+use futures_util::future::join_all;
 
 use crate::notebook::Notebook;
 
@@ -144,10 +145,10 @@ impl Transactor {
         records: &[(u64, bool)],
     ) -> Result<bool, Stopped> {
         let table = self.table.clone();
-        let mut transaction = worker.begin(session).await.map_err(Stopped::Begin)?;
+        let transaction = worker.begin(session).await.map_err(Stopped::Begin)?;
         let mut doing = self.begins(transaction.cut().clone());
         let judged = doing.judged.as_mut().expect("it goes on");
-        self.look_ahead(&mut transaction, &table, records, judged).await.map_err(Stopped::Read)?;
+        self.look_ahead(&transaction, &table, records, judged).await.map_err(Stopped::Read)?;
         let is_only_reading = records.iter().all(|(_, writes)| !writes);
         let lingers = is_only_reading && self.random.chance(LINGERS_PERMILLE);
         for &(record, writes) in records {
@@ -156,7 +157,7 @@ impl Transactor {
                 self.world.sleep(lingering).await;
             }
             let judged = doing.judged.as_mut().expect("it goes on");
-            self.touch(&mut transaction, &table, record, writes, judged).await.map_err(Stopped::Read)?;
+            self.touch(&transaction, &table, record, writes, judged).await.map_err(Stopped::Read)?;
         }
         let committing = match transaction.prepare() {
             Ok(Some(committing)) => committing,
@@ -194,16 +195,16 @@ impl Transactor {
         Doing { ledger: self.ledger.clone(), judged: Some(judged) }
     }
 
-    /// In some transactions, reads several records in advance in one step, in one of several ways.
+    /// In some transactions, reads or writes several records in advance in one step, in one of several ways.
     async fn look_ahead<R: Rules>(
         &mut self,
-        transaction: &mut Transaction<'_, R>,
+        transaction: &Transaction<'_, R>,
         table: &Table,
         records: &[(u64, bool)],
         judged: &mut Judged,
     ) -> Result<(), ReadError> {
         let written = records.iter().filter(|(_, writes)| *writes).map(|(record, _)| *record);
-        let (numbers, rows) = match self.random.below(6) {
+        let (numbers, rows) = match self.random.below(7) {
             0 => {
                 let numbers: Vec<u64> = records.iter().map(|(record, _)| *record).collect();
                 let rows = transaction.read_many(table, &numbers).await?;
@@ -223,6 +224,7 @@ impl Transactor {
                 transaction.scan(table, 0..table.records(), visit).await?;
                 (numbers, rows)
             }
+            4 => return self.write_together(transaction, table, written.collect(), judged).await,
             _ => return Ok(()),
         };
         for (record, row) in numbers.into_iter().zip(rows) {
@@ -232,10 +234,35 @@ impl Transactor {
         Ok(())
     }
 
+    /// Writes records by operations that are under way at the same time.
+    async fn write_together<R: Rules>(
+        &mut self,
+        transaction: &Transaction<'_, R>,
+        table: &Table,
+        mut records: Vec<u64>,
+        judged: &mut Judged,
+    ) -> Result<(), ReadError> {
+        records.sort_unstable();
+        records.dedup();
+        let values: Vec<u64> = records.iter().map(|_| self.next_value()).collect();
+        let payloads: Vec<Vec<u8>> = values.iter().map(|value| (self.payload_of)(*value)).collect();
+        let writes = records.iter().zip(&payloads);
+        let writes = writes.map(|(record, payload)| transaction.write(table, *record, Some(payload)));
+        // All of them end before the transaction does: a WRITE of a payload that is dropped is in doubt.
+        let rows = join_all(writes).await;
+        for ((record, value), row) in records.into_iter().zip(values).zip(rows) {
+            let row = row?;
+            let found = self.value_of(&row, record);
+            judged.reads.push(Read { record, version: row.version, value: found });
+            judged.writes.push(Write { record, replaced: row.version, value: Some(value) });
+        }
+        Ok(())
+    }
+
     /// Reads or writes a record.
     async fn touch<'a, R: Rules>(
         &mut self,
-        transaction: &mut Transaction<'a, R>,
+        transaction: &Transaction<'a, R>,
         table: &'a Table,
         record: u64,
         writes: bool,

@@ -67,8 +67,8 @@ const MOST_MOVE_NS: u64 = 60_000;
 const BUSY_PAUSE: Duration = Duration::from_micros(20);
 const ARENA_BYTES: usize = 64 * 4096;
 const REGION_BYTES: u64 = 128 << 10;
-/// Bytes of a log's ring. The smallest logs hold the intents of only one transaction, so others have to wait
-/// until all snapshots see it.
+/// Bytes for the intents of a log. The smallest logs hold the intents of only one transaction, so others have
+/// to wait until all snapshots see it.
 const LOG_BYTES: [u64; 6] = [600, 840, 1_800, 3_600, 8_192, 8_192];
 /// Room for a part of the oracle: the words of a few slots and two images.
 const PART_BYTES: u64 = 1_024;

@@ -68,16 +68,22 @@ pub enum CommitError {
     /// Begin again later: too many commits of this slot are in flight.
     #[error("too many commits are in flight: begin again later")]
     Busy,
-    /// Begin again in a moment: the oldest version in the slot's log must not be overwritten yet, since a
-    /// snapshot may need it.
-    #[error("the log is full of versions that a snapshot may need: begin again in a moment")]
+    /// Begin again in a moment: no part of the slot's log is free that is large enough. A snapshot may need
+    /// the versions there, or their commits are in flight.
+    #[error(
+        "the log has no room: open snapshots or commits in flight need what is there; begin again in a moment"
+    )]
     LogFull,
-    /// Commit several smaller transactions: the slot's log has no room for what this one writes.
-    #[error("the transaction takes {bytes} bytes of the log, which has {most}: commit several smaller ones")]
+    /// Commit several smaller transactions: one must not take so much of the slot's log, or of the thread's
+    /// buffers.
+    #[error("the transaction takes {bytes} bytes of {of}, and may take {most}: commit several smaller ones")]
     TooLarge {
-        /// What the transaction would take in the log.
+        /// Of what it would take too much.
+        of: &'static str,
+        /// How much it would take.
         bytes: u64,
-        /// What the log has room for.
+        /// How much one may take: about half of the log, and no more than one transfer has; or three quarters
+        /// of the buffers.
         most: u64,
     },
     /// Use a worker of another slot: the outcome of an earlier commit of this one is unknown, and nothing is

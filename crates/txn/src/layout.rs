@@ -82,15 +82,16 @@ impl Limits {
 pub enum LayoutError {
     /// Ask for other numbers.
     #[error(
-        "a database has 1 to {MOST_SLOTS} compute servers; 1 to {MOST_PARTITIONS} parts of the oracle \
-         (at most one more than compute servers); logs of whole words; and regions that are a multiple of \
-         {UNITS} bytes"
+        "a database has 1 to {MOST_SLOTS} compute servers (--servers); 1 to {MOST_PARTITIONS} parts of the \
+         oracle, and at most one more than compute servers (--partitions); logs of whole words; and regions \
+         that are a multiple of {UNITS} bytes"
     )]
     BadShape,
     /// Lend larger regions.
     #[error(
         "regions of {region_bytes} bytes are too small: the fixed structures of a database take {needed}; \
-         start the nodes with a larger --region-size, or ask for fewer compute servers"
+         start the nodes with a larger --region-size, or create the database with a smaller --log-size or \
+         fewer --servers"
     )]
     RegionsTooSmall {
         /// Their size.
@@ -368,7 +369,7 @@ mod tests {
     use super::*;
 
     const SHAPE: DatabaseShape =
-        DatabaseShape { slots: 4, partitions: 3, log_bytes: 4_096, region_bytes: 4 << 20 };
+        DatabaseShape { slots: 4, partitions: 3, log_bytes: 8_192, region_bytes: 4 << 20 };
 
     fn regions(nodes: &[u64]) -> Vec<RegionId> {
         (0..).zip(nodes).map(|(index, &node)| RegionId { node: NodeId(node), index }).collect()

@@ -5,12 +5,13 @@
 //! L1. An *intent* holds the version of one record that a commit replaces. It is whole in both copies before
 //!     that record is locked. So either copy tells what a locked record held before.
 //! L2. A commit's *head* names its intents. It lies at the commit's count modulo
-//!     [`MAX_COMMITS_IN_FLIGHT`](crate::MAX_COMMITS_IN_FLIGHT); the intents lie in a ring of bytes. A head is
+//!     [`MAX_COMMITS_IN_FLIGHT`](crate::MAX_COMMITS_IN_FLIGHT); the intents lie behind all heads. A head is
 //!     overwritten only after the watermark has reached its commit, or when nothing of that commit is left.
 //! L3. What is read from the log is checked by checksums. Bytes that a transaction writes to records are
 //!     never taken for a head.
-//! L4. An intent is overwritten only once the horizon sees its commit: until then a snapshot may need the
-//!     version that it holds, or pass it on the way to an earlier one.
+//! L4. An intent is overwritten only once the horizon sees its commit. (Where no worker announces its
+//!     snapshots: once the watermark has reached the commit, or nothing of it is left.) Until then a snapshot
+//!     may need the version that it holds, or pass it on the way to an earlier one.
 
 mod entry;
 mod link;
@@ -18,7 +19,7 @@ mod room;
 
 pub use entry::{Head, Intent};
 pub use link::Link;
-pub use room::{LogRoom, Taken};
+pub use room::{IntentPlace, LogRoom};
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -29,8 +30,8 @@ use crate::memory::{Memory, MemoryError, Piece};
 use crate::slot::MAX_COMMITS_IN_FLIGHT;
 
 const WORD_BYTES: u64 = 8;
-/// A link can name every place of such a ring.
-const MOST_RING_BYTES: u64 = 1 << 54;
+/// A link can name every place of so many bytes.
+const MOST_AREA_BYTES: u64 = 1 << 54;
 
 /// Where a slot's log lies: two copies, on two nodes if there are two.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -42,19 +43,20 @@ pub struct LogAt {
 }
 
 impl LogAt {
-    /// What `find` finds in a range of the log: in the first copy, or else in the other. A copy that was
-    /// lost, and replaced since, has what it had then.
+    /// What `decode` finds in a range of the log: in the first copy, or else in the second. A client may
+    /// still have the address of a copy that a recovery has lost. That copy lacks what was written since, so
+    /// the other one is read, too.
     pub(crate) async fn find<T>(
         &self,
         memory: &Memory,
         range: Range<u64>,
-        find: impl Fn(&[u8]) -> Option<T>,
+        decode: impl Fn(&[u8]) -> Option<T>,
     ) -> Result<Option<T>, MemoryError> {
         let mut failure = None;
         for copy in &self.copies {
             match memory.read(copy, range.clone()).await {
                 Ok(bytes) => {
-                    if let Some(found) = find(&bytes) {
+                    if let Some(found) = decode(&bytes) {
                         return Ok(Some(found));
                     }
                 }
@@ -86,33 +88,33 @@ impl Logs {
     }
 }
 
-/// The layout of a log: heads of commits, then the ring of their intents.
+/// The layout of a log: heads of commits, then the area for their intents.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LogLayout {
-    ring_bytes: u64,
+    area_bytes: u64,
 }
 
 impl LogLayout {
-    /// `ring_bytes`, a multiple of eight, is the room for the intents of one slot's commits. `None`: not a
+    /// `area_bytes`, a multiple of eight, is the room for the intents of one slot's commits. `None`: not a
     /// valid size.
-    pub fn new(ring_bytes: u64) -> Option<LogLayout> {
-        let fits = ring_bytes.is_multiple_of(WORD_BYTES) && (1..=MOST_RING_BYTES).contains(&ring_bytes);
-        fits.then_some(LogLayout { ring_bytes })
+    pub fn new(area_bytes: u64) -> Option<LogLayout> {
+        let fits = area_bytes.is_multiple_of(WORD_BYTES) && (1..=MOST_AREA_BYTES).contains(&area_bytes);
+        fits.then_some(LogLayout { area_bytes })
     }
 
     /// Bytes that a copy takes; it starts at a multiple of eight.
     pub fn bytes(&self) -> u64 {
-        self.heads().end + self.ring_bytes
+        self.heads().end + self.area_bytes
     }
 
     /// Bytes for intents.
-    pub fn ring_bytes(&self) -> u64 {
-        self.ring_bytes
+    pub fn area_bytes(&self) -> u64 {
+        self.area_bytes
     }
 
     /// Most bytes of intents that one commit may have: they are written with one transfer.
     pub fn most_bytes(&self) -> u64 {
-        LogRoom::most_of(self.ring_bytes).min(MAX_TRANSFER_BYTES as u64)
+        LogRoom::most_bytes(self.area_bytes).min(MAX_TRANSFER_BYTES as u64)
     }
 
     /// Where all heads lie.
@@ -139,14 +141,14 @@ impl LogLayout {
         start..start + WORD_BYTES
     }
 
-    /// Where the intents lie that a head names; `None`: the head names a place outside the ring.
+    /// Where the intents lie that a head names; `None`: the head names a place outside the log.
     pub fn intents(&self, head: &Head) -> Option<Range<u64>> {
-        self.ring(head.place.start, head.length)
+        self.intent_range(head.place.start, head.length)
     }
 
-    /// Where so many bytes lie that start there in the ring; `None`: they are not all in the ring.
-    pub fn ring(&self, start: u64, length: u64) -> Option<Range<u64>> {
-        let end = start.checked_add(length).filter(|end| *end <= self.ring_bytes)?;
+    /// The range of the log with these bytes of the intents area. `None`: the area does not have all of them.
+    pub fn intent_range(&self, start: u64, length: u64) -> Option<Range<u64>> {
+        let end = start.checked_add(length).filter(|end| *end <= self.area_bytes)?;
         Some(self.heads().end + start..self.heads().end + end)
     }
 }

@@ -17,9 +17,10 @@ mod plan;
 mod traffic;
 mod words;
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::time::Duration;
 
 use farpool_fabric::{ArenaBuf, ArenaFull, Endpoint, OpError, Peer, Queue};
 use farpool_wire::{AccessKey, Epoch, NodeId, RegionId, RemoteAddr};
@@ -30,6 +31,9 @@ use plan::Spares;
 pub(crate) use plan::{Plan, run_all};
 pub use traffic::Traffic;
 
+/// How long an operation waits for a buffer while others have them all, and the pause between two tries.
+const BUFFER_PATIENCE: Duration = Duration::from_millis(100);
+const BUFFER_PAUSE: Duration = Duration::from_micros(10);
 /// Bytes that `clear` overwrites with one WRITE.
 const CLEARED_AT_ONCE: u64 = 128 << 10;
 
@@ -84,6 +88,8 @@ pub struct Memory {
     traffic: Cell<Traffic>,
     /// Parts of finished plans, for the next ones.
     spares: Spares,
+    /// The bytes that were read last by [`read_now`](Self::read_now).
+    scratch: RefCell<Vec<u8>>,
 }
 
 impl Memory {
@@ -100,6 +106,7 @@ impl Memory {
             in_flight: InFlight::default(),
             traffic: Cell::default(),
             spares: Spares::default(),
+            scratch: RefCell::default(),
         }
     }
 
@@ -138,6 +145,11 @@ impl Memory {
         self.grants.get(&region).map(|&(epoch, _)| Piece { region, epoch, start: 0 })
     }
 
+    /// To how many nodes there are queues.
+    pub(crate) fn nodes(&self) -> usize {
+        self.queues.len()
+    }
+
     fn queue(&self, node: NodeId) -> Result<&Queue, MemoryError> {
         self.queues.get(&node).ok_or(MemoryError::NotConnected(node))
     }
@@ -151,9 +163,71 @@ impl Memory {
         })
     }
 
+    /// What `take` takes, as soon as there are enough buffers for it.
+    async fn soon<T>(&self, take: impl Fn() -> Result<T, MemoryError>) -> Result<T, MemoryError> {
+        let mut give_up_at_ns = None;
+        loop {
+            match take() {
+                Err(short @ MemoryError::Short(_)) => {
+                    let now_ns = self.endpoint.now_ns();
+                    if now_ns >= *give_up_at_ns.get_or_insert(now_ns + BUFFER_PATIENCE.as_nanos() as u64) {
+                        return Err(short);
+                    }
+                }
+                taken => return taken,
+            }
+            self.endpoint.sleep(BUFFER_PAUSE).await;
+        }
+    }
+
+    /// A buffer for a transfer, as soon as there is one. Whoever waits for a buffer holds no other: otherwise
+    /// all might wait for each other.
+    async fn take_soon(&self, bytes: usize) -> Result<ArenaBuf, MemoryError> {
+        match self.take(bytes) {
+            Ok(buffer) => Ok(buffer),
+            Err(_) => self.soon(|| Ok(self.take(bytes)?)).await,
+        }
+    }
+
+    /// As [`plan`](Self::plan), as soon as there is a buffer for it.
+    pub(crate) async fn plan_soon(&self, node: NodeId, bytes: usize) -> Result<Plan<'_>, MemoryError> {
+        match self.plan(node, bytes) {
+            Err(MemoryError::Short(_)) => self.soon(|| self.plan(node, bytes)).await,
+            planned => planned,
+        }
+    }
+
+    /// Has the processor fetch the beginning of a range that will soon be read, if it can.
+    pub(crate) fn prefetch(&self, piece: &Piece, range: Range<u64>) {
+        if let Some(queue) = self.queues.get(&piece.region.node) {
+            queue.prefetch(piece.address(range.start), (range.end - range.start) as usize);
+        }
+    }
+
+    /// Reads a range of a piece before it returns, and passes the bytes to `decode`. Words may be of
+    /// different times. `None`: not possible now, or it failed; use [`read`](Self::read), or a plan, which
+    /// tries again and reports errors.
+    pub(crate) fn read_now<T>(
+        &self,
+        piece: &Piece,
+        range: Range<u64>,
+        decode: impl FnOnce(&[u8]) -> T,
+    ) -> Option<T> {
+        let queue = self.queues.get(&piece.region.node)?;
+        let bytes = (range.end - range.start) as usize;
+        let mut read = self.scratch.borrow_mut();
+        if read.len() < bytes {
+            read.resize(bytes, 0);
+        }
+        let to = &mut read[..bytes];
+        queue.read_now(piece.address(range.start), piece.epoch, to)?.ok()?;
+        Traffic::of(bytes).count(&self.traffic);
+        Some(decode(to))
+    }
+
     /// Reads a range of a piece. Words may be of different times.
     pub(crate) async fn read(&self, piece: &Piece, range: Range<u64>) -> Result<ArenaBuf, MemoryError> {
-        let mut buffer = self.take((range.end - range.start) as usize)?;
+        let mut buffer = self.take_soon((range.end - range.start) as usize).await?;
         let queue = self.queue(piece.region.node)?;
         Traffic::of(buffer.len()).count(&self.traffic);
         let mut trying = Trying::default();
@@ -169,7 +243,7 @@ impl Memory {
 
     /// Writes to a piece, to a place that no other client writes to.
     pub(crate) async fn write(&self, piece: &Piece, at: u64, bytes: &[u8]) -> Result<(), MemoryError> {
-        let mut buffer = self.take(bytes.len())?;
+        let mut buffer = self.take_soon(bytes.len()).await?;
         buffer.copy_from_slice(bytes);
         self.write_from(buffer, piece, at).await.map(drop)
     }
@@ -221,7 +295,7 @@ impl Memory {
         expected: u64,
         new: u64,
     ) -> Result<u64, MemoryError> {
-        let mut plan = self.plan(piece.region.node, 0)?;
+        let mut plan = self.plan_soon(piece.region.node, 0).await?;
         plan.compare_and_swap(piece, at, expected, new);
         plan.run().await.last_word()
     }

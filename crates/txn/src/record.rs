@@ -3,9 +3,9 @@
 //! R1. A record's place has its current version alone. Older versions lie in the logs of the commits that
 //!     have replaced them, each linked to the one before. So one READ gets the current version of a
 //!     record, or of many.
-//! R2. Every version has a checksum over the data and its label: the record, the version, its number, and the
-//!     link to the version before. So a READ that has found words of several versions, or of another record,
-//!     is detected.
+//! R2. Every version has a checksum over the record's number, the label (the commit that wrote it, the
+//!     version's number, the link to the version before) and the data. So a READ that has found words of
+//!     several versions, or of another record, is detected.
 //! R3. The versions of a record are numbered. Number 0 is the initial one.
 //! R4. The header is for writers: it names the current version or, if the record is locked, the commit that
 //!     is about to replace it.
@@ -20,8 +20,8 @@ use crate::log::Link;
 pub(crate) const WORD_BYTES: usize = 8;
 /// Words before the data of a body: version, number, link and checksum.
 const BODY_WORDS: usize = 4;
-/// Bytes of the longest data of a record: the old version, the new one and the words around them fit one
-/// transfer many times over.
+/// Most bytes of a record's data. One intent, with the whole body that it saves, fits one transfer many times
+/// over.
 pub const MOST_RECORD_BYTES: usize = 64 << 10;
 
 /// The number of a record, unique in a database. Checksums cover it.
@@ -44,13 +44,13 @@ pub struct Label {
     /// Its number among the versions of its record, counted from 0.
     pub number: u64,
     /// Where the version before it lies.
-    pub before: Link,
+    pub link: Link,
 }
 
 impl Label {
     /// The label of a record that was never written.
     pub const INITIAL: Label =
-        Label { header: RecordHeader::of(Version::INITIAL), number: 0, before: Link::NONE };
+        Label { header: RecordHeader::of(Version::INITIAL), number: 0, link: Link::NONE };
 
     /// The commit that wrote the version.
     pub fn version(&self) -> Version {
@@ -155,20 +155,20 @@ pub(crate) const fn body_bytes(data_bytes: usize) -> usize {
 pub(crate) fn decode_body(record: RecordId, body: &[u8]) -> Option<FoundVersion<'_>> {
     let (words, data) = body.split_at_checked(DATA_OF_BODY)?;
     let (words, _) = words.as_chunks::<WORD_BYTES>();
-    let [version, number, before, sum] = *<&[_; BODY_WORDS]>::try_from(words).ok()?;
-    let [version, number, before, sum] = [version, number, before, sum].map(u64::from_le_bytes);
-    let label = Label { header: RecordHeader(version).unlocked(), number, before: Link::from_word(before) };
+    let [version, number, link, sum] = *<&[_; BODY_WORDS]>::try_from(words).ok()?;
+    let [version, number, link, sum] = [version, number, link, sum].map(u64::from_le_bytes);
+    let label = Label { header: RecordHeader(version).unlocked(), number, link: Link::from_word(link) };
     // The last number has no successor, so it is not valid.
     let is_sealed = number < u64::MAX && sum == seal(record, label, data);
     // Nothing was written there yet.
-    let is_untouched = || label == Label::INITIAL && sum == 0 && data.iter().all(|&byte| byte == 0);
-    Some(FoundVersion { label, data, is_right: is_sealed || is_untouched() })
+    let is_never_written = || label == Label::INITIAL && sum == 0 && data.iter().all(|&byte| byte == 0);
+    Some(FoundVersion { label, data, is_right: is_sealed || is_never_written() })
 }
 
 /// Completes a body that has its data already.
 pub(crate) fn seal_body(record: RecordId, label: Label, body: &mut [u8]) {
     let (words, data) = body.split_at_mut(DATA_OF_BODY);
-    let sealed = [label.header.unlocked().0, label.number, label.before.word(), seal(record, label, data)];
+    let sealed = [label.header.unlocked().0, label.number, label.link.word(), seal(record, label, data)];
     for (place, word) in words.chunks_exact_mut(WORD_BYTES).zip(sealed) {
         place.copy_from_slice(&word.to_le_bytes());
     }
@@ -177,7 +177,7 @@ pub(crate) fn seal_body(record: RecordId, label: Label, body: &mut [u8]) {
 /// The checksum of a body. It covers the record and the label, but not whether the version's record is
 /// locked.
 fn seal(record: RecordId, label: Label, data: &[u8]) -> u64 {
-    checksum(&[record.0, label.header.unlocked().0, label.number, label.before.word()], data)
+    checksum(&[record.0, label.header.unlocked().0, label.number, label.link.word()], data)
 }
 
 #[cfg(test)]
@@ -191,7 +191,7 @@ mod tests {
     }
 
     fn label(header: RecordHeader, number: u64) -> Label {
-        Label { header, number, before: Link::to(Slot::new(2).unwrap(), 24).unwrap() }
+        Label { header, number, link: Link::to(Slot::new(2).unwrap(), 24).unwrap() }
     }
 
     fn body(record: RecordId, label: Label, data: &[u8]) -> Vec<u8> {
@@ -206,7 +206,7 @@ mod tests {
         assert_eq!((layout.current(0), layout.current(9), layout.bytes()), (0..56, 504..560, 560));
         let body = body(RecordId(5), label(header(1, 2).locked(), 9), &[7; 16]);
         assert_eq!(body[..16], [16, 0, 0, 0, 0, 0, 16, 0, 9, 0, 0, 0, 0, 0, 0, 0]);
-        assert_eq!(body[16..24], label(header(1, 2), 9).before.word().to_le_bytes());
+        assert_eq!(body[16..24], label(header(1, 2), 9).link.word().to_le_bytes());
         assert_eq!(body[24..32], [101, 38, 189, 162, 234, 177, 34, 92]);
         assert!(RecordLayout::new(1, 12).is_none() && RecordLayout::new(0, 16).is_none());
         assert!(RecordLayout::new(u64::MAX / 50, 16).is_none());

@@ -12,8 +12,9 @@
 //!     slot's next client begins.
 //! V5. Each step may be repeated: if a recoverer dies, another one starts again, after it has fenced the
 //!     first one.
-//! V6. One copy of the log is enough (L1). A copy that a recoverer could not reach lacks its verdicts: it is
-//!     never read again, and the slot's next client gets [another in its place](replace_copy).
+//! V6. One copy of the log is enough (L1). A copy that a recoverer could not reach lacks its verdicts. So no
+//!     recoverer reads it again, and no client that asks for a fate. (Readers of old versions may read it:
+//!     they check what they find.) The slot's next client gets [another in its place](replace_copy).
 
 use std::collections::BTreeMap;
 
@@ -120,7 +121,7 @@ async fn recover_with<R: Rules>(
     let (piece, word) = oracle.word(slot).ok_or(RecoveryError::NoSuchSlot(slot.index()))?;
     let watermark = memory.read_word(&piece, word).await?;
     let (mut rolled_back, mut failure) = (Vec::new(), None);
-    let found = look(memory, log, &mut copies, slot, watermark).await?;
+    let found = read_log(memory, log, &mut copies, slot, watermark).await?;
     for (version, (head, intents)) in found.in_doubt {
         for intent in head.intents(&intents).unwrap_or_default() {
             // One record that cannot be restored does not keep the others locked.
@@ -145,12 +146,12 @@ async fn recover_with<R: Rules>(
     let last = R::start_after_recovery(watermark).ok_or(RecoveryError::UsedUp(slot.index()))?;
     memory.write_word(&piece, word, last).await?;
     let rolled_back = rolled_back.into_iter().map(|(version, _)| version).collect();
-    let bytes = log.layout.ring_bytes();
+    let bytes = log.layout.area_bytes();
     let room = match found.last {
         _ if !R::keeps_log_of_predecessor() => LogRoom::new(bytes),
-        Last::None => LogRoom::new(bytes),
-        Last::Head(head) => LogRoom::behind(bytes, &head, last),
-        Last::Unknown => LogRoom::all_of(bytes, last),
+        LastHead::None => LogRoom::new(bytes),
+        LastHead::Known(head) => LogRoom::after_head(bytes, &head, last),
+        LastHead::Overwritten => LogRoom::taken_until(bytes, last),
     };
     Ok(Recovered { last, room, rolled_back, lost_copy: copies.lost })
 }
@@ -193,38 +194,39 @@ struct Found {
     /// All commits that the watermark has not reached. If neither copy has a commit's intents whole, that
     /// commit has locked nothing.
     in_doubt: BTreeMap<Version, (Head, Vec<u8>)>,
-    last: Last,
+    last: LastHead,
 }
 
-/// The last commit in a log.
-enum Last {
+/// The head of the last commit in a log.
+enum LastHead {
     /// Nothing was ever written there.
     None,
-    Head(Head),
-    /// A head is not whole, so that of an earlier commit may be lost that was the last one.
-    Unknown,
+    Known(Head),
+    /// A place has neither zeros nor a whole head: the client died while it wrote a head there, perhaps over
+    /// the last one.
+    Overwritten,
 }
 
-impl Last {
+impl LastHead {
     fn add(&mut self, slot: Slot, place: &[u8]) {
         *self = match (&self, Head::decode(place)) {
-            (Last::Unknown, _) => Last::Unknown,
-            (Last::Head(last), Some((head, _))) if head.version < last.version => return,
-            (_, Some((head, _))) if head.version.slot() == slot => Last::Head(head),
+            (LastHead::Overwritten, _) => LastHead::Overwritten,
+            (LastHead::Known(last), Some((head, _))) if head.version < last.version => return,
+            (_, Some((head, _))) if head.version.slot() == slot => LastHead::Known(head),
             (_, None) if place.iter().all(|&byte| byte == 0) => return,
-            _ => Last::Unknown,
+            _ => LastHead::Overwritten,
         };
     }
 }
 
-async fn look(
+async fn read_log(
     memory: &Memory,
     log: &LogAt,
     copies: &mut Copies,
     slot: Slot,
     watermark: u64,
 ) -> Result<Found, MemoryError> {
-    let (mut in_doubt, mut last) = (BTreeMap::new(), Last::None);
+    let (mut in_doubt, mut last) = (BTreeMap::new(), LastHead::None);
     for copy in log.copies {
         let places = memory.read(&copy, log.layout.heads()).await;
         let Some(places) = copies.unless_lost(copy, places)? else { continue };
@@ -247,16 +249,16 @@ async fn look(
 async fn undo<R: Rules>(memory: &Memory, intent: &Intent<'_>, version: Version) -> Result<(), RecoveryError> {
     let damaged = || RecoveryError::Damaged(intent.record);
     let region = memory.whole(intent.region).ok_or(RecoveryError::NotAttached(intent.region))?;
-    let start = intent.current.checked_add(WORD_BYTES).ok_or_else(damaged)?;
-    let header = RecordHeader(memory.read_word(&region, intent.current).await?);
+    let start = intent.header_at.checked_add(WORD_BYTES).ok_or_else(damaged)?;
+    let header = RecordHeader(memory.read_word(&region, intent.header_at).await?);
     if header.version() != version {
         return Ok(()); // another commit locked it first, or this one was undone before
     }
     let label = intent.label_before().ok_or_else(damaged)?;
-    let untouched = vec![0; body_bytes(intent.data_bytes)];
-    let body = intent.before.unwrap_or(&untouched);
+    let never_written = vec![0; body_bytes(intent.data_bytes)];
+    let body = intent.replaced.unwrap_or(&never_written);
     if !R::data_first() {
-        memory.compare_and_swap(&region, intent.current, header.0, label.header.0).await?;
+        memory.compare_and_swap(&region, intent.header_at, header.0, label.header.0).await?;
     }
     memory.write(&region, start, body).await?;
     if !R::data_first() {
@@ -264,7 +266,7 @@ async fn undo<R: Rules>(memory: &Memory, intent: &Intent<'_>, version: Version) 
     }
     // Another commit's header is there if this swap was tried twice, because the memory moved, and that
     // commit has locked the record after the first try.
-    let found = memory.compare_and_swap(&region, intent.current, header.0, label.header.0).await?;
+    let found = memory.compare_and_swap(&region, intent.header_at, header.0, label.header.0).await?;
     let is_free = found == header.0 || RecordHeader(found).version() != version;
     if is_free { Ok(()) } else { Err(damaged()) }
 }

@@ -66,7 +66,7 @@ pub trait Rules: 'static {
 
     /// The highest count up to which no snapshot needs the intents of a slot's commits, given the highest
     /// that all snapshots see. `None`: workers announce no snapshots, and old ones fail.
-    fn unneeded_in_log(seen_by_all: Option<u64>) -> u64 {
+    fn intents_unneeded_up_to(seen_by_all: Option<u64>) -> u64 {
         seen_by_all.unwrap_or(u64::MAX)
     }
 
@@ -133,8 +133,8 @@ pub trait Rules: 'static {
         true
     }
 
-    /// Whether the log's room for a commit is given back when the commit has finished, rather than when the
-    /// watermark has reached it.
+    /// Whether a commit counts as settled, so that its head and intents may be overwritten, as soon as it is
+    /// installed, and not only once the watermark has reached it.
     fn frees_log_when_finished() -> bool {
         false
     }

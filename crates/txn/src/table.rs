@@ -29,6 +29,13 @@ pub(crate) struct Place {
     pub(crate) index: u64,
 }
 
+impl Place {
+    /// Where it lies in the piece.
+    pub(crate) fn range(&self) -> Range<u64> {
+        self.layout.current(self.index)
+    }
+}
+
 impl Table {
     /// A table whose records have the numbers from `first` on, in the numbering of the database. Its memory
     /// is zeros, or has been used as this table.
@@ -52,6 +59,11 @@ impl Table {
     /// The slab for payloads that do not fit their records.
     pub(crate) fn slab(&self) -> Option<&Arc<Slab>> {
         self.slab.as_ref()
+    }
+
+    /// Its first record.
+    pub(crate) fn first(&self) -> RecordId {
+        self.first
     }
 
     /// How many records it has.

@@ -8,13 +8,15 @@
 //! X4. The watermark, the slot's word, reaches the commit only after all of it is installed. Until then no
 //!     cut has the commit, so no other transaction sees any of it.
 
+mod by_record;
 mod commit;
 mod long;
 mod many;
 mod reading;
+mod recent;
 mod scanning;
 
-use std::collections::BTreeMap;
+use std::cell::RefCell;
 
 use farpool_wire::Version;
 
@@ -27,20 +29,27 @@ use crate::rules::Rules;
 use crate::slab::Fresh;
 use crate::table::{Place, Table};
 use crate::worker::{SessionState, Worker};
+use by_record::ByRecord;
 pub use commit::Committing;
 use reading::ToWrite;
-pub(crate) use reading::{Before, Older};
+pub(crate) use reading::{EarlierVersions, Followed};
+use recent::RecentKeys;
 
-/// A transaction. Dropping it aborts it: nothing was written yet.
+const TAKEN: &str = "what was taken is there until the transaction ends";
+
+/// A transaction. Dropping it aborts it: nothing was written yet. Several of its operations may be under way
+/// at the same time; those that write the same record then take effect one after the other, in any order.
 pub struct Transaction<'a, R> {
     worker: &'a Worker<R>,
     session: &'a mut SessionState,
     cut: Cut,
-    writes: BTreeMap<RecordId, Write>,
+    writes: RefCell<ByRecord<Write>>,
     /// Records that were taken to be written, and are not among the writes so far.
-    taken: BTreeMap<RecordId, ToWrite>,
+    taken: RefCell<ByRecord<ToWrite>>,
     /// Blocks with the long payloads of its writes.
-    blocks: Vec<Fresh>,
+    blocks: RefCell<Vec<Fresh>>,
+    /// Keys that it has looked up.
+    keys: RefCell<RecentKeys>,
     /// While this is there, the versions that its snapshot needs are kept.
     open: Option<Open<'a>>,
 }
@@ -64,7 +73,7 @@ pub struct Row {
 
 impl Row {
     /// A record that was never written.
-    fn absent() -> Row {
+    pub(crate) fn never_written() -> Row {
         Row { version: Version::INITIAL, data: None }
     }
 }
@@ -76,8 +85,9 @@ impl<'a, R: Rules> Transaction<'a, R> {
         cut: Cut,
         open: Option<Open<'a>>,
     ) -> Self {
-        let (writes, taken, blocks) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
-        Transaction { worker, session, cut, writes, taken, blocks, open }
+        let (writes, taken) = (ByRecord::new().into(), ByRecord::new().into());
+        let (blocks, keys) = (RefCell::default(), RefCell::default());
+        Transaction { worker, session, cut, writes, taken, blocks, keys, open }
     }
 
     /// Its snapshot.
@@ -88,6 +98,16 @@ impl<'a, R: Rules> Transaction<'a, R> {
     /// Far memory, for indexes.
     pub(crate) fn memory(&self) -> &'a Memory {
         &self.worker.memory
+    }
+
+    /// The number of a key's record, if the transaction has found it lately.
+    pub(crate) fn number_of(&self, table: &Table, key: &[u8]) -> Option<u64> {
+        self.keys.borrow().get(table.first(), key)
+    }
+
+    /// Remembers the number of a key's record.
+    pub(crate) fn note_number(&self, table: &Table, key: &[u8], number: u64) {
+        self.keys.borrow_mut().note(table.first(), key, number);
     }
 
     /// Reads a record: as the transaction has written it, or else as its snapshot has it.
@@ -108,12 +128,80 @@ impl<'a, R: Rules> Transaction<'a, R> {
         }
     }
 
-    /// A record as the transaction has written it, or read it to be written.
+    /// As [`read_held`](Self::read_held) for a record that may be written later. The record counts as taken
+    /// afterwards, unless another transaction has locked or replaced it, or many records are taken already.
+    pub(crate) async fn read_held_to_write(&self, table: &Table, number: u64) -> Result<Row, ReadError> {
+        if !self.taken.borrow().has_room_for_few() {
+            return self.read_held(table, number).await;
+        }
+        match self.take(table, number).await {
+            // It is another transaction's now, but this one's snapshot still has a version of it.
+            Err(ReadError::Conflict) => self.read_held(table, number).await,
+            taken => taken,
+        }
+    }
+
+    /// A record that this transaction has written or taken, as this transaction sees it.
     fn own(&self, record: RecordId) -> Option<Row> {
-        let written = self.writes.get(&record);
-        let written =
-            written.map(|write| Row { version: write.before.label.version(), data: write.new.clone() });
-        written.or_else(|| self.taken.get(&record).map(ToWrite::row))
+        self.with_own(record, |version, data| Row { version, data: data.map(<[u8]>::to_vec) })
+    }
+
+    /// Passes such a record to `look`: the version that was found, and the data as this transaction has them.
+    fn with_own<T>(&self, record: RecordId, look: impl FnOnce(Version, Option<&[u8]>) -> T) -> Option<T> {
+        if let Some(write) = self.writes.borrow().get(record) {
+            return Some(look(write.before.label.version(), write.new.as_deref()));
+        }
+        self.taken.borrow().get(record).map(|taken| look(taken.label.version(), taken.data()))
+    }
+
+    /// Reads a record that will be written, without following a pointer to a long payload. If it is not
+    /// written afterwards, it counts as one that was only read.
+    ///
+    /// # Errors
+    /// [`ReadError::Conflict`] if another transaction was first to write it.
+    pub(crate) async fn take(&self, table: &Table, number: u64) -> Result<Row, ReadError> {
+        let place = table.place(number).ok_or(ReadError::OutOfRange(number))?;
+        self.take_place(&place).await?;
+        Ok(self.own(place.record).expect(TAKEN))
+    }
+
+    /// As [`take`](Self::take) for a record that may not be there. One that this snapshot does not have is
+    /// not taken, and is no conflict, even if another transaction was first to write it.
+    pub(crate) async fn take_if_there(&self, table: &Table, number: u64) -> Result<Row, ReadError> {
+        let place = table.place(number).ok_or(ReadError::OutOfRange(number))?;
+        if let Some(row) = self.own(place.record) {
+            return Ok(row);
+        }
+        match reading::read_to_write::<R>(&self.worker.memory, &self.cut, &place).await {
+            Ok(found) => {
+                let row = found.row();
+                if row.data.is_some() {
+                    self.note_taken(place.record, found);
+                }
+                Ok(row)
+            }
+            Err(ReadError::Conflict) => {
+                let row = self.read_held(table, number).await?;
+                if row.data.is_none() { Ok(row) } else { Err(ReadError::Conflict) }
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn take_place(&self, place: &Place) -> Result<(), ReadError> {
+        let record = place.record;
+        if self.writes.borrow().get(record).is_none() && self.taken.borrow().get(record).is_none() {
+            let found = reading::read_to_write::<R>(&self.worker.memory, &self.cut, place).await?;
+            self.note_taken(record, found);
+        }
+        Ok(())
+    }
+
+    /// Keeps a record that was found to be written, unless another operation was first to take or write it.
+    fn note_taken(&self, record: RecordId, found: ToWrite) {
+        if self.writes.borrow().get(record).is_none() && self.taken.borrow().get(record).is_none() {
+            self.taken.borrow_mut().insert(record, found);
+        }
     }
 
     /// Writes `data` to a record when the transaction commits; `None` deletes the record. Returns the record
@@ -122,28 +210,68 @@ impl<'a, R: Rules> Transaction<'a, R> {
     /// # Errors
     /// [`ReadError::Conflict`] if another transaction was first; [`ReadError::NoSpace`] if there is no room
     /// for a long payload.
-    pub async fn write(&mut self, table: &Table, number: u64, data: Option<&[u8]>) -> Result<Row, ReadError> {
-        let place = table.place(number).ok_or(ReadError::OutOfRange(number))?;
-        let new = match data {
-            Some(data) => Some(self.hold(table, &place, data).await?),
-            None => None,
-        };
-        let row = self.write_held(place, new).await?;
+    pub async fn write(&self, table: &Table, number: u64, data: Option<&[u8]>) -> Result<Row, ReadError> {
+        let row = self.write_if(table, number, data, |_| true).await?.expect("any data are accepted");
         self.whole(table, number, row).await
     }
 
-    /// Writes data of a record, as they will lie in its place, when the transaction commits.
-    async fn write_held(&mut self, place: Place, new: Option<Vec<u8>>) -> Result<Row, ReadError> {
-        if let Some(write) = self.writes.get_mut(&place.record) {
-            let before = std::mem::replace(&mut write.new, new);
-            return Ok(Row { version: write.before.label.version(), data: before });
-        }
-        let before = match self.taken.remove(&place.record) {
-            Some(before) => before,
-            None => reading::read_to_write::<R>(&self.worker.memory, &self.cut, &place).await?,
+    /// As [`write`](Self::write), if the record is what the caller expects: `is_expected` gets its data as
+    /// they lie in its place. `None`: it is not, and nothing was written. No other operation of this
+    /// transaction writes the record between the last look and the write.
+    pub(crate) async fn write_if(
+        &self,
+        table: &Table,
+        number: u64,
+        data: Option<&[u8]>,
+        is_expected: impl Fn(Option<&[u8]>) -> bool,
+    ) -> Result<Option<Row>, ReadError> {
+        let place = table.place(number).ok_or(ReadError::OutOfRange(number))?;
+        self.take_place(&place).await?;
+        let looks_right = || self.with_own(place.record, |_, data| is_expected(data)).expect(TAKEN);
+        let (new, block) = match data {
+            // A long payload is not written for nothing.
+            Some(_) if !looks_right() => return Ok(None),
+            Some(data) => {
+                let (new, block) = self.encode_payload(table, &place, data).await?;
+                (Some(new), block)
+            }
+            None => (None, None),
         };
+        Ok(looks_right().then(|| self.write_taken(place, new, block)))
+    }
+
+    /// Writes a record that was taken, with the payload that it had then. A record that the transaction has
+    /// written meanwhile stays as it was written.
+    pub(crate) async fn write_unchanged(
+        &self,
+        table: &Table,
+        number: u64,
+        payload: &[u8],
+    ) -> Result<(), ReadError> {
+        let place = table.place(number).ok_or(ReadError::OutOfRange(number))?;
+        let is_written = || self.writes.borrow().get(place.record).is_some();
+        if is_written() {
+            return Ok(());
+        }
+        let (new, block) = self.encode_payload(table, &place, payload).await?;
+        if !is_written() {
+            self.write_taken(place, Some(new), block);
+        }
+        Ok(())
+    }
+
+    /// Writes data of a record that was taken, as they will lie in its place, when the transaction commits.
+    /// They may point to a block.
+    fn write_taken(&self, place: Place, new: Option<Vec<u8>>, block: Option<Fresh>) -> Row {
+        self.blocks.borrow_mut().extend(block);
+        let mut writes = self.writes.borrow_mut();
+        if let Some(write) = writes.get_mut(place.record) {
+            let before = std::mem::replace(&mut write.new, new);
+            return Row { version: write.before.label.version(), data: before };
+        }
+        let before = self.taken.borrow_mut().remove(place.record).expect(TAKEN);
         let row = before.row();
-        self.writes.insert(place.record, Write { place, before, new });
-        Ok(row)
+        writes.insert(place.record, Write { place, before, new });
+        row
     }
 }

@@ -19,7 +19,7 @@ use futures_util::future::{Either, select};
 use crate::cut::Cut;
 use crate::error::{BeginError, CommitError, LeaveError};
 use crate::horizon::{Announcer, Open};
-use crate::log::{LogAt, Logs, Taken};
+use crate::log::{IntentPlace, LogAt, Logs};
 use crate::memory::{Memory, MemoryError, Piece};
 use crate::oracle::{Copied, Fetched, Latest, Oracle, read_published};
 use crate::rules::{Rules, Shipped};
@@ -54,11 +54,11 @@ pub struct Worker<R = Shipped> {
     /// This worker is writing the word. If the write was given up half-way, this stays set, and the slot is
     /// stuck.
     is_writing: Cell<bool>,
-    /// Its last commit was refused, perhaps because too many counts are ahead of the watermark, or because
-    /// the log is full.
+    /// Its last commit was refused, perhaps because too many counts are ahead of the watermark, or its log is
+    /// full.
     is_put_off: Cell<bool>,
     /// It has begun a commit since it read the horizon last.
-    uses_log: Cell<bool>,
+    has_begun_commit: Cell<bool>,
     rules: PhantomData<R>,
 }
 
@@ -107,7 +107,7 @@ impl<R: Rules> Worker<R> {
             buffer: RefCell::new(None),
             is_writing: Cell::new(false),
             is_put_off: Cell::new(false),
-            uses_log: Cell::new(false),
+            has_begun_commit: Cell::new(false),
             rules: PhantomData,
         })
     }
@@ -144,7 +144,7 @@ impl<R: Rules> Worker<R> {
     ) -> Result<Transaction<'a, R>, BeginError> {
         if self.is_put_off.take() {
             self.write_watermark().await?;
-            self.look_for_log_room().await?;
+            self.refresh_horizon().await?;
         }
         let Snapshot { cut, open } = self.snapshot(session).await?;
         Ok(Transaction::new(self, session, cut, open))
@@ -152,13 +152,13 @@ impl<R: Rules> Worker<R> {
 
     /// The snapshot from which a transaction begins.
     async fn snapshot(&self, session: &mut SessionState) -> Result<Snapshot<'_>, BeginError> {
-        let mut give_up_at = None;
+        let (mut give_up_at, mut looks) = (None, 0);
         loop {
             // The later image may be torn now although it was not before. A session does not go back to the
             // earlier cut.
-            let published = match give_up_at {
-                None => self.published().await?,
-                Some(_) => self.published_next().await?,
+            let published = match looks {
+                0 => self.published().await?,
+                _ => self.published_next(looks).await?,
             };
             if let Some(published) = published
                 && published.sequence() >= session.begun_from
@@ -168,13 +168,14 @@ impl<R: Rules> Worker<R> {
                 session.begun_from = cut.sequence();
                 if let Some(announcer) = &self.announcer {
                     announcer.announce_if_due::<R>(&self.memory).await?;
-                    if self.uses_log.get() && announcer.refresh_if_due(&self.memory).await? {
-                        self.uses_log.set(false);
+                    if self.has_begun_commit.get() && announcer.refresh_if_due(&self.memory).await? {
+                        self.has_begun_commit.set(false);
                     }
                 }
                 return Ok(Snapshot { cut, open });
             }
             self.check_patience(&mut give_up_at)?;
+            looks += 1;
         }
     }
 
@@ -211,9 +212,9 @@ impl<R: Rules> Worker<R> {
         // The buffer is taken now: once something is locked, a commit must not fail for lack of memory.
         self.keep_buffer().map_err(CommitError::Nothing)?;
         let seen_by_all = self.announcer.as_ref().map(|announcer| announcer.seen_by_all(self.slot.slot()));
-        let begun = self.slot.begin(log_bytes, R::unneeded_in_log(seen_by_all));
+        let begun = self.slot.begin(log_bytes, R::intents_unneeded_up_to(seen_by_all));
         self.is_put_off.set(matches!(begun, Err(CommitError::Busy | CommitError::LogFull)));
-        self.uses_log.set(true);
+        self.has_begun_commit.set(true);
         let (version, log_place) = begun?;
         let holding = Some(self.hand.hold());
         Ok(CommitInFlight {
@@ -229,9 +230,9 @@ impl<R: Rules> Worker<R> {
         })
     }
 
-    /// The log is full of versions that a snapshot may have needed when this worker last read the horizon:
-    /// reads it again. It may be this worker's own announcement that holds it back.
-    pub(crate) async fn look_for_log_room(&self) -> Result<(), MemoryError> {
+    /// Reads the horizon again after a commit was refused, and announces this worker's own progress, which
+    /// may hold the horizon back.
+    pub(crate) async fn refresh_horizon(&self) -> Result<(), MemoryError> {
         let Some(announcer) = &self.announcer else { return Ok(()) };
         announcer.refresh(&self.memory).await?;
         announcer.announce::<R>(&self.memory).await
@@ -289,7 +290,7 @@ impl<R: Rules> Worker<R> {
     async fn raise_watermark(&self, version: Version, holding: Option<Holding<'_>>) -> bool {
         let writing = self.slot.end(version);
         if R::frees_log_when_finished() {
-            self.slot.forget(version);
+            self.slot.vanish(version);
         }
         if let Some(writing) = writing {
             // If that fails, the slot is stuck.
@@ -324,11 +325,12 @@ impl<R: Rules> Worker<R> {
 pub(crate) struct CommitInFlight<'a, R: Rules> {
     worker: &'a Worker<R>,
     version: Version,
-    log_place: Taken,
+    log_place: IntentPlace,
     log_bytes: u64,
     /// Set while others may wait for this commit.
     holding: Option<Holding<'a>>,
-    /// While this is there, the versions that its snapshot needs are kept: the commit writes to their places.
+    /// While this is there, its snapshot stays announced: the commit, or its rollback, may still write to the
+    /// records.
     open: Option<Open<'a>>,
     has_finished: bool,
     is_touched: bool,
@@ -347,8 +349,8 @@ impl<'a, R: Rules> CommitInFlight<'a, R> {
         &self.worker.memory
     }
 
-    /// The place of its intents in the log's ring.
-    pub(crate) fn log_place(&self) -> Taken {
+    /// The place of its intents in the log.
+    pub(crate) fn log_place(&self) -> IntentPlace {
         self.log_place
     }
 

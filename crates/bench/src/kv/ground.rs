@@ -14,8 +14,8 @@ use crate::local_pool::Lend;
 /// Region size of a large table, as pools usually have it, and the smallest region that a node lends.
 const REGION_BYTES: u64 = 64 << 20;
 const SMALLEST_REGION_BYTES: u64 = 1 << 20;
-/// Bytes of a log: replaced versions until all snapshots see what has replaced them, which takes some
-/// milliseconds.
+/// Bytes of a log. It keeps the versions that commits have replaced until all snapshots see the new ones;
+/// that takes some milliseconds.
 const LOG_BYTES: u64 = 2 << 20;
 
 /// How much the nodes lend, and how it is divided.

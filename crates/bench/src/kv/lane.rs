@@ -157,7 +157,7 @@ impl Lanes<'_> {
         numbers: &[u64; WRITTEN],
         next: impl Fn(u64) -> u64,
     ) -> Result<Outcome> {
-        let mut transaction = self.worker.begin(session).await?;
+        let transaction = self.worker.begin(session).await?;
         let Some(rows) = again(transaction.take_many(self.table, numbers).await)? else {
             return Ok(Outcome::Again);
         };

@@ -85,7 +85,7 @@ pub fn run(args: &KvArgs) -> Result<()> {
         warm_up: args.warm_up,
     };
     options.check().map_err(UsageError)?;
-    check_memory(options.far_bytes()?, "this needs", "lower --records")?;
+    check_memory(options.far_bytes()?, "this needs", "lower --records or --threads")?;
     let (farpool, stop) = (own_file()?, StopFlag::on_signals()?);
     let report = run_kv(&options, Some(card_transport), &farpool, stop.flag())?;
     tell_report(&report, args.json)

@@ -55,9 +55,10 @@ pub struct UpArgs {
     #[arg(long, value_name = "P", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=16))]
     partitions: u16,
 
-    /// Size of a new database's log of each compute server. A log holds the rows that commits have replaced
+    /// Size of each compute server's log in a new database. A log holds the rows that commits have replaced
     /// while an open transaction may still read them; if it is full, commits wait for old transactions to
-    /// end. Each log has two copies [default: together a quarter of the memory]
+    /// end. Each log has two copies. At least 64KiB [default: together a quarter of the memory, each from
+    /// 128KiB to 64MiB and at most a quarter of a region]
     #[arg(long, value_name = "SIZE")]
     log_size: Option<ByteSize>,
 

@@ -87,8 +87,7 @@ impl Queue {
 
     /// Fills `to` from far memory before it returns, if the transport accesses far memory itself; `to` need
     /// not lie in the arena. `None`: not possible now, and nothing was done; use [`Queue::read`]. After an
-    /// error, the contents of `to` are undefined. The first cache lines after these bytes are
-    /// prefetched, because a long read may be done in consecutive pieces that fit into the L1 data cache.
+    /// error, the contents of `to` are undefined.
     ///
     /// # Panics
     /// As [`Queue::read`].
@@ -111,11 +110,19 @@ impl Queue {
             local,
             fence: false,
         })?;
-        link.prefetch(region, offset.saturating_add(to.len() as u64), to.len());
         if table.note_completed_at_once(1) {
             table.poll(shared.clock.now_ns());
         }
         Some(to_result(self.node, outcome).map(drop))
+    }
+
+    /// Has the processor fetch the first cache lines of far memory that will soon be accessed, if the
+    /// transport accesses it itself. Any range may be named, since nothing is accessed.
+    pub fn prefetch(&self, at: RemoteAddr, bytes: usize) {
+        let table = self.endpoint.shared.table.borrow();
+        if let Some(link) = &table.queues[self.index].link {
+            link.prefetch(at.region.index, at.offset, bytes);
+        }
     }
 
     /// Copies `buffer` to far memory.

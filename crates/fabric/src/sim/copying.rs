@@ -142,11 +142,10 @@ impl State {
     /// has posted is left to do. What others do meanwhile takes effect before it, between its parts, and
     /// after it. Returns its outcome, and what a READ has found.
     pub(super) fn run_now(&mut self, connection: u64, posted: &Posted) -> Option<(Outcome, Vec<u8>)> {
-        let is_for_node = matches!(posted.op, Op::Attach(_) | Op::Detach | Op::Call { .. });
         let (at_once, looks_again) = (self.config.at_once_permille, self.looks_again());
         let link = self.links.get(&connection)?;
         let is_idle = link.closed.is_none() && link.copier.as_ref()?.queue.is_empty();
-        if is_for_node || !is_idle || !self.random.chance(at_once) {
+        if posted.op.is_for_node() || !is_idle || !self.random.chance(at_once) {
             return None;
         }
         let order = Order::of(posted);

@@ -173,14 +173,14 @@ impl<E: Environment> Change<'_, E> {
     /// Runs a transaction.
     pub(super) async fn transact<T>(
         &self,
-        body: impl AsyncFn(&mut Transaction<'_, E::Rules>, &Catalog) -> Result<T, Stop>,
+        body: impl AsyncFn(&Transaction<'_, E::Rules>, &Catalog) -> Result<T, Stop>,
     ) -> Result<T, TxError> {
         let (worker, mut session) = (&self.worker, SessionState::new());
         let (endpoint, timing) = (self.memory().endpoint(), self.member.timing());
         let give_up_at = endpoint.now_ns() + (timing.catalog_timeout / TRYING_PART).as_nanos() as u64;
         loop {
-            let mut transaction = worker.begin(&mut session).await?;
-            let failed = match body(&mut transaction, &self.catalog).await {
+            let transaction = worker.begin(&mut session).await?;
+            let failed = match body(&transaction, &self.catalog).await {
                 Ok(done) => match transaction.commit().await {
                     Ok(_) => {
                         // Waits until a published cut has the commit, so that clients that are told of the

@@ -3,6 +3,7 @@
 use farpool_fabric::Endpoint;
 use farpool_txn::hash::MOST_KEY_BYTES;
 use farpool_txn::layout::FIRST_RECORD;
+use farpool_txn::log::Intent;
 use farpool_txn::slab::MOST_PAYLOAD_BYTES;
 use farpool_txn::{DatabaseAt, Rules, Transaction};
 
@@ -22,14 +23,14 @@ const SPARE_ROWS: u64 = 32;
 /// Why a table cannot be dropped for now.
 const NO_TOMBSTONE: &str = "too many dropped tables are still in open snapshots: end long transactions";
 
-/// Creates a table.
+/// Creates a table. Returns its first record, which no other table ever has.
 pub(crate) async fn create<E: Environment>(
     member: &MemberCore<E>,
     endpoint: &Endpoint,
     name: &str,
     (key_type, key_bytes): (String, usize),
     options: &TableOptions,
-) -> Result<(), TxError> {
+) -> Result<u64, TxError> {
     let key = key_of(name).ok_or_else(|| TxError::BadName(name.to_owned()))?;
     let row_bytes = options.place_bytes();
     if !(1..=MOST_KEY_BYTES).contains(&key_bytes) {
@@ -47,6 +48,14 @@ pub(crate) async fn create<E: Environment>(
             "a row cannot have {longest} bytes: at most {MOST_PAYLOAD_BYTES}"
         )));
     }
+    let (logged, most) = (Intent::bytes_for(row_bytes) as u64, member.at().layout.log.most_bytes());
+    if logged > most {
+        return Err(TxError::BadOptions(format!(
+            "to replace a row of {row_bytes} bytes takes {logged} bytes of a log, and a transaction may take \
+             {most}: make the database with larger logs (--log-size), or the table with shorter rows and \
+             their long parts beside them (TableOptions::longest)"
+        )));
+    }
     let empty = TableRow {
         name: name.to_owned(),
         row_bytes: u32::try_from(row_bytes)
@@ -58,7 +67,7 @@ pub(crate) async fn create<E: Environment>(
         ..TableRow::default()
     };
     change(member, endpoint, async |change| {
-        let is_there = async |transaction: &mut Transaction<'_, E::Rules>, catalog: &Catalog| {
+        let is_there = async |transaction: &Transaction<'_, E::Rules>, catalog: &Catalog| {
             Ok(catalog.find(transaction, name).await.map_err(|error| of_key(error, TABLES))?.is_some())
         };
         // This comes first, since getting memory may take long.
@@ -66,14 +75,15 @@ pub(crate) async fn create<E: Environment>(
             return Err(TxError::TableExists(name.to_owned()));
         }
         clear_tombstones(change).await?;
-        let make = async |transaction: &mut Transaction<'_, E::Rules>, catalog: &Catalog| {
+        let make = async |transaction: &Transaction<'_, E::Rules>, catalog: &Catalog| {
             let mut row = empty.clone();
             row.first_record = next_record(transaction, catalog, options.rows).await?;
             take_memory(member.at(), transaction, catalog, &mut row, options).await?;
+            let first = row.first_record;
             let row = row.encode_row().ok_or_else(|| TxError::NoSpace("too many pieces".to_owned()))?;
             let made = catalog.names.insert(transaction, &key, &row).await;
             match made.map_err(|error| of_key(error, TABLES)) {
-                Ok(_) => Ok(()),
+                Ok(_) => Ok(first),
                 // Another member made it, and died before that was published.
                 Err(Stop::For(TxError::Duplicate(_))) => Err(TxError::TableExists(name.to_owned()).into()),
                 Err(other) => Err(other),
@@ -91,7 +101,7 @@ pub(crate) async fn drop_table<E: Environment>(
     name: &str,
 ) -> Result<(), TxError> {
     let key = key_of(name).ok_or_else(|| TxError::BadName(name.to_owned()))?;
-    let move_to_tombstone = async |transaction: &mut Transaction<'_, E::Rules>, catalog: &Catalog| {
+    let move_to_tombstone = async |transaction: &Transaction<'_, E::Rules>, catalog: &Catalog| {
         let gone = catalog.names.delete(transaction, &key).await;
         let row = match gone.map_err(|error| of_key(error, TABLES)) {
             Ok(row) => row.data.unwrap_or_default(),
@@ -120,7 +130,7 @@ pub(crate) async fn drop_table<E: Environment>(
 /// Numbers for the records of a new table. No other table ever has them, so bytes left in its memory are
 /// never taken for another table's records.
 async fn next_record<R: Rules>(
-    transaction: &mut Transaction<'_, R>,
+    transaction: &Transaction<'_, R>,
     catalog: &Catalog,
     rows: u64,
 ) -> Result<u64, Stop> {
@@ -141,7 +151,7 @@ async fn next_record<R: Rules>(
 /// Takes memory for a table, spread over all nodes, in as few pieces as fit.
 async fn take_memory<R: Rules>(
     at: DatabaseAt<'_>,
-    transaction: &mut Transaction<'_, R>,
+    transaction: &Transaction<'_, R>,
     catalog: &Catalog,
     row: &mut TableRow,
     options: &TableOptions,
@@ -179,7 +189,7 @@ pub(super) async fn read_maps<R: Rules>(
 
 /// Writes the maps that have changed.
 pub(super) async fn write_maps<R: Rules>(
-    transaction: &mut Transaction<'_, R>,
+    transaction: &Transaction<'_, R>,
     catalog: &Catalog,
     before: &[Map],
     after: &[Map],

@@ -5,7 +5,7 @@
 //! behind, and the next member clears the memory again.
 
 use farpool_txn::horizon::horizon;
-use farpool_txn::{Cut, Transaction};
+use farpool_txn::{Cut, DatabaseAt, Transaction};
 use farpool_wire::Version;
 
 use super::changing::Change;
@@ -55,36 +55,45 @@ pub(super) async fn clear_tombstones<E: Environment>(change: &Change<'_, E>) -> 
     let at = change.member.at();
     let found = horizon(change.memory(), &at.horizon()).await;
     let Some(horizon) = found.map_err(TxError::Memory)? else { return Ok(()) };
-    let look = async |transaction: &mut Transaction<'_, E::Rules>, catalog: &Catalog| {
+    let look = async |transaction: &Transaction<'_, E::Rules>, catalog: &Catalog| {
         tables_gone(transaction, catalog, &horizon).await
     };
     let gone = change.transact(look).await?;
     if gone.is_empty() {
         return Ok(());
     }
+    // Each by a transaction of its own: a log may not have room for all of them.
     for table in &gone {
         clear(change, table).await?;
+        let give_back = async |transaction: &Transaction<'_, E::Rules>, catalog: &Catalog| {
+            give_back(at, transaction, catalog, table).await
+        };
+        change.transact(give_back).await?;
     }
-    let give_back = async |transaction: &mut Transaction<'_, E::Rules>, catalog: &Catalog| {
-        let maps = read_maps(at, transaction, catalog).await?;
-        let mut free = maps.clone();
-        for table in &gone {
-            let found = transaction.read(&catalog.tombstones, table.tombstone).await;
-            let found = found.map_err(|error| of_read(error, TABLES))?;
-            if found.version != table.since {
-                continue; // another member emptied it, and died before that was published
-            }
-            for Part { region, first_unit, bytes } in table.parts() {
-                if let Some(map) = free.get_mut(region) {
-                    map.free(first_unit, bytes.div_ceil(at.layout.unit_bytes()));
-                }
-            }
-            let emptied = transaction.write(&catalog.tombstones, table.tombstone, None).await;
-            emptied.map_err(|error| of_read(error, TABLES))?;
+    Ok(())
+}
+
+/// Gives back the memory of a dropped table, and empties its tombstone.
+async fn give_back<R: MemberRules>(
+    at: DatabaseAt<'_>,
+    transaction: &Transaction<'_, R>,
+    catalog: &Catalog,
+    table: &Gone,
+) -> Result<(), Stop> {
+    let found = transaction.read(&catalog.tombstones, table.tombstone).await;
+    if found.map_err(|error| of_read(error, TABLES))?.version != table.since {
+        return Ok(()); // another member emptied it, and died before that was published
+    }
+    let maps = read_maps(at, transaction, catalog).await?;
+    let mut free = maps.clone();
+    for Part { region, first_unit, bytes } in table.parts() {
+        if let Some(map) = free.get_mut(region) {
+            map.free(first_unit, bytes.div_ceil(at.layout.unit_bytes()));
         }
-        write_maps(transaction, catalog, &maps, &free).await
-    };
-    change.transact(give_back).await
+    }
+    let emptied = transaction.write(&catalog.tombstones, table.tombstone, None).await;
+    emptied.map_err(|error| of_read(error, TABLES))?;
+    write_maps(transaction, catalog, &maps, &free).await
 }
 
 /// The tables in tombstones whose drop the horizon has.

@@ -9,9 +9,9 @@ use farpool_txn::recovery::{Fate, fate};
 use farpool_txn::{CommitError, Fetched, SessionState, Worker};
 use farpool_wire::Version;
 
-use crate::catalog::{self, Catalog, TableInfo};
+use crate::catalog::{self, Catalog, TableInfo, TableRow};
 use crate::environment::Environment;
-use crate::error::{DatabaseError, Ended, Stop, TxError};
+use crate::error::{DatabaseError, Ended, Stop, TxError, of_memory};
 use crate::key::Key;
 use crate::member::MemberCore;
 use crate::member::living::IN_DOUBT;
@@ -154,7 +154,7 @@ impl<E: Environment> ClientCore<E> {
             Err(CommitError::Conflict | CommitError::Busy) => Err(Stop::Again(TxError::Conflict)),
             Err(CommitError::LogFull) => Err(Stop::Again(TxError::NoRoomForVersions)),
             Err(CommitError::Unknown(version)) => Err(TxError::Unknown(version).into()),
-            Err(CommitError::Nothing(error)) => Err(TxError::Memory(error).into()),
+            Err(CommitError::Nothing(error)) => Err(of_memory(error)),
             Err(error @ CommitError::TooLarge { .. }) => Err(TxError::TooLarge(error).into()),
             Err(CommitError::Stuck) => Err(TxError::Ended(Ended::Failed(IN_DOUBT.to_owned())).into()),
         }
@@ -177,7 +177,8 @@ impl<E: Environment> ClientCore<E> {
     /// Creates a table. Other clients can open it at once.
     ///
     /// # Errors
-    /// When a table of that name exists, or there is no room for it.
+    /// When a table of that name exists, or there is no room for it; [`TxError::NoSuchTable`] or
+    /// [`TxError::Dropped`] if another client has dropped it meanwhile.
     pub async fn create_table<K: Key + ?Sized, V>(
         &self,
         session: &mut SessionState,
@@ -185,8 +186,13 @@ impl<E: Environment> ClientCore<E> {
         options: &TableOptions,
     ) -> Result<Table<K, V>, TxError> {
         let key = (K::type_name(), K::BYTES.unwrap_or(options.key_bytes));
-        catalog::create(&self.member, self.endpoint(), name, key, options).await?;
-        self.open_table(session, name).await
+        let first_record = catalog::create(&self.member, self.endpoint(), name, key, options).await?;
+        let (schema, row) = self.find_table(session, name).await?;
+        // Others may have dropped it meanwhile, and made another one of that name.
+        if row.first_record != first_record {
+            return Err(TxError::Dropped(name.to_owned()));
+        }
+        Table::new(&*self.member, name, row, schema)
     }
 
     /// Opens a table, or creates it if it does not exist.
@@ -205,7 +211,7 @@ impl<E: Environment> ClientCore<E> {
                 opened => return opened,
             }
             match self.create_table(session, name, options).await {
-                Err(TxError::TableExists(_) | TxError::NoSuchTable(_)) => {}
+                Err(TxError::TableExists(_) | TxError::NoSuchTable(_) | TxError::Dropped(_)) => {}
                 created => return created,
             }
         }
@@ -221,10 +227,16 @@ impl<E: Environment> ClientCore<E> {
         session: &mut SessionState,
         name: &str,
     ) -> Result<Table<K, V>, TxError> {
+        let (schema, row) = self.find_table(session, name).await?;
+        Table::new(&*self.member, name, row, schema)
+    }
+
+    /// The catalog's row of a table, and how often tables had been made and dropped in the snapshot that has
+    /// it.
+    async fn find_table(&self, session: &mut SessionState, name: &str) -> Result<(u64, TableRow), TxError> {
         let find = async |tx: &mut Tx<'_, E::Rules>| Ok((tx.schema(), tx.find_table(name).await?));
         let (schema, row) = self.transact_up_to_date(session, &find).await?;
-        let row = row.ok_or_else(|| TxError::NoSuchTable(name.to_owned()))?;
-        Table::new(&*self.member, name, row, schema)
+        Ok((schema, row.ok_or_else(|| TxError::NoSuchTable(name.to_owned()))?))
     }
 
     /// Drops a table: transactions that begin from now on do not have it.

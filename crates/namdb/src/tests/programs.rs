@@ -37,6 +37,20 @@ fn a_program_on_tokio_opens_a_database_and_awaits_transactions() {
     });
 }
 
+/// Tasks of tokio may poll its own primitives a limited number of times before they return.
+#[test]
+fn a_client_that_blocks_inside_a_runtime_goes_on_for_ever() {
+    let rig = Rig::new();
+    let database = rig.create(TransportChoice::Tcp);
+    tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
+        let client = database.client().unwrap();
+        let rows: Table<u64, u64> = client.create_table("rows", &TableOptions::rows(4)).unwrap();
+        for value in 0..300 {
+            client.transact(async |tx| tx.upsert(&rows, 1, value).await).unwrap();
+        }
+    });
+}
+
 #[test]
 fn a_table_opens_only_with_the_type_of_its_keys() {
     let rig = Rig::new();

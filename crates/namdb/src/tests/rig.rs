@@ -18,7 +18,7 @@ use tokio::runtime::Runtime;
 use crate::database::Process;
 use crate::file::DatabaseFile;
 use crate::member::{add_grants, attach_all};
-use crate::{CreateOptions, Credentials, Database, Reach};
+use crate::{CreateOptions, Credentials, Database, DatabaseError, Reach};
 
 /// Size of the regions that the nodes of [`Rig::new`] lend.
 pub const REGION_BYTES: u64 = 4 << 20;
@@ -102,8 +102,12 @@ impl Rig {
 
     /// Makes a database, over shared memory, whose logs have so many bytes.
     pub fn create_logging(&self, log_bytes: u64) -> Database {
+        self.try_create_logging(log_bytes).unwrap()
+    }
+
+    pub fn try_create_logging(&self, log_bytes: u64) -> Result<Database, DatabaseError> {
         let options = CreateOptions { log_bytes: Some(log_bytes), ..options(PATIENCE) };
-        Database::create(&self.pool(TransportChoice::Shm), &self.file(), &options).unwrap()
+        Database::create(&self.pool(TransportChoice::Shm), &self.file(), &options)
     }
 
     pub fn open(&self, transport: TransportChoice) -> Database {

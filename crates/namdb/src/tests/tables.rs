@@ -72,13 +72,13 @@ fn a_new_table_is_found_although_the_fetch_thread_has_not_read_its_cut_yet() {
 #[test]
 fn a_client_that_never_begins_anything_keeps_no_versions_alive() {
     let rig = Rig::new();
-    let database = rig.create_logging(8 << 10);
+    let database = rig.create_logging(64 << 10);
     let client = database.client().unwrap();
     let options = TableOptions::rows(1);
     let rows: Table<u64, u64> = client.create_table("rows", &options).unwrap();
     client.transact(async |tx| tx.insert(&rows, 1, 0).await).unwrap();
     let _idle = database.client().unwrap();
-    // The log has room for a hundred versions.
+    // The log has room for 448 versions.
     for value in 1..1_000 {
         client.transact(async |tx| tx.update(&rows, 1, value).await).unwrap();
     }

@@ -176,36 +176,36 @@ fn inserting_an_existing_key_and_updating_a_missing_one_are_errors() {
 
 async fn script(worker: &Worker, table: &KeyedTable, key: &[u8]) {
     let (mut session, mut other) = (SessionState::new(), SessionState::new());
-    let mut late = worker.begin(&mut other).await.unwrap();
+    let late = worker.begin(&mut other).await.unwrap();
 
-    let mut first = worker.begin(&mut session).await.unwrap();
-    assert!(matches!(table.update(&mut first, key, &DATA[0]).await, Err(KeyError::NoSuchKey)));
-    assert_eq!(table.insert(&mut first, key, &DATA[0]).await.unwrap().data, None);
+    let first = worker.begin(&mut session).await.unwrap();
+    assert!(matches!(table.update(&first, key, &DATA[0]).await, Err(KeyError::NoSuchKey)));
+    assert_eq!(table.insert(&first, key, &DATA[0]).await.unwrap().data, None);
     assert!(
-        matches!(table.insert(&mut first, key, &DATA[1]).await, Err(KeyError::Duplicate)),
+        matches!(table.insert(&first, key, &DATA[1]).await, Err(KeyError::Duplicate)),
         "inserted by the same transaction"
     );
     assert_eq!(table.get(&first, key).await.unwrap().data, Some(DATA[0].to_vec()));
     assert!(first.commit().await.unwrap().is_some());
 
     assert_eq!(table.get(&late, key).await.unwrap().data, None, "not in its snapshot");
-    let conflict = table.insert(&mut late, key, &DATA[1]).await;
+    let conflict = table.insert(&late, key, &DATA[1]).await;
     assert!(matches!(conflict, Err(KeyError::Record(ReadError::Conflict))), "{conflict:?}");
     drop(late);
 
-    let mut second = worker.begin(&mut session).await.unwrap();
-    assert!(matches!(table.insert(&mut second, key, &DATA[1]).await, Err(KeyError::Duplicate)));
-    assert_eq!(table.update(&mut second, key, &DATA[1]).await.unwrap().data, Some(DATA[0].to_vec()));
-    assert_eq!(table.delete(&mut second, key).await.unwrap().data, Some(DATA[1].to_vec()));
+    let second = worker.begin(&mut session).await.unwrap();
+    assert!(matches!(table.insert(&second, key, &DATA[1]).await, Err(KeyError::Duplicate)));
+    assert_eq!(table.update(&second, key, &DATA[1]).await.unwrap().data, Some(DATA[0].to_vec()));
+    assert_eq!(table.delete(&second, key).await.unwrap().data, Some(DATA[1].to_vec()));
     assert!(
-        matches!(table.delete(&mut second, key).await, Err(KeyError::NoSuchKey)),
+        matches!(table.delete(&second, key).await, Err(KeyError::NoSuchKey)),
         "deleted by the same transaction"
     );
     second.commit().await.unwrap();
 
-    let mut third = worker.begin(&mut session).await.unwrap();
+    let third = worker.begin(&mut session).await.unwrap();
     assert_eq!(table.get(&third, key).await.unwrap().data, None);
-    assert_eq!(table.insert(&mut third, key, &DATA[2]).await.unwrap().data, None, "deleted, so not there");
+    assert_eq!(table.insert(&third, key, &DATA[2]).await.unwrap().data, None, "deleted, so not there");
     third.commit().await.unwrap();
     let fourth = worker.begin(&mut session).await.unwrap();
     assert_eq!(table.get(&fourth, key).await.unwrap().data, Some(DATA[2].to_vec()));

@@ -156,10 +156,10 @@ impl Transactions {
         for key in 0..self.run.keys.count() {
             let at_end =
                 |error: &dyn std::fmt::Display| format!("key {key} cannot be written at the end: {error}");
-            let mut transaction = worker.begin(&mut session).await.map_err(|error| at_end(&error))?;
+            let transaction = worker.begin(&mut session).await.map_err(|error| at_end(&error))?;
             let (bytes, data) = (self.run.keys.get(key), [0; DATA_WORDS * 8]);
-            let written = match table.insert(&mut transaction, bytes, &data).await {
-                Err(KeyError::Duplicate) => table.update(&mut transaction, bytes, &data).await,
+            let written = match table.insert(&transaction, bytes, &data).await {
+                Err(KeyError::Duplicate) => table.update(&transaction, bytes, &data).await,
                 other => other,
             };
             written.map_err(|error| at_end(&error))?;
@@ -264,7 +264,7 @@ impl Client {
         table: &KeyedTable<R>,
         session: &mut SessionState,
     ) -> Result<(), String> {
-        let mut transaction = worker.begin(session).await.map_err(|error: BeginError| error.to_string())?;
+        let transaction = worker.begin(session).await.map_err(|error: BeginError| error.to_string())?;
         let mut judged = Judged {
             session: self.name,
             begun_from: transaction.cut().clone(),
@@ -280,7 +280,7 @@ impl Client {
                 7..9 => Deed::Update,
                 _ => Deed::Delete,
             };
-            match self.touch(&mut transaction, table, key, deed, &mut judged).await {
+            match self.touch(&transaction, table, key, deed, &mut judged).await {
                 Ok(()) => {}
                 // The transaction does not commit, but its earlier reads are judged all the same.
                 Err(KeyError::Record(ReadError::Conflict | ReadError::SnapshotTooOld)) => {
@@ -311,7 +311,7 @@ impl Client {
 
     async fn touch<'a, R: IndexRules>(
         &mut self,
-        transaction: &mut Transaction<'a, Shipped>,
+        transaction: &Transaction<'a, Shipped>,
         table: &'a KeyedTable<R>,
         key: usize,
         deed: Deed,

@@ -60,7 +60,7 @@ impl Stage {
 
     async fn put<'a>(
         &'a self,
-        transaction: &mut Transaction<'a, Chosen>,
+        transaction: &Transaction<'a, Chosen>,
         record: u64,
         value: u64,
     ) -> Result<(), ReadError> {
@@ -125,9 +125,9 @@ fn in_setting(of: Setting, script: impl AsyncFn(&Stage) + 'static) {
         };
         let stage = Stage { table: here.table(grant), workers: workers.try_into().ok().unwrap(), run: here };
         let mut session = SessionState::new();
-        let mut first = stage.workers[0].begin(&mut session).await.unwrap();
+        let first = stage.workers[0].begin(&mut session).await.unwrap();
         for (record, value) in (X..).zip(BEFORE) {
-            stage.put(&mut first, record, value).await.unwrap();
+            stage.put(&first, record, value).await.unwrap();
         }
         first.commit().await.unwrap();
         stage.run.world.sleep(PUBLISHED).await;
@@ -156,11 +156,11 @@ macro_rules! both_begin {
 fn g0_writes_of_two_transactions_do_not_mix() {
     everywhere(async |stage| {
         both_begin!(stage, one, other);
-        stage.put(&mut one, X, 11).await.unwrap();
-        stage.put(&mut other, X, 12).await.unwrap();
-        stage.put(&mut one, Y, 21).await.unwrap();
+        stage.put(&one, X, 11).await.unwrap();
+        stage.put(&other, X, 12).await.unwrap();
+        stage.put(&one, Y, 21).await.unwrap();
         one.commit().await.unwrap();
-        assert!(matches!(stage.put(&mut other, Y, 22).await, Err(ReadError::Conflict)));
+        assert!(matches!(stage.put(&other, Y, 22).await, Err(ReadError::Conflict)));
         drop(other);
         assert_eq!(stage.now().await, [Some(11), Some(21)]);
     });
@@ -170,7 +170,7 @@ fn g0_writes_of_two_transactions_do_not_mix() {
 fn g1a_aborted_writes_are_never_read() {
     everywhere(async |stage| {
         both_begin!(stage, one, other);
-        stage.put(&mut one, X, 101).await.unwrap();
+        stage.put(&one, X, 101).await.unwrap();
         assert_eq!(stage.get(&other, X).await, Some(10));
         drop(one);
         assert_eq!(stage.get(&other, X).await, Some(10));
@@ -183,9 +183,9 @@ fn g1a_writes_of_a_commit_that_is_rolled_back_are_never_read() {
     everywhere(async |stage| {
         both_begin!(stage, one, other);
         for (record, value) in [(X, 101), (Y, 102)] {
-            stage.put(&mut one, record, value).await.unwrap();
+            stage.put(&one, record, value).await.unwrap();
         }
-        stage.put(&mut other, Y, 22).await.unwrap();
+        stage.put(&other, Y, 22).await.unwrap();
         other.commit().await.unwrap();
         let look = async {
             let mut session = SessionState::new();
@@ -204,9 +204,9 @@ fn g1a_writes_of_a_commit_that_is_rolled_back_are_never_read() {
 fn g1b_intermediate_writes_are_never_read() {
     everywhere(async |stage| {
         both_begin!(stage, one, other);
-        stage.put(&mut one, X, 101).await.unwrap();
+        stage.put(&one, X, 101).await.unwrap();
         assert_eq!(stage.get(&other, X).await, Some(10));
-        stage.put(&mut one, X, 11).await.unwrap();
+        stage.put(&one, X, 11).await.unwrap();
         one.commit().await.unwrap();
         assert_eq!(stage.get(&other, X).await, Some(10));
         assert_eq!(stage.now().await, [Some(11), Some(20)]);
@@ -217,8 +217,8 @@ fn g1b_intermediate_writes_are_never_read() {
 fn g1c_concurrent_transactions_do_not_read_each_others_writes() {
     everywhere(async |stage| {
         both_begin!(stage, one, other);
-        stage.put(&mut one, X, 11).await.unwrap();
-        stage.put(&mut other, Y, 22).await.unwrap();
+        stage.put(&one, X, 11).await.unwrap();
+        stage.put(&other, Y, 22).await.unwrap();
         assert_eq!(stage.get(&one, Y).await, Some(20));
         assert_eq!(stage.get(&other, X).await, Some(10));
         one.commit().await.unwrap();
@@ -232,9 +232,9 @@ fn otv_an_observed_transaction_does_not_vanish() {
     everywhere(async |stage| {
         both_begin!(stage, one, other);
         for (record, value) in [(X, 11), (Y, 19)] {
-            stage.put(&mut one, record, value).await.unwrap();
+            stage.put(&one, record, value).await.unwrap();
         }
-        stage.put(&mut other, X, 12).await.unwrap();
+        stage.put(&other, X, 12).await.unwrap();
         one.commit().await.unwrap();
         stage.run.world.sleep(PUBLISHED).await;
         let mut session = SessionState::new();
@@ -257,7 +257,7 @@ fn pmp_a_second_scan_does_not_find_records_inserted_meanwhile() {
             found
         };
         assert_eq!(look(&one).await, BEFORE);
-        stage.put(&mut other, NEW, 30).await.unwrap();
+        stage.put(&other, NEW, 30).await.unwrap();
         other.commit().await.unwrap();
         stage.run.world.sleep(PUBLISHED).await;
         assert_eq!(look(&one).await, BEFORE);
@@ -269,8 +269,8 @@ fn p4_no_update_is_lost() {
     everywhere(async |stage| {
         both_begin!(stage, one, other);
         assert_eq!((stage.get(&one, X).await, stage.get(&other, X).await), (Some(10), Some(10)));
-        stage.put(&mut one, X, 11).await.unwrap();
-        stage.put(&mut other, X, 12).await.unwrap();
+        stage.put(&one, X, 11).await.unwrap();
+        stage.put(&other, X, 12).await.unwrap();
         one.commit().await.unwrap();
         assert!(matches!(other.commit().await, Err(CommitError::Conflict)));
         assert_eq!(stage.now().await, [Some(11), Some(20)]);
@@ -283,7 +283,7 @@ fn g_single_a_snapshot_does_not_skew() {
         both_begin!(stage, one, other);
         assert_eq!(stage.get(&one, X).await, Some(10));
         for (record, value) in [(X, 12), (Y, 18)] {
-            stage.put(&mut other, record, value).await.unwrap();
+            stage.put(&other, record, value).await.unwrap();
         }
         other.commit().await.unwrap();
         stage.run.world.sleep(PUBLISHED).await;
@@ -300,8 +300,8 @@ fn write_skew_occurs() {
             assert_eq!(stage.get(transaction, X).await, Some(10));
             assert_eq!(stage.get(transaction, Y).await, Some(20));
         }
-        stage.put(&mut one, X, 11).await.unwrap();
-        stage.put(&mut other, Y, 21).await.unwrap();
+        stage.put(&one, X, 11).await.unwrap();
+        stage.put(&other, Y, 21).await.unwrap();
         one.commit().await.unwrap();
         other.commit().await.unwrap();
         assert_eq!(
@@ -319,8 +319,8 @@ fn long_fork_all_sessions_see_two_commits_in_the_same_order() {
     everywhere(async |stage| {
         let write = async |worker: usize, record: u64| {
             let mut session = SessionState::new();
-            let mut transaction = stage.workers[worker].begin(&mut session).await.unwrap();
-            stage.put(&mut transaction, record, 99).await.unwrap();
+            let transaction = stage.workers[worker].begin(&mut session).await.unwrap();
+            stage.put(&transaction, record, 99).await.unwrap();
             transaction.commit().await.unwrap();
         };
         let look = async |worker: usize| {

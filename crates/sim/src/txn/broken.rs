@@ -151,8 +151,12 @@ impl Rules for Chosen {
         if is(AHEAD) { u64::MAX } else { Shipped::horizon_up_to(least) }
     }
 
-    fn unneeded_in_log(seen_by_all: Option<u64>) -> u64 {
-        if is(LOG_REUSED) || is(FREED_EARLY) { u64::MAX } else { Shipped::unneeded_in_log(seen_by_all) }
+    fn intents_unneeded_up_to(seen_by_all: Option<u64>) -> u64 {
+        if is(LOG_REUSED) || is(FREED_EARLY) {
+            u64::MAX
+        } else {
+            Shipped::intents_unneeded_up_to(seen_by_all)
+        }
     }
 
     fn keeps_log_of_predecessor() -> bool {

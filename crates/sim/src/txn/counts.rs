@@ -59,7 +59,7 @@ async fn give_up(worker: &Worker<Chosen>, table: &Table, many: u64) -> Version {
     let (mut prepared, mut last) = (0, Version::INITIAL);
     while prepared < many {
         let mut session = SessionState::new();
-        let mut transaction = worker.begin(&mut session).await.unwrap();
+        let transaction = worker.begin(&mut session).await.unwrap();
         transaction.write(table, RECORD, Some(&[1; DATA_WORDS * 8])).await.unwrap();
         match transaction.prepare() {
             Ok(committing) => last = committing.unwrap().version(),
@@ -75,7 +75,7 @@ async fn give_up(worker: &Worker<Chosen>, table: &Table, many: u64) -> Version {
 /// of the commit.
 async fn leave_in_doubt(run: &Run, worker: &Worker<Chosen>, table: &Table, after: Duration) -> Version {
     let mut session = SessionState::new();
-    let mut transaction = worker.begin(&mut session).await.unwrap();
+    let transaction = worker.begin(&mut session).await.unwrap();
     transaction.write(table, RECORD, Some(&[2; DATA_WORDS * 8])).await.unwrap();
     let committing = transaction.prepare().unwrap().unwrap();
     let version = committing.version();
@@ -88,7 +88,7 @@ async fn leave_in_doubt(run: &Run, worker: &Worker<Chosen>, table: &Table, after
 async fn commit(run: &Run, worker: &Worker<Chosen>, table: &Table) -> Option<Version> {
     for _ in 0..TRIES {
         let mut session = SessionState::new();
-        let mut transaction = worker.begin(&mut session).await.unwrap();
+        let transaction = worker.begin(&mut session).await.unwrap();
         if let Err(ReadError::Conflict) = transaction.write(table, RECORD, Some(&[3; DATA_WORDS * 8])).await {
             run.world.sleep(PAUSE).await;
             continue;

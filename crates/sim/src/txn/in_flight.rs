@@ -37,7 +37,7 @@ fn setting_of(seed: u64) -> Option<(Executor, Run)> {
 /// began.
 async fn write_and_give_up(run: &Run, worker: &Worker<Chosen>, table: &Table, random: &mut Random) -> u64 {
     let mut session = SessionState::new();
-    let mut transaction = worker.begin(&mut session).await.unwrap();
+    let transaction = worker.begin(&mut session).await.unwrap();
     let sequence = transaction.cut().sequence();
     let number = random.below(table.records());
     let patience = run.world.sleep(Duration::from_nanos(random.below(GIVEN_UP_WITHIN_NS)));
@@ -143,7 +143,7 @@ fn the_snapshot_of_a_commit_in_doubt_stays_announced() {
         let count = in_doubt.clone();
         with_worker(seed, setting, async move |run, worker, table, random| {
             let mut session = SessionState::new();
-            let mut transaction = worker.begin(&mut session).await.unwrap();
+            let transaction = worker.begin(&mut session).await.unwrap();
             let sequence = transaction.cut().sequence();
             transaction.write(table, 0, Some(&[1; 8])).await.unwrap();
             let patience = run.world.sleep(Duration::from_nanos(random.below(GIVEN_UP_WITHIN_NS)));

@@ -61,7 +61,7 @@ fn is_logged(run: &Run, slot: u16, version: Version, (node, at): (farpool_wire::
         let Some(place) = log.layout.intents(&head) else { return false };
         let intents = bytes(run, copy, place);
         let intents = head.intents(&intents).unwrap_or_default();
-        intents.iter().any(|intent| intent.region.node == node && intent.current == at)
+        intents.iter().any(|intent| intent.region.node == node && intent.header_at == at)
     })
 }
 

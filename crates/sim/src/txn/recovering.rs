@@ -70,7 +70,7 @@ impl Recovering {
             let first = run.firsts[usize::from(self.slot)];
             let next = next_generation(first).expect("the first generation is not the last");
             let last = next + run.ledger.notes.next_name();
-            let room = LogRoom::new(run.log.ring_bytes());
+            let room = LogRoom::new(run.log.area_bytes());
             let next = After::Recovery(Recovered { last, room, rolled_back: Vec::new(), lost_copy: None });
             client::start(&run, self.slot, next, &mut self.random);
         }

@@ -13,8 +13,8 @@ use super::*;
 const TRIES: u32 = 50;
 const PAUSE: Duration = Duration::from_micros(20);
 const INSTANT: Duration = Duration::from_nanos(50);
-/// Bytes of the log's ring: room for some versions.
-const RING_BYTES: u64 = 2_048;
+/// Bytes for the intents of the log: room for some versions.
+const INTENT_BYTES: u64 = 2_048;
 
 /// Runs a task in a world of its own without faults, with one record.
 fn in_order(task: impl AsyncFnOnce(&Run, &Worker<Chosen>) + 'static) {
@@ -42,7 +42,7 @@ pub(super) fn in_world(
     let mut setting = setting(world.clone(), executor.tasks(), seed, &mut random);
     setting.nodes.truncate(1);
     setting.records = RecordLayout::new(1, DATA_WORDS * 8).unwrap();
-    setting.log = LogLayout::new(RING_BYTES).unwrap();
+    setting.log = LogLayout::new(INTENT_BYTES).unwrap();
     setting.slab = slab;
     let run = Rc::new(setting);
     publishers::start(&run, &mut random);
@@ -73,7 +73,7 @@ fn table(run: &Run, worker: &Worker<Chosen>) -> Table {
 /// Writes the record, if the log has room for the version that is replaced. Returns whether it did.
 async fn write_once(run: &Run, worker: &Worker<Chosen>, session: &mut SessionState, value: u8) -> bool {
     let table = table(run, worker);
-    let mut transaction = worker.begin(session).await.unwrap();
+    let transaction = worker.begin(session).await.unwrap();
     transaction.write(&table, 0, Some(&[value; DATA_WORDS * 8])).await.unwrap();
     match transaction.commit().await {
         Ok(version) => version.is_some(),
@@ -95,7 +95,7 @@ async fn write(run: &Run, worker: &Worker<Chosen>, session: &mut SessionState, v
 const RECORD_REGION: RegionId = RegionId { node: NodeId(1), index: RECORDS };
 
 #[test]
-fn a_snapshot_follows_the_links_to_its_version() {
+fn a_snapshot_reads_its_version_after_five_later_commits() {
     in_order(async |run, worker| {
         let (mut session, mut old) = (SessionState::new(), SessionState::new());
         let absent = worker.begin(&mut old).await.unwrap();
@@ -122,7 +122,7 @@ fn a_record_whose_commit_was_abandoned_half_way_is_read_from_that_commit_s_log()
             let mut session = SessionState::new();
             write(run, worker, &mut session, 1).await;
             let table = table(run, worker);
-            let mut transaction = worker.begin(&mut session).await.unwrap();
+            let transaction = worker.begin(&mut session).await.unwrap();
             transaction.write(&table, 0, Some(&[2; DATA_WORDS * 8])).await.unwrap();
             let committing = transaction.prepare().unwrap().unwrap();
             let (version, current) = (committing.version(), run.records.current(0).start);
@@ -156,7 +156,7 @@ fn a_record_whose_commit_was_abandoned_half_way_is_read_from_that_commit_s_log()
 }
 
 #[test]
-fn writers_wait_until_snapshots_that_need_what_the_log_has_have_ended() {
+fn a_full_log_takes_no_commit_until_the_snapshot_that_needs_its_versions_ends() {
     in_order(async |run, worker| {
         let (mut session, mut old) = (SessionState::new(), SessionState::new());
         write(run, worker, &mut session, 1).await;

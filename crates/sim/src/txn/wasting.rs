@@ -16,7 +16,7 @@ pub(super) async fn use_up_counts(worker: &Worker<Chosen>, table: &Table) -> Res
     let mut session = SessionState::new();
     for _ in 0..MOST {
         let begun = worker.begin(&mut session).await;
-        let mut transaction = begun.map_err(|error| error.to_string())?;
+        let transaction = begun.map_err(|error| error.to_string())?;
         match transaction.write(table, 0, None).await {
             Ok(_) => {}
             // The write is not tried again: the next transaction begins.

@@ -201,11 +201,13 @@ impl<R: IndexRules> Index<R> {
         for entry in bucket.entries().filter(|entry| entry.fits(hash)) {
             let number = entry.number();
             let spot = self.layout.key(number).ok_or(IndexError::Damaged)?;
-            let (bytes, beside) =
-                join(memory.read(&self.pieces[spot.piece], spot.range), beside(number)).await;
-            let bytes = bytes?;
-            let found = decode_key(number, key.len(), &bytes).ok_or(IndexError::Damaged)?;
-            if R::is_key(found, key) {
+            let is_its_key = async {
+                let bytes = memory.read(&self.pieces[spot.piece], spot.range).await?;
+                let found = decode_key(number, key.len(), &bytes).ok_or(IndexError::Damaged)?;
+                Ok::<_, IndexError>(R::is_key(found, key))
+            };
+            let (is_its_key, beside) = join(is_its_key, beside(number)).await;
+            if is_its_key? {
                 return Ok(Some((number, beside)));
             }
         }
@@ -252,7 +254,7 @@ impl<R: IndexRules> Index<R> {
         if area.piece == piece {
             // On one queue they take effect in this order. They are under one grant, so if the first is
             // refused, the second is, too.
-            let mut plan = memory.plan(of_key.region.node, bytes.len())?;
+            let mut plan = memory.plan_soon(of_key.region.node, bytes.len()).await?;
             plan.write(of_key, area.range.start, &bytes);
             plan.compare_and_swap(of_entry, entry_at, 0, entry.word());
             return plan.run().await.last_word();

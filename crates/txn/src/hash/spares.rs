@@ -115,8 +115,13 @@ impl Spares {
         if of_piece.is_used_up {
             return Ask::UsedUp;
         }
-        if std::mem::replace(&mut of_piece.is_taking, true) && waits {
+        let is_taking = std::mem::replace(&mut of_piece.is_taking, true);
+        if is_taking && waits {
             return Ask::Wait;
+        }
+        if is_taking {
+            // Many may have waited for too long. If each of them took a long run, most of it would be lost.
+            return Ask::Take(1);
         }
         let run = of_piece.run;
         of_piece.run = (run * 2).min(self.at_once);
@@ -149,9 +154,9 @@ mod tests {
         assert_eq!(spares.lock().ask(0, true), Ask::Take(1));
         let taking = Taking { spares: &spares, piece: 0 };
         assert_eq!([(); 2].map(|()| spares.lock().ask(0, true)), [Ask::Wait; 2]);
-        assert_eq!(spares.lock().ask(0, false), Ask::Take(2), "it was waited for long enough");
+        assert_eq!(spares.lock().ask(0, false), Ask::Take(1), "it was waited for long enough");
         drop(taking);
-        assert_eq!(spares.lock().ask(0, true), Ask::Take(4));
+        assert_eq!(spares.lock().ask(0, true), Ask::Take(2));
     }
 
     #[test]

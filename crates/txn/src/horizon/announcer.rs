@@ -15,8 +15,7 @@ use crate::rules::Rules;
 /// Least time between two announcements: one WRITE serves many transactions, and versions are kept for this
 /// much longer.
 const ANNOUNCE_EVERY: Duration = Duration::from_micros(50);
-/// Time between two looks at the horizon of a worker that commits. What its log has is given up that much
-/// later.
+/// How often a worker that commits reads the horizon. Room in its log becomes free at most this much later.
 const REFRESH_EVERY: Duration = Duration::from_millis(1);
 
 /// A worker's side of the horizon.

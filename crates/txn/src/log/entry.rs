@@ -2,7 +2,7 @@
 
 use farpool_wire::{NodeId, RecordHeader, RegionId, Version};
 
-use super::room::Taken;
+use super::room::IntentPlace;
 use crate::checksum::checksum;
 use crate::record::{FoundVersion, Label, MOST_RECORD_BYTES, RecordId, body_bytes, decode_body};
 
@@ -10,15 +10,15 @@ const WORD_BYTES: usize = 8;
 /// Words of an intent before the body.
 const INTENT_WORDS: usize = 5;
 /// In an intent: the record was never written before.
-const UNTOUCHED: u64 = 1 << 32;
+const NEVER_WRITTEN: u64 = 1 << 32;
 
 /// One commit of a log, and where its intents lie.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Head {
     /// Which commit.
     pub version: Version,
-    /// The place in the ring that was given out to it.
-    pub place: Taken,
+    /// Where its intents start, and which segments were in use.
+    pub place: IntentPlace,
     /// How long its intents are, in bytes.
     pub length: u64,
     /// Their checksum.
@@ -32,13 +32,13 @@ impl Head {
     pub const PLACE_BYTES: usize = Head::BYTES + 2 * WORD_BYTES;
 
     /// The head of intents that will lie at `place`.
-    pub fn new(version: Version, place: Taken, intents: &[u8]) -> Head {
+    pub fn new(version: Version, place: IntentPlace, intents: &[u8]) -> Head {
         Head { version, place, length: intents.len() as u64, sum: checksum(&[], intents) }
     }
 
     /// As it lies in the log.
     pub fn encode(&self) -> [u8; Head::BYTES] {
-        let Taken { start, segments } = self.place;
+        let IntentPlace { start, segments } = self.place;
         let words = [RecordHeader::of(self.version).0, start, segments, self.length, self.sum];
         let mut bytes = [0; Head::BYTES];
         for (place, word) in bytes.chunks_exact_mut(WORD_BYTES).zip(words) {
@@ -59,7 +59,7 @@ impl Head {
         };
         let is_whole = own_sum == checksum(&[], &place[..Head::BYTES - WORD_BYTES]);
         let version = RecordHeader(version).version();
-        let head = Head { version, place: Taken { start, segments }, length, sum };
+        let head = Head { version, place: IntentPlace { start, segments }, length, sum };
         (is_whole && version != Version::INITIAL).then_some((head, verdict == Head::verdict_on(version)))
     }
 
@@ -83,20 +83,20 @@ impl Head {
     }
 }
 
-/// What a commit needs to give a record back as it was: the version that it replaces. Once the commit has
-/// taken effect, this is where older snapshots find that version.
+/// The version of one record that a commit replaces. If the commit is undone, this version is put back; if it
+/// takes effect, older snapshots find the version here.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Intent<'a> {
     /// Which record.
     pub record: RecordId,
     /// The region that it lies in.
     pub region: RegionId,
-    /// Where its header lies there.
-    pub current: u64,
+    /// Where in that region its header lies.
+    pub header_at: u64,
     /// The length of the record's data.
     pub data_bytes: usize,
     /// The [body](crate::RecordLayout) that the commit replaces; `None`: the record was never written.
-    pub before: Option<&'a [u8]>,
+    pub replaced: Option<&'a [u8]>,
 }
 
 impl<'a> Intent<'a> {
@@ -107,35 +107,35 @@ impl<'a> Intent<'a> {
 
     /// Bytes that it takes in a log.
     pub fn bytes(&self) -> usize {
-        INTENT_WORDS * WORD_BYTES + self.before.map_or(0, <[u8]>::len)
+        INTENT_WORDS * WORD_BYTES + self.replaced.map_or(0, <[u8]>::len)
     }
 
     /// The version that the commit replaces. `None`: the record was never written.
     pub fn version_before(&self) -> Option<FoundVersion<'a>> {
-        decode_body(self.record, self.before?)
+        decode_body(self.record, self.replaced?)
     }
 
     /// Which version the commit replaces. `None`: the intent was damaged.
     pub fn label_before(&self) -> Option<Label> {
         match self.version_before() {
             Some(found) => found.is_right.then_some(found.label),
-            None => self.before.is_none().then_some(Label::INITIAL),
+            None => self.replaced.is_none().then_some(Label::INITIAL),
         }
     }
 
     /// Appends it to other intents of its commit.
     pub fn encode(&self, into: &mut Vec<u8>) {
-        debug_assert!(self.before.is_none_or(|before| before.len() == body_bytes(self.data_bytes)));
-        let untouched = if self.before.is_none() { UNTOUCHED } else { 0 };
+        debug_assert!(self.replaced.is_none_or(|replaced| replaced.len() == body_bytes(self.data_bytes)));
+        let never_written = if self.replaced.is_none() { NEVER_WRITTEN } else { 0 };
         let words = [
             self.record.0,
             self.region.node.0,
             u64::from(self.region.index),
-            self.current,
-            self.data_bytes as u64 | untouched,
+            self.header_at,
+            self.data_bytes as u64 | never_written,
         ];
         into.extend(words.iter().flat_map(|word| word.to_le_bytes()));
-        into.extend(self.before.unwrap_or_default());
+        into.extend(self.replaced.unwrap_or_default());
     }
 
     /// The first of several intents, and the remaining bytes. `None`: no client writes such bytes.
@@ -143,17 +143,17 @@ impl<'a> Intent<'a> {
         let (words, rest) = bytes.split_at_checked(INTENT_WORDS * WORD_BYTES)?;
         let (words, _) = words.as_chunks::<WORD_BYTES>();
         let words = *<&[_; INTENT_WORDS]>::try_from(words).ok()?;
-        let [record, node, index, current, length] = words.map(u64::from_le_bytes);
+        let [record, node, index, header_at, length] = words.map(u64::from_le_bytes);
         let data_bytes =
-            usize::try_from(length & !UNTOUCHED).ok().filter(|bytes| *bytes <= MOST_RECORD_BYTES)?;
-        let (before, rest) = if length & UNTOUCHED == 0 {
-            let (before, rest) = rest.split_at_checked(body_bytes(data_bytes))?;
-            (Some(before), rest)
+            usize::try_from(length & !NEVER_WRITTEN).ok().filter(|bytes| *bytes <= MOST_RECORD_BYTES)?;
+        let (replaced, rest) = if length & NEVER_WRITTEN == 0 {
+            let (replaced, rest) = rest.split_at_checked(body_bytes(data_bytes))?;
+            (Some(replaced), rest)
         } else {
             (None, rest)
         };
         let region = RegionId { node: NodeId(node), index: u32::try_from(index).ok()? };
-        Some((Intent { record: RecordId(record), region, current, data_bytes, before }, rest))
+        Some((Intent { record: RecordId(record), region, header_at, data_bytes, replaced }, rest))
     }
 }
 
@@ -164,15 +164,15 @@ mod tests {
 
     use super::*;
 
-    const PLACE: Taken = Taken { start: 64, segments: 24 };
+    const PLACE: IntentPlace = IntentPlace { start: 64, segments: 24 };
 
     fn version(count: u64) -> Version {
         Version::new(Slot::new(5).unwrap(), count).unwrap()
     }
 
-    fn intent(before: Option<&[u8]>) -> Intent<'_> {
+    fn intent(replaced: Option<&[u8]>) -> Intent<'_> {
         let region = RegionId { node: NodeId(3), index: 2 };
-        Intent { record: RecordId(7), region, current: 400, data_bytes: 16, before }
+        Intent { record: RecordId(7), region, header_at: 400, data_bytes: 16, replaced }
     }
 
     #[test]
@@ -223,7 +223,7 @@ mod tests {
 
         #[test]
         fn a_head_with_words_of_another_is_one_of_both_or_none(from in 0..6_usize, to in 0..=6_usize) {
-            let other = Taken { start: 0, segments: 8 };
+            let other = IntentPlace { start: 0, segments: 8 };
             let (one, other) = (Head::new(version(9), PLACE, &[1; 24]), Head::new(version(73), other, &[2; 32]));
             let (from, to) = (8 * from.min(to), 8 * to);
             let mut mixed = [one.encode().to_vec(), vec![0; 16]].concat();

@@ -8,8 +8,8 @@ use super::WORD_BYTES;
 const PLACE_BITS: u32 = 52;
 const PLACE_MASK: u64 = (1 << PLACE_BITS) - 1;
 
-/// Where the version before a version lies: in the log of the slot whose commit has replaced it, at the
-/// intent of that commit.
+/// Where the version before a version of a record lies: the place, in the log of the commit that wrote this
+/// version, where that commit saved the version before it.
 ///
 /// ```text
 ///  63 ..... 52 51 ........................... 0
@@ -20,10 +20,10 @@ const PLACE_MASK: u64 = (1 << PLACE_BITS) - 1;
 pub struct Link(u64);
 
 impl Link {
-    /// There is no version before: the record was absent.
+    /// There is no version before: the record was never written before.
     pub const NONE: Link = Link(0);
 
-    /// The link to an intent that starts there, in bytes, in the ring of a slot's log. `None`: a log has no
+    /// The link to the intent that starts at this byte of the intents in a slot's log. `None`: a log has no
     /// such place.
     pub fn to(slot: Slot, start: u64) -> Option<Link> {
         let place = start / WORD_BYTES + 1;
@@ -31,7 +31,8 @@ impl Link {
             .then_some(Link((slot.index() as u64) << PLACE_BITS | place))
     }
 
-    /// The slot, and where in the ring of its log the intent starts. `None`: there is no version before.
+    /// The slot, and at which byte of the intents in its log the intent starts. `None`: there is no version
+    /// before.
     pub fn target(self) -> Option<(Slot, u64)> {
         let place = (self.0 & PLACE_MASK).checked_sub(1)?;
         Some((Slot::new((self.0 >> PLACE_BITS) as u16)?, place * WORD_BYTES))

@@ -78,6 +78,11 @@ impl Chunks {
         !self.owned.contains_key(&chunk) && self.moving.insert(chunk)
     }
 
+    /// Whether any chunk is being taken or given up.
+    pub(super) fn is_any_moving(&self) -> bool {
+        !self.moving.is_empty()
+    }
+
     /// A chunk that was being taken or given up does not belong to this member.
     pub(super) fn remove(&mut self, chunk: u32) {
         self.moving.remove(&chunk);

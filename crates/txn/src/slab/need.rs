@@ -61,7 +61,7 @@ mod tests {
 
     fn label(number: u64, count: u64) -> Label {
         let header = RecordHeader::of(Version::new(Slot::new(0).unwrap(), count).unwrap());
-        Label { header, number, before: Link::NONE }
+        Label { header, number, link: Link::NONE }
     }
 
     fn horizon(count: u64) -> Cut {

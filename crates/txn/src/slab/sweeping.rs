@@ -1,6 +1,7 @@
 //! Finding blocks that no snapshot needs any more.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::Slab;
 use super::chunks::{Of, Written};
@@ -8,11 +9,11 @@ use super::layout::{BlockAt, Class};
 use super::need::{Need, is_replaced_for_all, need_of};
 use crate::cut::Cut;
 use crate::error::ReadError;
-use crate::memory::{Plan, run_all};
+use crate::memory::{Memory, Plan, run_all};
 use crate::record::{Label, RecordLayout};
 use crate::rules::Rules;
 use crate::table::{Place, Table};
-use crate::transaction::{Before, Older};
+use crate::transaction::{EarlierVersions, Followed};
 use crate::worker::Worker;
 
 /// Blocks whose records are looked at in one step, with a READ each.
@@ -31,6 +32,10 @@ const LINKS_FOLLOWED: usize = 64;
 /// How often the search for a block is repeated when other threads of this member take the blocks that it
 /// frees.
 const TRIES: u64 = 16;
+/// Most waits for a chunk that other tasks of this member are taking or giving up, and how long one is. In
+/// doubt, such a chunk stays so.
+const MOST_WAITS: u32 = 500;
+const WAIT: Duration = Duration::from_micros(2);
 
 /// A block in use, and the place of the record that it was written for.
 struct Candidate {
@@ -47,14 +52,13 @@ impl Slab {
         table: &Table,
         class: Class,
     ) -> Result<Option<BlockAt>, ReadError> {
-        let mut has_looked_at_all = false;
+        let (mut has_looked_at_all, mut waits) = (false, MOST_WAITS);
         for _ in 0..TRIES + self.layout.chunks() * self.pieces.len() as u64 {
-            let taken = self.chunks.lock().take(class);
-            if taken.is_some() {
-                return Ok(taken);
+            if let Some(taken) = self.take_patiently(worker.memory(), class, &mut waits).await {
+                return Ok(Some(taken));
             }
             if self.sweep(worker, table, Of::Class(class), LOOKED_AT_FIRST).await? > 0
-                || self.take_free(worker, class).await?
+                || self.take_free(worker, class, waits > 0).await?
                 || self.use_empty(worker, class).await?
             {
                 continue;
@@ -71,6 +75,22 @@ impl Slab {
             self.sweep(worker, table, Of::Chunk(chunk), LOOKED_AT).await?;
         }
         Ok(None)
+    }
+
+    /// Takes a free block. While there is none and this member is taking a chunk, which may have blocks
+    /// enough for all that need one, waits for it, as long as `waits` is not zero.
+    async fn take_patiently(&self, memory: &Memory, class: Class, waits: &mut u32) -> Option<BlockAt> {
+        loop {
+            {
+                let mut chunks = self.chunks.lock();
+                let taken = chunks.take(class);
+                if taken.is_some() || *waits == 0 || !chunks.is_any_moving() {
+                    return taken;
+                }
+            }
+            *waits -= 1;
+            memory.endpoint().sleep(WAIT).await;
+        }
     }
 
     /// Looks at the records of up to `most` blocks, and frees the blocks that no snapshot needs. Returns how
@@ -155,9 +175,9 @@ async fn is_replaced<R>(
     current: Label,
     horizon: &Cut,
 ) -> Result<bool, ReadError> {
-    let mut older = Older::than(current);
+    let mut earlier = EarlierVersions::of(current);
     for _ in 0..LINKS_FOLLOWED {
-        let Some(Before::Version(label, _)) = older.next(worker, place).await? else { break };
+        let Followed::Version(label, _) = earlier.next(worker, place).await? else { break };
         if let Some(answer) = is_replaced_for_all(written.number, &label, horizon) {
             return Ok(answer);
         }

@@ -35,14 +35,19 @@ impl Drop for Moving<'_> {
 }
 
 impl Slab {
-    /// Takes a chunk without an owner, for blocks of this class. False: there is none.
+    /// Takes a chunk without an owner, for blocks of this class. False: there is none. If `waits`, no chunk
+    /// is taken while this member is taking another one; true then as well.
     pub(super) async fn take_free<R: Rules>(
         &self,
         worker: &Worker<R>,
         class: Class,
+        waits: bool,
     ) -> Result<bool, MemoryError> {
         let owners = self.owners(worker.memory()).await?;
         for &(chunk, _) in owners.iter().filter(|(_, owner)| *owner == NO_OWNER) {
+            if waits && self.chunks.lock().is_any_moving() {
+                return Ok(true);
+            }
             if self.take_one(worker, chunk, NO_OWNER, class).await? {
                 return Ok(true);
             }

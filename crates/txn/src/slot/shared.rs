@@ -8,9 +8,8 @@
 //!     the threads' queues have no order among each other.
 //! H3. Once the outcome of a commit or of a write of the word is unknown, the watermark moves no further: all
 //!     later commits come after the one in doubt.
-//! H4. What the log has of a commit stays there until the watermark has reached the commit, or nothing of it
-//!     is left: until then it may have to be undone. Where workers announce their snapshots, it stays until
-//!     the horizon sees the commit (L4).
+//! H4. A commit's head stays in the log until the watermark has reached the commit, or nothing of it is left:
+//!     until then it may have to be undone. Its intents stay for longer (L4).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,7 +25,7 @@ use super::MAX_COMMITS_IN_FLIGHT;
 use super::hands::{Hand, Hands, Held};
 use super::ledger::{Awaited, Ledger, Look, NotBegun};
 use crate::error::{CommitError, LeaveError};
-use crate::log::{LogAt, LogRoom, Logs, Taken};
+use crate::log::{IntentPlace, LogAt, LogRoom, Logs};
 use crate::recovery::Recovered;
 
 /// How often a thread looks at another thread's write before it waits to be woken. A word in shared memory is
@@ -88,11 +87,11 @@ pub(crate) enum Turn<'a> {
 
 impl SharedSlot {
     /// A slot in which nothing is in flight, and no count after `last` was used; `logs` are those of all
-    /// slots. Its log is used again once the horizon sees that count. `None`: it has no log.
+    /// slots. Its log is used again once the horizon sees that count; if that is 0, nothing is in the log
+    /// yet. `None`: it has no log.
     pub fn after(slot: Slot, logs: Logs, last: u64) -> Option<SharedSlot> {
-        let bytes = logs.of(slot)?.layout.ring_bytes();
-        let room = if last == 0 { LogRoom::new(bytes) } else { LogRoom::all_of(bytes, last) };
-        Some(Self::with_room(slot, logs, last, room))
+        let bytes = logs.of(slot)?.layout.area_bytes();
+        Some(Self::with_room(slot, logs, last, LogRoom::taken_until(bytes, last)))
     }
 
     /// A slot that was recovered: its log goes on where it ended. `None`: it has no log.
@@ -169,15 +168,15 @@ impl SharedSlot {
         self.logs.of(self.slot).expect("it was there when this was made")
     }
 
-    /// Begins a commit with so many bytes of intents; returns where these have room in the log's ring. No
+    /// Begins a commit with so many bytes of intents; returns where these have room in the log. No
     /// snapshot needs the intents of commits up to the count `unneeded`.
-    pub(crate) fn begin(&self, log_bytes: u64, unneeded: u64) -> Result<(Version, Taken), CommitError> {
+    pub(crate) fn begin(&self, log_bytes: u64, unneeded: u64) -> Result<(Version, IntentPlace), CommitError> {
         let most = self.log().layout.most_bytes();
         if log_bytes > most {
-            return Err(CommitError::TooLarge { bytes: log_bytes, most });
+            return Err(CommitError::TooLarge { of: "the log", bytes: log_bytes, most });
         }
         if log_bytes == 0 {
-            return Ok((self.begin_unlogged()?, Taken { start: 0, segments: 0 }));
+            return Ok((self.begin_unlogged()?, IntentPlace { start: 0, segments: 0 }));
         }
         if self.ledger.is_closed() {
             return Err(CommitError::Stuck);
@@ -237,15 +236,10 @@ impl SharedSlot {
     }
 
     /// A commit was given up before anything of it was written.
-    pub(crate) fn give_up(&self, version: Version, place: Taken, log_bytes: u64) {
+    pub(crate) fn give_up(&self, version: Version, place: IntentPlace, log_bytes: u64) {
         if log_bytes > 0 {
-            self.room.lock().untake(place, log_bytes);
+            self.room.lock().release(place, log_bytes);
         }
-        self.vanish(version);
-    }
-
-    /// A commit has finished, and the log does not need it any more.
-    pub(crate) fn forget(&self, version: Version) {
         self.vanish(version);
     }
 
@@ -472,7 +466,7 @@ mod tests {
         let slot = slot();
         assert!(matches!(
             slot.begin(LOG_BYTES + 1, u64::MAX),
-            Err(CommitError::TooLarge { bytes: 65, most: 64 })
+            Err(CommitError::TooLarge { of: "the log", bytes: 65, most: 64 })
         ));
         let (first, place) = slot.begin(LOG_BYTES, u64::MAX).unwrap();
         assert_eq!(place.start, 0);

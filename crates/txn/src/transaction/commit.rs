@@ -1,15 +1,13 @@
 //! Committing: log the old versions, lock, install the new versions, raise the watermark.
 
-use std::collections::BTreeMap;
-
-use farpool_fabric::MAX_BATCH;
+use farpool_fabric::{ARENA_GRANULE_BYTES, MAX_BATCH};
 use farpool_wire::{NodeId, RecordHeader, Slot, Version};
 
 use super::{Transaction, Write};
 use crate::error::CommitError;
 use crate::log::{Head, Intent, Link, LogAt};
 use crate::memory::{Memory, MemoryError, Plan, run_all};
-use crate::record::{DATA_OF_BODY, Label, seal_body};
+use crate::record::{DATA_OF_BODY, Label, WORD_BYTES, seal_body};
 use crate::rules::{Rules, Step};
 use crate::slab::Fresh;
 use crate::worker::{CommitInFlight, SessionState, Worker};
@@ -18,14 +16,17 @@ use crate::worker::{CommitInFlight, SessionState, Worker};
 const OPERATIONS_EACH: usize = 2;
 /// Records of one node that are locked, or installed, with one doorbell.
 const RECORDS_AT_ONCE: usize = MAX_BATCH / OPERATIONS_EACH;
-const WORD_BYTES: usize = size_of::<u64>();
+
+/// The plans of one commit may take so many of so many parts of a thread's buffers.
+const USED_BUFFER_PARTS: usize = 3;
+const BUFFER_PARTS: usize = 4;
 
 /// A transaction that is about to commit. Dropping it aborts it, as long as [`commit`](Self::commit) has not
 /// begun.
 pub struct Committing<'a, R: Rules> {
     session: &'a mut SessionState,
     groups: Vec<Group>,
-    prepared: Vec<Prepared<'a>>,
+    prepared: Vec<GroupPlans<'a>>,
     log: Logging<'a>,
     version: Version,
     commit: CommitInFlight<'a, R>,
@@ -39,19 +40,20 @@ impl<'a, R: Rules> Transaction<'a, R> {
     /// # Errors
     /// Says whether nothing of it is left, or its outcome is unknown.
     pub async fn commit(self) -> Result<Option<Version>, CommitError> {
-        if self.writes.is_empty() {
+        if self.writes.borrow().is_empty() {
             return Ok(None);
         }
         let intents = self.intents();
+        self.check_buffers(&intents)?;
         let bytes = intents.len() as u64;
         let begun = match self.worker.begin_commit(bytes) {
             Err(CommitError::LogFull) => {
-                self.worker.look_for_log_room().await.map_err(CommitError::Nothing)?;
+                self.worker.refresh_horizon().await.map_err(CommitError::Nothing)?;
                 self.worker.begin_commit(bytes)?
             }
             begun => begun?,
         };
-        self.prepared(begun, &intents)?.commit().await.map(Some)
+        self.with_plans(begun, &intents)?.commit().await.map(Some)
     }
 
     /// The first half of [`commit`](Self::commit): determines which version it would be, by which any client
@@ -59,25 +61,42 @@ impl<'a, R: Rules> Transaction<'a, R> {
     /// lack of one. Nothing is written yet.
     ///
     /// # Errors
-    /// When there is no room for it now, or ever. Nothing of it is left.
+    /// When there is no room for it now, or ever. Nothing of it is left. It may be [`CommitError::LogFull`]
+    /// even if a newer horizon would make room: [`commit`](Self::commit) reads the horizon again first.
     pub fn prepare(self) -> Result<Option<Committing<'a, R>>, CommitError> {
-        if self.writes.is_empty() {
+        if self.writes.borrow().is_empty() {
             return Ok(None);
         }
         let intents = self.intents();
+        self.check_buffers(&intents)?;
         let begun = self.worker.begin_commit(intents.len() as u64)?;
-        self.prepared(begun, &intents).map(Some)
+        self.with_plans(begun, &intents).map(Some)
     }
 
     /// What it writes to its log.
     fn intents(&self) -> Vec<u8> {
-        let mut intents =
-            Vec::with_capacity(self.writes.values().map(|write| intent_of(write).bytes()).sum());
-        self.writes.values().for_each(|write| intent_of(write).encode(&mut intents));
+        let writes = self.writes.borrow();
+        let mut intents = Vec::with_capacity(writes.values().map(|write| intent_of(write).bytes()).sum());
+        writes.values().for_each(|write| intent_of(write).encode(&mut intents));
         intents
     }
 
-    fn prepared(
+    /// Checks that its plans fit the thread's buffers when most of these are free.
+    fn check_buffers(&self, intents: &[u8]) -> Result<(), CommitError> {
+        let (memory, copies) = (&self.worker.memory, self.worker.log().copies.len());
+        let writes = self.writes.borrow();
+        let groups = writes.values().count() / RECORDS_AT_ONCE + memory.nodes();
+        let records: usize = writes.values().map(|write| write.place.layout.current_bytes()).sum();
+        // A plan has one granule that is not full. A group has two plans.
+        let rounding = (copies + 2 * groups) * ARENA_GRANULE_BYTES;
+        let bytes = records + copies * (intents.len() + Head::BYTES) + rounding;
+        let most = memory.endpoint().arena().bytes() / BUFFER_PARTS * USED_BUFFER_PARTS;
+        let of = "a thread's buffers";
+        let too_large = || CommitError::TooLarge { of, bytes: bytes as u64, most: most as u64 };
+        (bytes <= most).then_some(()).ok_or_else(too_large)
+    }
+
+    fn with_plans(
         self,
         mut commit: CommitInFlight<'a, R>,
         intents: &[u8],
@@ -87,12 +106,13 @@ impl<'a, R: Rules> Transaction<'a, R> {
         let version = R::numbered(commit.version());
         let head = Head::new(version, commit.log_place(), intents);
         let log = Logging::new(worker, &head, intents).map_err(CommitError::Nothing)?;
-        let groups = by_node(linked(writes.into_values(), version.slot(), head.place.start));
+        let groups = by_node(linked(writes.into_inner().into_values(), version.slot(), head.place.start));
         let prepared: Result<Vec<_>, _> = groups
             .iter()
-            .map(|(node, writes)| Prepared::new(&worker.memory, *node, writes, version))
+            .map(|(node, writes)| GroupPlans::new(&worker.memory, *node, writes, version))
             .collect();
         let prepared = prepared.map_err(CommitError::Nothing)?;
+        let blocks = blocks.into_inner();
         Ok(Committing { session, groups, prepared, log, version, commit, blocks })
     }
 }
@@ -166,7 +186,7 @@ impl<'a> Logging<'a> {
     fn new<R: Rules>(worker: &'a Worker<R>, head: &Head, intents: &[u8]) -> Result<Self, MemoryError> {
         let log = worker.log();
         let layout = log.layout;
-        let place = layout.intents(head).expect("room for them was taken in the ring");
+        let place = layout.intents(head).expect("room for them was taken in the log");
         let mut plans = Vec::with_capacity(log.copies.len());
         for copy in log.copies.iter().take(R::copies_logged()) {
             let mut plan = worker.memory.plan(copy.region.node, intents.len() + Head::BYTES)?;
@@ -194,21 +214,22 @@ fn intent_of(write: &Write) -> Intent<'_> {
     Intent {
         record: write.place.record,
         region: piece.region,
-        current: piece.start + layout.current(index).start,
+        header_at: piece.start + layout.current(index).start,
         data_bytes: layout.data_bytes(),
-        before: (write.before.label != Label::INITIAL).then_some(write.before.body.as_slice()),
+        replaced: (write.before.label != Label::INITIAL).then_some(write.before.body.as_slice()),
     }
 }
 
 /// A write, and the link from its version to the one before.
 type Linked = (Write, Link);
 
-/// Links each version to the intent with the version before. The intents start at `start` in the log's ring.
+/// Links each version to the intent with the version before. The first intent starts at byte `start` of the
+/// log's intents.
 fn linked(writes: impl Iterator<Item = Write>, slot: Slot, start: u64) -> impl Iterator<Item = Linked> {
     let mut next = start;
     writes.map(move |write| {
         let intent = intent_of(&write);
-        let link = match intent.before {
+        let link = match intent.replaced {
             Some(_) => Link::to(slot, next).expect("a link can name every place of a log"),
             None => Link::NONE,
         };
@@ -217,32 +238,30 @@ fn linked(writes: impl Iterator<Item = Write>, slot: Slot, start: u64) -> impl I
     })
 }
 
-/// Some records of one node.
+/// Some records of one node: at most [`RECORDS_AT_ONCE`].
 type Group = (NodeId, Vec<Linked>);
 
 fn by_node(writes: impl Iterator<Item = Linked>) -> Vec<Group> {
-    let mut nodes: BTreeMap<NodeId, Vec<Linked>> = BTreeMap::new();
+    let mut groups: Vec<Group> = Vec::new();
     for linked in writes {
-        nodes.entry(linked.0.place.piece.region.node).or_default().push(linked);
-    }
-    let mut groups = Vec::new();
-    for (node, mut writes) in nodes {
-        while !writes.is_empty() {
-            let rest = writes.split_off(writes.len().min(RECORDS_AT_ONCE));
-            groups.push((node, std::mem::replace(&mut writes, rest)));
+        let node = linked.0.place.piece.region.node;
+        let has_room = |(of, writes): &&mut Group| *of == node && writes.len() < RECORDS_AT_ONCE;
+        match groups.iter_mut().rev().find(has_room) {
+            Some((_, writes)) => writes.push(linked),
+            None => groups.push((node, vec![linked])),
         }
     }
     groups
 }
 
 /// The plans for a group of records.
-struct Prepared<'a> {
+struct GroupPlans<'a> {
     lock: Plan<'a>,
     /// Puts the new versions in their places (X3).
     install: Plan<'a>,
 }
 
-impl<'a> Prepared<'a> {
+impl<'a> GroupPlans<'a> {
     fn new(
         memory: &'a Memory,
         node: NodeId,
@@ -259,7 +278,7 @@ impl<'a> Prepared<'a> {
         for (write, link) in writes {
             install(&mut plan, write, *link, version);
         }
-        Ok(Prepared { lock, install: plan })
+        Ok(GroupPlans { lock, install: plan })
     }
 }
 
@@ -272,11 +291,11 @@ fn locked(version: Version) -> u64 {
 /// If another transaction was first, returns how those that were locked are unlocked.
 async fn lock<'a, R: Rules>(
     groups: &[Group],
-    prepared: Vec<Prepared<'a>>,
+    prepared: Vec<GroupPlans<'a>>,
     version: Version,
 ) -> Result<Result<Vec<Plan<'a>>, Vec<Plan<'a>>>, MemoryError> {
     let (mut locks, installation): (Vec<_>, Vec<_>) =
-        prepared.into_iter().map(|Prepared { lock, install }| (lock, install)).unzip();
+        prepared.into_iter().map(|GroupPlans { lock, install }| (lock, install)).unzip();
     run_all(&mut locks).await;
     locks.iter().try_for_each(Plan::check)?;
     let has_locked = |write: &Write, found: u64| R::has_locked(write.before.seen, RecordHeader(found));
@@ -303,18 +322,17 @@ fn header_at(write: &Write) -> u64 {
     write.place.layout.current(write.place.index).start
 }
 
-fn install(plan: &mut Plan<'_>, write: &Write, before: Link, version: Version) {
+fn install(plan: &mut Plan<'_>, write: &Write, link: Link, version: Version) {
     let piece = &write.place.piece;
     let header = RecordHeader::of(version);
     let header = if write.new.is_some() { header } else { header.deleted() };
-    let label = Label { header, number: write.before.label.number + 1, before };
-    // A version that deletes the record has whatever data there were.
-    let mut body = write.before.body.clone();
-    if let Some(new) = &write.new {
-        body[DATA_OF_BODY..].copy_from_slice(new);
-    }
-    seal_body(write.place.record, label, &mut body);
-    plan.write(piece, header_at(write) + WORD_BYTES as u64, &body);
+    let label = Label { header, number: write.before.label.number + 1, link };
+    let before = &write.before.body;
+    plan.write_with(piece, header_at(write) + WORD_BYTES as u64, before.len(), |body| {
+        // A version that deletes the record has whatever data there were.
+        body[DATA_OF_BODY..].copy_from_slice(write.new.as_deref().unwrap_or(&before[DATA_OF_BODY..]));
+        seal_body(write.place.record, label, body);
+    });
     plan.write(piece, header_at(write), &header.0.to_le_bytes());
 }
 

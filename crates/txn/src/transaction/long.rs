@@ -1,50 +1,45 @@
 //! Payloads of any length, in records or in the slab beside them (`docs/src/txn.md`, *payloads of variable
 //! length*).
 
-use super::{Row, Transaction, reading};
+use super::reading::ToWrite;
+use super::{Row, TAKEN, Transaction};
 use crate::error::ReadError;
 use crate::rules::Rules;
-use crate::slab::Held;
+use crate::slab::{Fresh, Held};
 use crate::table::{Place, Table};
 
 impl<R: Rules> Transaction<'_, R> {
-    /// The data that a record's place gets for a payload. A payload that does not fit there is written to a
-    /// block first (B2).
-    pub(super) async fn hold(
-        &mut self,
+    /// Encodes a payload as the data of a taken record's place. A payload that does not fit there is written
+    /// to a block first (B2). If the data are not used, nothing points to the block, and dropping it frees
+    /// it.
+    pub(super) async fn encode_payload(
+        &self,
         table: &Table,
         place: &Place,
         payload: &[u8],
-    ) -> Result<Vec<u8>, ReadError> {
+    ) -> Result<(Vec<u8>, Option<Fresh>), ReadError> {
         let data_bytes = place.layout.data_bytes();
         let Some(slab) = table.slab() else {
             let (wanted, found) = (data_bytes, payload.len());
             return if found == wanted {
-                Ok(payload.to_vec())
+                Ok((payload.to_vec(), None))
             } else {
                 Err(ReadError::WrongSize { wanted, found })
             };
         };
         if payload.len() <= Held::most_here(data_bytes) {
-            return Ok(Held::Here(payload).encode(data_bytes));
+            return Ok((Held::Here(payload).encode(data_bytes), None));
         }
-        let number = self.next_number(place).await?;
+        let number = self.next_number(place);
         let (block, pointer) = slab.put(self.worker, table, (place.record, number), payload).await?;
-        self.blocks.push(block);
-        Ok(Held::There(pointer).encode(data_bytes))
+        Ok((Held::There(pointer).encode(data_bytes), Some(block)))
     }
 
-    /// The number of the version that this transaction would write.
-    async fn next_number(&mut self, place: &Place) -> Result<u64, ReadError> {
-        let before = self.writes.get(&place.record).map(|write| &write.before);
-        let before = before.or_else(|| self.taken.get(&place.record)).map(|before| before.label.number);
-        if let Some(number) = before {
-            return Ok(number + 1);
-        }
-        let before = reading::read_to_write::<R>(&self.worker.memory, &self.cut, place).await?;
-        let number = before.label.number + 1;
-        self.taken.insert(place.record, before);
-        Ok(number)
+    /// The number of the version that this transaction would write of a record that was taken.
+    fn next_number(&self, place: &Place) -> u64 {
+        let next = |before: &ToWrite| before.label.number + 1;
+        let written = self.writes.borrow().get(place.record).map(|write| next(&write.before));
+        written.or_else(|| self.taken.borrow().get(place.record).map(next)).expect(TAKEN)
     }
 
     /// A record with its payload, wherever that lies. A block keeps its payload for as long as this snapshot
@@ -71,7 +66,7 @@ impl<R: Rules> Transaction<'_, R> {
     ) -> Result<Vec<Row>, ReadError> {
         if table.slab().is_some() {
             for (row, &number) in rows.iter_mut().zip(numbers) {
-                let held = std::mem::replace(row, Row::absent());
+                let held = std::mem::replace(row, Row::never_written());
                 *row = self.whole(table, number, held).await?;
             }
         }

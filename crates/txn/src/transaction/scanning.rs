@@ -35,8 +35,8 @@ impl<R: Rules> Transaction<'_, R> {
             let bytes = memory.read(&first.piece, start..end).await?;
             for (number, bytes) in run.zip(bytes.chunks_exact(layout.current_bytes())) {
                 let place = table.place(number).ok_or(ReadError::OutOfRange(number))?;
-                let own = self.writes.get(&place.record);
-                match reading::settled::<R>(&self.cut, &place, bytes)?.filter(|_| own.is_none()) {
+                let is_own = self.writes.borrow().get(place.record).is_some();
+                match reading::seen_version::<R>(&self.cut, &place, bytes)?.filter(|_| !is_own) {
                     Some(found) if table.slab().is_none() => {
                         let data = (!found.label.is_absent()).then_some(found.data);
                         visit(number, found.label.version(), data);

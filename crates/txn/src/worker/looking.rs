@@ -11,7 +11,10 @@ use crate::cut::Cut;
 use crate::error::BeginError;
 use crate::rules::Rules;
 
-/// Between two looks at what was published: in shared memory it changes within a few microseconds.
+/// Looks of one wait without a pause between them: in shared memory, all of them take a few microseconds, and
+/// by then what was published has usually changed. To sleep takes the thread longer than that.
+const LOOKS_WITHOUT_PAUSE: u32 = 16;
+/// Between two later looks.
 const PAUSE: Duration = Duration::from_micros(2);
 
 /// The looks of a worker.
@@ -62,14 +65,19 @@ impl Looks {
 impl<R: Rules> Worker<R> {
     /// The cut that is found by a look that ends after this call; `None`: that look finds none. If another
     /// session is looking, this waits for that look, which began before this call and may be given up. Then
-    /// the result is the cut found last; a session begins from it only if it can.
-    pub(super) async fn published_next(&self) -> Result<Option<Cut>, BeginError> {
+    /// the result is the cut found last; a session begins from it only if it can. `looks`: how often the
+    /// session has looked during this wait.
+    pub(super) async fn published_next(&self, looks: u32) -> Result<Option<Cut>, BeginError> {
         if self.looks.is_looking.get() {
             self.looks.next_end().await;
             return Ok(self.looks.found.borrow().clone());
         }
         let look = self.looks.begin();
-        self.memory.endpoint().sleep(PAUSE).await;
+        let endpoint = self.memory.endpoint();
+        match looks < LOOKS_WITHOUT_PAUSE {
+            true => endpoint.yield_now().await,
+            false => endpoint.sleep(PAUSE).await,
+        }
         let found = self.published().await?;
         if found.is_some() {
             self.looks.found.replace(found.clone());

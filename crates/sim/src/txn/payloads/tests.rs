@@ -44,7 +44,7 @@ fn grant_of(worker: &Worker<Chosen>, run: &Run) -> Epoch {
 
 async fn write_once(worker: &Worker<Chosen>, table: &Table, payload: &[u8]) -> Result<(), ReadError> {
     let mut session = SessionState::new();
-    let mut transaction = worker.begin(&mut session).await.unwrap();
+    let transaction = worker.begin(&mut session).await.unwrap();
     transaction.write(table, 0, Some(payload)).await?;
     transaction.commit().await.unwrap();
     // Waits until a published cut has the commit, so that the next transaction sees it.
@@ -95,7 +95,7 @@ fn payloads_grow_and_shrink_and_can_be_deleted() {
         let too_long = write_once(worker, &table, &[1; 2_049]).await;
         assert!(matches!(too_long, Err(ReadError::TooLong { most: 2_048, found: 2_049 })), "{too_long:?}");
         let mut session = SessionState::new();
-        let mut transaction = worker.begin(&mut session).await.unwrap();
+        let transaction = worker.begin(&mut session).await.unwrap();
         transaction.write(&table, 0, Some(&[2; LONG])).await.unwrap();
         assert_eq!(transaction.read(&table, 0).await.unwrap().data, Some(vec![2; LONG]), "its own");
         let before = transaction.write(&table, 0, None).await.unwrap();
@@ -156,7 +156,7 @@ fn blocks_of_an_abandoned_transaction_are_reused() {
         let table = table(run, 0, grant_of(worker, run));
         for _ in 0..5 {
             let mut session = SessionState::new();
-            let mut transaction = worker.begin(&mut session).await.unwrap();
+            let transaction = worker.begin(&mut session).await.unwrap();
             transaction.write(&table, 0, Some(&[1; LONG])).await.unwrap();
             transaction.write(&table, 0, Some(&[2; LONG])).await.unwrap();
             let third = transaction.write(&table, 0, Some(&[3; LONG])).await;
@@ -169,7 +169,7 @@ fn blocks_of_an_abandoned_transaction_are_reused() {
 /// Begins to write a long payload, and abandons the write after this time. Returns whether it may still land.
 async fn abandon_write(run: &Run, worker: &Worker<Chosen>, table: &Table, after: Duration) -> bool {
     let mut session = SessionState::new();
-    let mut transaction = worker.begin(&mut session).await.unwrap();
+    let transaction = worker.begin(&mut session).await.unwrap();
     let write = Box::pin(transaction.write(table, 0, Some(&[1; LONG])));
     drop(select(write, Box::pin(run.world.sleep(after))).await);
     drop(transaction);
@@ -185,7 +185,7 @@ fn a_block_is_not_reused_while_an_abandoned_payload_may_still_land_there() {
             let table = table(run, 0, grant_of(worker, run));
             let may_land = abandon_write(run, worker, &table, after).await;
             let mut session = SessionState::new();
-            let mut transaction = worker.begin(&mut session).await.unwrap();
+            let transaction = worker.begin(&mut session).await.unwrap();
             transaction.write(&table, 0, Some(&[2; SHORT / 4])).await.unwrap();
             let mut taken = 0;
             while transaction.write(&table, 0, Some(&[2; LONG])).await.is_ok() {
@@ -208,7 +208,7 @@ fn blocks_of_commits_that_conflicted_are_reused() {
         let table = table(run, 0, grant_of(worker, run));
         for _ in 0..5 {
             let mut session = SessionState::new();
-            let mut transaction = worker.begin(&mut session).await.unwrap();
+            let transaction = worker.begin(&mut session).await.unwrap();
             transaction.write(&table, 0, Some(&[1; LONG])).await.unwrap();
             write(run, worker, &table, &[2; 8]).await;
             assert!(matches!(transaction.commit().await, Err(CommitError::Conflict)));
@@ -230,7 +230,7 @@ async fn second_member(run: &Rc<Run>) -> (Worker<Chosen>, Epoch) {
 /// commit's version if the slot's word has not reached it.
 async fn abandon_installed(run: &Run, worker: &Worker<Chosen>, table: &Table) -> Option<Version> {
     let mut session = SessionState::new();
-    let mut transaction = worker.begin(&mut session).await.unwrap();
+    let transaction = worker.begin(&mut session).await.unwrap();
     transaction.write(table, 0, Some(&[2; 8])).await.unwrap();
     let committing = transaction.prepare().unwrap().unwrap();
     let version = committing.version();
@@ -317,7 +317,7 @@ fn a_version_that_is_replaced_during_a_sweep_does_not_make_older_blocks_unneeded
             let snapshot = worker.begin(&mut old).await.unwrap();
             write(run, worker, &table, &[2; LONG]).await;
             run.world.sleep(PAUSE).await;
-            let mut transaction = worker.begin(&mut session).await.unwrap();
+            let transaction = worker.begin(&mut session).await.unwrap();
             transaction.write(&table, 0, Some(&[3; LONG])).await.unwrap();
             let committing = transaction.prepare().unwrap().unwrap();
             let (sweeper, _) = far_worker(run, grant).await;
@@ -336,7 +336,7 @@ fn a_version_that_is_replaced_during_a_sweep_does_not_make_older_blocks_unneeded
             for _ in 0..3 {
                 // Waits until a cut with the session's last commit is published.
                 worker.begin(&mut session).await.unwrap();
-                let mut next = worker.begin(&mut session).await.unwrap();
+                let next = worker.begin(&mut session).await.unwrap();
                 if next.write(&table, 0, Some(&[4; LONG])).await.is_ok() {
                     next.commit().await.unwrap();
                 }
@@ -360,8 +360,8 @@ fn blocks_of_a_chunk_are_given_out_only_once_its_class_is_in_far_memory() {
             let (far, host) = far_worker(run, grant).await;
             let node = run.nodes[0].host;
             let (mut first, mut second) = (SessionState::new(), SessionState::new());
-            let mut slow = far.begin(&mut first).await.unwrap();
-            let mut transaction = worker.begin(&mut second).await.unwrap();
+            let slow = far.begin(&mut first).await.unwrap();
+            let transaction = worker.begin(&mut second).await.unwrap();
             let taking = slow.write(&table, 0, Some(&[1; LONG]));
             let meanwhile = async {
                 run.world.sleep(after).await;
@@ -396,7 +396,7 @@ fn a_chunk_that_changes_hands_during_a_search_is_left_to_its_living_owner() {
             run.touch(piece.region, AccessKind::Write, &mut |memory| memory.store(piece.start + owner, 1));
             let table_of_first = table(run, 0, grant_of(worker, run));
             let mut session = SessionState::new();
-            let mut transaction = worker.begin(&mut session).await.unwrap();
+            let transaction = worker.begin(&mut session).await.unwrap();
             let search = Box::pin(transaction.write(&table_of_first, 0, Some(&[1; LONG])));
             let Either::Right((_, search)) = select(search, Box::pin(run.world.sleep(after))).await else {
                 return;
