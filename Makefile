@@ -79,7 +79,7 @@ bench-io: ## the fabric beside its floors and beside nbdkit, memcached and redis
 	target/release/farpool bench io-table --out docs/bench
 
 .PHONY: bench-txn
-bench-txn: setup ## transactions beside the machine's floors: docs/bench/txn.md, a quarter of an hour, 8 GiB of memory
+bench-txn: setup ## transactions beside the machine's floors: docs/bench/txn.md, ten minutes, 2 GiB of memory
 	$(BENCH_BUILD)
 	target/release/farpool bench txn-table --out docs/bench
 

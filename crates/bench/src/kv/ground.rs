@@ -145,8 +145,8 @@ mod tests {
     }
 
     #[test]
-    fn ten_million_records_take_less_than_eight_gibibytes() {
+    fn ten_million_records_take_less_than_two_gibibytes() {
         let ground = Ground::of(&KvOptions { records: 10_000_000, ..small() }).unwrap();
-        assert!((4 << 30..8 << 30).contains(&ground.bytes()), "{}", ground.bytes());
+        assert!((1 << 30..2 << 30).contains(&ground.bytes()), "{}", ground.bytes());
     }
 }

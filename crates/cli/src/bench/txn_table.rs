@@ -12,7 +12,7 @@ use crate::output::tell;
 /// Measure transactions beside the floors of the machine, and write a report
 ///
 /// What `make bench-txn` runs. Each line of the report is one run of `farpool bench oracle`, `kv` or `io`.
-/// With ten million records it needs 8 GiB of memory, and with five rounds about half an hour.
+/// With ten million records it needs 2 GiB of memory, and with five rounds about ten minutes.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
