@@ -87,7 +87,7 @@ impl<I: IndexRules> KeyedTable<I> {
     }
 
     /// Makes a record for a key that has none, once the transaction commits. Returns what this transaction
-    /// saw there before: a record that is absent or deleted.
+    /// saw there before: a record that was deleted or never written.
     ///
     /// # Errors
     /// [`KeyError::Duplicate`]; [`IndexError::Full`]; [`ReadError::Conflict`] if another transaction, which

@@ -163,7 +163,7 @@ impl Memory {
         })
     }
 
-    /// What `take` takes, as soon as there are enough buffers for it.
+    /// Repeats `take` while it fails for lack of buffers, but for no longer than [`BUFFER_PATIENCE`].
     async fn soon<T>(&self, take: impl Fn() -> Result<T, MemoryError>) -> Result<T, MemoryError> {
         let mut give_up_at_ns = None;
         loop {
@@ -180,21 +180,15 @@ impl Memory {
         }
     }
 
-    /// A buffer for a transfer, as soon as there is one. Whoever waits for a buffer holds no other: otherwise
-    /// all might wait for each other.
+    /// Waits for a buffer for a transfer. A caller that holds other buffers meanwhile may wait for a caller
+    /// that waits for these. Then the wait ends with an error.
     async fn take_soon(&self, bytes: usize) -> Result<ArenaBuf, MemoryError> {
-        match self.take(bytes) {
-            Ok(buffer) => Ok(buffer),
-            Err(_) => self.soon(|| Ok(self.take(bytes)?)).await,
-        }
+        self.soon(|| Ok(self.take(bytes)?)).await
     }
 
-    /// As [`plan`](Self::plan), as soon as there is a buffer for it.
+    /// As [`plan`](Self::plan), but waits for a buffer as [`take_soon`](Self::take_soon) does.
     pub(crate) async fn plan_soon(&self, node: NodeId, bytes: usize) -> Result<Plan<'_>, MemoryError> {
-        match self.plan(node, bytes) {
-            Err(MemoryError::Short(_)) => self.soon(|| self.plan(node, bytes)).await,
-            planned => planned,
-        }
+        self.soon(|| self.plan(node, bytes)).await
     }
 
     /// Has the processor fetch the beginning of a range that will soon be read, if it can.
