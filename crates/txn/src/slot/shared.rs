@@ -366,9 +366,13 @@ mod tests {
     const LOG_BYTES: u64 = 64;
 
     fn slot() -> SharedSlot {
+        slot_with_log(LOG_BYTES)
+    }
+
+    fn slot_with_log(bytes: u64) -> SharedSlot {
         let region = RegionId { node: NodeId(1), index: 0 };
         let copies = [Piece { region, epoch: Epoch(1), start: 0 }; 2];
-        let log = LogAt { copies, layout: LogLayout::new(LOG_BYTES).unwrap() };
+        let log = LogAt { copies, layout: LogLayout::new(bytes).unwrap() };
         SharedSlot::after(Slot::new(3).unwrap(), Logs::new([log; 4]), 10).unwrap()
     }
 
@@ -565,7 +569,9 @@ mod tests {
     fn threads_that_share_a_slot_never_set_its_word_back() {
         const THREADS: u64 = 4;
         const COMMITS: u64 = 2_000;
-        let (slot, word) = (Arc::new(slot()), Arc::new(AtomicU64::new(10)));
+        // Two segments or more are free, whichever commits of the others are in flight.
+        const LOG_BYTES: u64 = 4 * 512;
+        let (slot, word) = (Arc::new(slot_with_log(LOG_BYTES)), Arc::new(AtomicU64::new(10)));
         let commit = |slot: &SharedSlot, word: &AtomicU64| {
             let version = begin(slot);
             let mut writing = slot.end(version);
