@@ -174,7 +174,9 @@ impl ArenaBuf {
         rest.place = Place::NONE;
     }
 
-    /// The buffer as transports see it. It may be used only while this value is kept and not touched.
+    /// The buffer as transports see it. It may be accessed only while this value is kept, and while nobody
+    /// touches the same bytes by way of it. It stays valid when its bytes are borrowed in between: it comes
+    /// from the block's base, not from such a borrow.
     pub(crate) fn as_local(&self) -> LocalSlice {
         LocalSlice { start: self.start(), bytes: self.place.bytes() }
     }

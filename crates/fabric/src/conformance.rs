@@ -101,6 +101,7 @@ macro_rules! conformance_tests {
             a_dropped_operation_does_not_free_its_buffer_early,
             a_batch_does_what_its_operations_do_one_by_one,
             a_refusal_within_a_batch_spoils_no_neighbour,
+            operations_that_are_too_long_are_refused_wherever_they_stand,
             what_is_behind_an_operation_refused_as_busy_waits_for_an_attachment,
             batches_wait_for_places_and_all_come_through,
             a_dropped_batch_does_not_free_its_buffer_early,

@@ -8,6 +8,8 @@
 //! E4. At most [`MAX_IN_FLIGHT`] operations are in flight on an endpoint; the next ones wait for a place.
 
 mod batch;
+#[cfg(test)]
+mod fakes;
 mod operation;
 mod queue;
 mod sleep;

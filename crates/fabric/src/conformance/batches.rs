@@ -74,6 +74,26 @@ pub fn a_refusal_within_a_batch_spoils_no_neighbour(carrier: &dyn Carrier) {
     assert_eq!(batch.buffer()[5 * BLOCK..5 * BLOCK + 100], blocks[3][..100]);
 }
 
+pub fn operations_that_are_too_long_are_refused_wherever_they_stand(carrier: &dyn Carrier) {
+    let rig = Rig::new(carrier);
+    let queue = rig.attached();
+    let mut batch = Batch::new(rig.endpoint.arena().take(MAX_TRANSFER_BYTES + 1).unwrap());
+    for bits in 0..1 << 4 {
+        let is_long: Vec<bool> = (0..4).map(|place| bits >> place & 1 == 1).collect();
+        batch.clear();
+        for &is_long in &is_long {
+            let length = if is_long { MAX_TRANSFER_BYTES + 1 } else { 8 };
+            batch.read(at(0), EPOCH, 0..length);
+        }
+        for run in 0..2 {
+            batch = block_on(&rig.endpoint, queue.run(batch));
+            let too_long = Err(refused(Refusal::TooLong));
+            let expected = is_long.iter().map(|is_long| if *is_long { too_long } else { Ok(0) });
+            assert!(batch.results().iter().copied().eq(expected), "{is_long:?}, run {run}");
+        }
+    }
+}
+
 pub fn what_is_behind_an_operation_refused_as_busy_waits_for_an_attachment(carrier: &dyn Carrier) {
     let rig = Rig::new(carrier);
     let queue = rig.attached();

@@ -8,40 +8,41 @@ use std::task::{Context, Poll};
 use farpool_wire::{Epoch, MAX_TRANSFER_BYTES, NodeId, Refusal, RemoteAddr};
 
 use super::queue::{NO_SLOT, Queue, to_result};
-use super::table::Table;
+use super::table::{Scratch, Table};
 use super::{MAX_BATCH, Shared};
 use crate::arena::ArenaBuf;
 use crate::op::OpError;
-use crate::seam::{LocalSlice, Op, Outcome, Posted};
+use crate::seam::{Link, LocalSlice, Op, Outcome, Posted};
 
 /// Operations to be posted together on one queue, and the buffer in which their bytes lie.
 ///
 /// A batch can be used again and again: [`Batch::clear`] keeps the buffer and the room for operations, so
 /// that the steady state allocates nothing. A part of the buffer that several operations fill ends up with
 /// bytes of any of them.
+///
+/// # Panics
+/// When an operation is added whose address is on another node than those before, or whose range is no part of
+/// the buffer, or that is one more than [`MAX_BATCH`]: bugs of the caller.
 #[derive(Debug)]
 pub struct Batch {
     buffer: ArenaBuf,
-    operations: Vec<Planned>,
+    /// The node of all operations.
+    node: Option<NodeId>,
+    /// As a link gets them, except for their slots. In bounds: `add` checks that each local slice is a part of
+    /// the buffer, which is never replaced and keeps its length. Exclusive: while they are with a link, the
+    /// batch is in the table, where nobody touches the buffer. Alive: the batch stays there until the link has
+    /// completed them or is dropped.
+    operations: Vec<Posted>,
     results: Vec<Result<u64, OpError>>,
-    /// The first operation that has not been handed over. All before it have ended.
+    /// The first operation that has not been handed over. All before it have ended, or are in flight.
     next: usize,
     fence_next: bool,
-}
-
-#[derive(Clone, Debug)]
-struct Planned {
-    op: Op,
-    at: RemoteAddr,
-    epoch: Epoch,
-    range: Range<usize>,
-    fence: bool,
 }
 
 impl Batch {
     /// An empty batch whose transfers go to and come from `buffer`.
     pub fn new(buffer: ArenaBuf) -> Self {
-        Batch { buffer, operations: Vec::new(), results: Vec::new(), next: 0, fence_next: false }
+        Batch { buffer, node: None, operations: Vec::new(), results: Vec::new(), next: 0, fence_next: false }
     }
 
     /// Adds a READ into a part of the buffer.
@@ -97,6 +98,7 @@ impl Batch {
 
     /// Forgets the operations and their results.
     pub fn clear(&mut self) {
+        self.node = None;
         self.operations.clear();
         self.results.clear();
         self.fence_next = false;
@@ -114,8 +116,20 @@ impl Batch {
             self.buffer.len()
         );
         assert!(self.operations.len() < MAX_BATCH, "a batch has at most {MAX_BATCH} operations");
-        let fence = std::mem::take(&mut self.fence_next);
-        self.operations.push(Planned { op, at, epoch, range, fence });
+        let node = *self.node.get_or_insert(at.region.node);
+        assert_eq!(at.region.node, node, "an address of another node");
+        self.operations.push(Posted {
+            slot: NO_SLOT,
+            op,
+            region: at.region.index,
+            epoch,
+            offset: at.offset,
+            local: LocalSlice {
+                start: self.buffer.as_local().start.wrapping_add(range.start),
+                bytes: range.len(),
+            },
+            fence: std::mem::take(&mut self.fence_next),
+        });
     }
 
     pub(super) fn settle(&mut self, place: u32, node: NodeId, outcome: Outcome) {
@@ -124,40 +138,44 @@ impl Batch {
 
     /// Makes room for the results.
     fn begin(&mut self, node: NodeId) {
+        assert_eq!(self.node.unwrap_or(node), node, "an address of another node");
         self.next = 0;
         self.results.clear();
         // Replaced by the outcomes; stays only for operations that were never handed over.
-        self.results.resize(self.operations.len(), Err(OpError::NotSent { node }));
+        self.results.extend(self.operations.iter().map(|posted| {
+            Err(if is_too_long(posted) {
+                OpError::Refused(Refusal::TooLong)
+            } else {
+                OpError::NotSent { node }
+            })
+        }));
     }
 
-    /// Collects the operations that have not been handed over; `posting_places` holds the place of each in
-    /// the batch.
-    fn collect(&mut self, node: NodeId, table: &mut Table) {
-        table.posting.clear();
-        table.posting_places.clear();
-        let local = self.buffer.as_local();
-        for (place, planned) in self.operations.iter().enumerate().skip(self.next) {
-            assert_eq!(planned.at.region.node, node, "an address of another node");
-            if planned.range.len() > MAX_TRANSFER_BYTES {
-                self.results[place] = Err(OpError::Refused(Refusal::TooLong));
-                continue;
+    /// Carries out operations for as long as the link can do so at once; passes over those that are too long.
+    /// Returns how many the link has carried out. `outcomes` is scratch, and empty.
+    fn carry_out(&mut self, link: &mut dyn Link, node: NodeId, outcomes: &mut Vec<Outcome>) -> usize {
+        let mut carried_out = 0;
+        loop {
+            let left = &self.operations[self.next..];
+            let wanted = left.iter().position(is_too_long).unwrap_or(left.len());
+            link.run_all_now(&left[..wanted], outcomes);
+            let done = outcomes.len();
+            assert!(done <= wanted, "a link has carried out what it was not given");
+            for (result, outcome) in self.results[self.next..].iter_mut().zip(outcomes.drain(..)) {
+                *result = to_result(node, outcome);
             }
-            table.posting_places.push(place as u32);
-            table.posting.push(Posted {
-                slot: NO_SLOT,
-                op: planned.op,
-                region: planned.at.region.index,
-                epoch: planned.epoch,
-                offset: planned.at.offset,
-                // In bounds: checked when the operation was added; the buffer's length never changes.
-                local: LocalSlice {
-                    start: local.start.wrapping_add(planned.range.start),
-                    bytes: planned.range.len(),
-                },
-                fence: planned.fence,
-            });
+            self.next += done;
+            carried_out += done;
+            if done < wanted || self.next == self.operations.len() {
+                return carried_out;
+            }
+            self.next += 1; // too long
         }
     }
+}
+
+fn is_too_long(posted: &Posted) -> bool {
+    posted.local.bytes > MAX_TRANSFER_BYTES
 }
 
 impl Queue {
@@ -165,6 +183,9 @@ impl Queue {
     ///
     /// They are posted in the order added. When the queue is closed, all are [`OpError::NotSent`].
     /// Dropping the future keeps the batch's buffer until nothing of it is in flight.
+    ///
+    /// # Panics
+    /// When the operations are on another node than this queue: a bug of the caller.
     pub fn run(&self, mut batch: Batch) -> Running<'_> {
         batch.begin(self.node);
         Running { queue: self, stage: Stage::Unposted(Some(batch), None) }
@@ -225,26 +246,15 @@ impl Future for Running<'_> {
     }
 }
 
-/// Carries out as much of a batch as can be done at once. Returns how many operations are left; the table's
-/// scratch has them.
+/// Carries out as much of a batch as can be done at once. Returns how many operations are left to be posted.
 fn run_now(queue: &Queue, shared: &Shared, table: &mut Table, batch: &mut Batch) -> usize {
-    batch.collect(queue.node, table);
-    let Table { queues, posting, posting_places, outcomes, .. } = table;
-    if let Some(link) = &mut queues[queue.index].link {
-        link.run_all_now(posting, outcomes);
-    }
-    let ended = outcomes.len();
-    for (&place, outcome) in posting_places.iter().zip(outcomes.drain(..)) {
-        batch.settle(place, queue.node, outcome);
-    }
-    posting.drain(..ended);
-    posting_places.drain(..ended);
-    batch.next = posting_places.first().map_or(batch.operations.len(), |place| *place as usize);
-    let left = posting.len();
-    if table.note_completed_at_once(ended) {
+    let Table { queues, outcomes, .. } = table;
+    let Some(link) = &mut queues[queue.index].link else { return 0 };
+    let carried_out = batch.carry_out(&mut **link, queue.node, outcomes);
+    if table.note_completed_at_once(carried_out) {
         table.poll(shared.clock.now_ns());
     }
-    left
+    batch.operations[batch.next..].iter().filter(|posted| !is_too_long(posted)).count()
 }
 
 /// Hands what is left of a batch to its link. Returns the batch if all operations completed at once, else the
@@ -253,17 +263,21 @@ fn post(
     queue: &Queue,
     shared: &Shared,
     table: &mut Table,
-    batch: Batch,
+    mut batch: Batch,
     context: &mut Context<'_>,
 ) -> Result<Batch, u32> {
     let index = queue.index;
-    if table.posting.is_empty() || table.queues[index].link.is_none() {
+    if batch.next == batch.operations.len() || table.queues[index].link.is_none() {
         return Ok(batch);
     }
-    let mut posting = std::mem::take(&mut table.posting);
-    posting.iter_mut().for_each(|posted| posted.slot = table.take_place());
-    let places = std::mem::take(&mut table.posting_places);
-    let mut done = table.take_scratch();
+    let Scratch { mut posting, mut places, mut done } = table.take_scratch();
+    for (place, posted) in batch.operations.iter().enumerate().skip(batch.next) {
+        if !is_too_long(posted) {
+            posting.push(Posted { slot: table.take_place(), ..*posted });
+            places.push(place as u32);
+        }
+    }
+    batch.next = batch.operations.len();
     let link = table.queues[index].link.as_mut().expect("checked above");
     link.post_batch(&posting, &mut done);
     let mut at_once = done.iter().peekable();
@@ -288,7 +302,7 @@ fn post(
         table.launch_member(posted.slot, index, deadline_ns, kept, place);
     }
     debug_assert!(at_once.next().is_none(), "a link completed what was not posted, or out of order");
-    table.return_scratch(posting, places, done);
+    table.return_scratch(Scratch { posting, places, done });
     match (batch, kept) {
         (Some(batch), _) => Ok(batch),
         (None, kept) => Err(kept.expect("a batch is here or kept").0),
@@ -302,5 +316,132 @@ impl Drop for Running<'_> {
             Stage::Posted(index) => self.queue.endpoint.shared.table.borrow_mut().abandon_batch(index),
             Stage::Unposted(_, None) | Stage::Finished => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::endpoint::fakes::{at, queues};
+    use crate::endpoint::table::AT_ONCE_PER_POLL;
+
+    const EPOCH: Epoch = Epoch(1);
+    const LONG: usize = MAX_TRANSFER_BYTES + 1;
+
+    fn poll(running: &mut Running<'_>) -> Poll<Batch> {
+        Pin::new(running).poll(&mut Context::from_waker(std::task::Waker::noop()))
+    }
+
+    #[test]
+    fn each_result_is_in_its_place_however_much_is_carried_out_at_once_and_whatever_is_too_long() {
+        let [(node, queue)] = queues();
+        node.completes.set(true);
+        let mut batch = Batch::new(queue.endpoint.arena().take(LONG).unwrap());
+        for (at_once, bits) in (0..=6).flat_map(|at_once| (0..1 << 6).map(move |bits| (at_once, bits))) {
+            let is_long = |place: usize| bits >> place & 1 == 1;
+            let lengths: Vec<usize> = (0..6).map(|place| if is_long(place) { LONG } else { place }).collect();
+            batch.clear();
+            lengths.iter().zip(1..).for_each(|(length, offset)| batch.read(at(1, offset), EPOCH, 0..*length));
+            node.at_once.set(at_once);
+            node.lengths.borrow_mut().clear();
+            let mut running = queue.run(batch);
+            batch = loop {
+                match poll(&mut running) {
+                    Poll::Ready(batch) => break batch,
+                    Poll::Pending => queue.endpoint.poll(),
+                };
+            };
+            for (place, (result, offset)) in batch.results().iter().zip(1..).enumerate() {
+                let expected =
+                    if is_long(place) { Err(OpError::Refused(Refusal::TooLong)) } else { Ok(offset) };
+                assert_eq!(*result, expected, "place {place} of {lengths:?}, {at_once} at once");
+            }
+            let sent: Vec<usize> = lengths.into_iter().filter(|length| *length != LONG).collect();
+            assert_eq!(*node.lengths.borrow(), sent, "each once, in order, {at_once} at once");
+        }
+    }
+
+    #[test]
+    fn a_batch_that_waits_for_places_carries_nothing_out_twice() {
+        let [(node, queue)] = queues();
+        let endpoint = &queue.endpoint;
+        let mut filling: Vec<Running<'_>> = Vec::new();
+        loop {
+            let mut batch = Batch::new(endpoint.arena().take(8).unwrap());
+            (0..MAX_BATCH).for_each(|_| batch.fetch_and_add(at(1, 0), EPOCH, 1));
+            filling.push(queue.run(batch));
+            let before = node.lengths.borrow().len();
+            assert!(poll(filling.last_mut().unwrap()).is_pending());
+            if node.lengths.borrow().len() == before {
+                break; // it waits for places
+            }
+        }
+        node.at_once.set(2);
+        let mut batch = Batch::new(endpoint.arena().take(8).unwrap());
+        (0..MAX_BATCH as u64).for_each(|offset| batch.fetch_and_add(at(1, offset), EPOCH, 1));
+        let mut running = queue.run(batch);
+        let before = node.lengths.borrow().len();
+        assert!((0..3).all(|_| poll(&mut running).is_pending()));
+        assert_eq!(node.lengths.borrow().len(), before + 2);
+        node.completes.set(true);
+        let batch = loop {
+            filling.retain_mut(|other| poll(other).is_pending());
+            match poll(&mut running) {
+                Poll::Ready(batch) => break batch,
+                Poll::Pending => endpoint.poll(),
+            };
+        };
+        assert!(batch.results().iter().copied().eq((0..MAX_BATCH as u64).map(Ok)));
+    }
+
+    #[test]
+    fn batches_that_are_carried_out_at_once_leave_other_queues_their_turns() {
+        let [(at_once, busy), (never, slow)] = queues();
+        at_once.at_once.set(u32::MAX);
+        let mut waiting = Box::pin(slow.detach(at(2, 0).region, EPOCH));
+        assert!(waiting.as_mut().poll(&mut Context::from_waker(std::task::Waker::noop())).is_pending());
+        let mut batch = Batch::new(busy.endpoint.arena().take(LONG).unwrap());
+        for length in [8, LONG, 8] {
+            batch.read(at(1, 0), EPOCH, 0..length);
+        }
+        // Each poll takes a fifth of the deadline.
+        let polls = 3;
+        for _ in 0..polls * AT_ONCE_PER_POLL / 2 {
+            let Poll::Ready(done) = poll(&mut busy.run(batch)) else { panic!("it completes at once") };
+            batch = done;
+        }
+        assert_eq!(never.polls.get(), polls);
+    }
+
+    #[test]
+    fn a_cleared_batch_may_go_to_another_node() {
+        let [(one, first), (other, second)] = queues();
+        one.at_once.set(1);
+        other.at_once.set(1);
+        let mut batch = Batch::new(first.endpoint.arena().take(8).unwrap());
+        batch.fetch_and_add(at(1, 1), EPOCH, 1);
+        let Poll::Ready(mut batch) = poll(&mut first.run(batch)) else { panic!("it completes at once") };
+        batch.clear();
+        batch.fetch_and_add(at(2, 2), EPOCH, 1);
+        let Poll::Ready(batch) = poll(&mut second.run(batch)) else { panic!("it completes at once") };
+        assert_eq!(batch.results(), [Ok(2)]);
+    }
+
+    #[test]
+    #[should_panic(expected = "an address of another node")]
+    fn an_address_of_another_node_panics_when_it_is_added() {
+        let [(_, queue)] = queues();
+        let mut batch = Batch::new(queue.endpoint.arena().take(8).unwrap());
+        batch.fetch_and_add(at(1, 0), EPOCH, 1);
+        batch.fetch_and_add(at(2, 0), EPOCH, 1);
+    }
+
+    #[test]
+    #[should_panic(expected = "an address of another node")]
+    fn a_batch_for_another_node_panics_when_it_is_run() {
+        let [(_, queue)] = queues();
+        let mut batch = Batch::new(queue.endpoint.arena().take(8).unwrap());
+        batch.fetch_and_add(at(2, 0), EPOCH, 1);
+        let _ = queue.run(batch);
     }
 }

@@ -163,108 +163,21 @@ impl Drop for Operating<'_> {
 
 #[cfg(test)]
 mod tests {
-    use std::cell::Cell;
-    use std::rc::Rc;
-
-    use farpool_wire::{Hello, SessionId};
-
     use super::*;
-    use crate::clock::Clock;
-    use crate::endpoint::{Endpoint, EndpointConfig};
-    use crate::seam::{Done, Link, LinkClosed, Peer, Readiness, Transport};
-
-    const AT_ONCE: NodeId = NodeId(1);
-    const NEVER: NodeId = NodeId(2);
-
-    /// Two nodes: one completes everything at once, the other nothing.
-    #[derive(Default)]
-    struct TwoNodes {
-        polls_of_never: Rc<Cell<u32>>,
-    }
-
-    struct AtOnce;
-
-    struct Never(Rc<Cell<u32>>);
-
-    impl Transport for TwoNodes {
-        fn open(&self, peer: &Peer, _hello: Hello) -> std::io::Result<Box<dyn Link>> {
-            Ok(if peer.node == AT_ONCE {
-                Box::new(AtOnce)
-            } else {
-                Box::new(Never(self.polls_of_never.clone()))
-            })
-        }
-    }
-
-    impl Link for AtOnce {
-        fn post(&mut self, _posted: Posted) -> Option<crate::seam::Outcome> {
-            Some(crate::seam::Outcome::Done(0))
-        }
-
-        fn poll(&mut self, _done: &mut Vec<Done>) -> Result<(), LinkClosed> {
-            Ok(())
-        }
-
-        fn readiness(&self) -> Option<Readiness<'_>> {
-            None
-        }
-
-        fn transport(&self) -> &'static str {
-            "at once"
-        }
-    }
-
-    impl Link for Never {
-        fn post(&mut self, _posted: Posted) -> Option<crate::seam::Outcome> {
-            None
-        }
-
-        fn poll(&mut self, _done: &mut Vec<Done>) -> Result<(), LinkClosed> {
-            self.0.set(self.0.get() + 1);
-            Ok(())
-        }
-
-        fn readiness(&self) -> Option<Readiness<'_>> {
-            None
-        }
-
-        fn transport(&self) -> &'static str {
-            "never"
-        }
-    }
-
-    /// Advances by a millisecond each time it is read.
-    struct Ticking(Cell<u64>);
-
-    impl Clock for Ticking {
-        fn now_ns(&self) -> u64 {
-            self.0.set(self.0.get() + 1_000_000);
-            self.0.get()
-        }
-    }
+    use crate::endpoint::fakes::{at, queues};
 
     #[test]
     fn operations_that_complete_at_once_leave_other_queues_their_turns_and_deadlines() {
-        let transport = Rc::new(TwoNodes::default());
-        let polls = transport.polls_of_never.clone();
-        let endpoint = Endpoint::new(EndpointConfig {
-            transport,
-            clock: Rc::new(Ticking(Cell::new(0))),
-            session_ids: Box::new(|| SessionId(1)),
-            arena_bytes: 64 << 10,
-            deadline: std::time::Duration::from_millis(5),
-        });
-        let open = |node| endpoint.open(Peer { node, tcp: None, verbs: None, shm_socket: None }).unwrap();
-        let (busy, never) = (open(AT_ONCE), open(NEVER));
-        let region = |node| RegionId { node, index: 0 };
-        let mut waiting = Box::pin(never.detach(region(NEVER), Epoch(1)));
+        let [(at_once, busy), (never, slow)] = queues();
+        at_once.at_once.set(u32::MAX);
+        let mut waiting = Box::pin(slow.detach(at(2, 0).region, Epoch(1)));
         let mut context = Context::from_waker(std::task::Waker::noop());
         assert!(waiting.as_mut().poll(&mut context).is_pending());
         for _ in 0..1000 {
-            let mut done = Box::pin(busy.detach(region(AT_ONCE), Epoch(1)));
+            let mut done = Box::pin(busy.detach(at(1, 0).region, Epoch(1)));
             assert!(done.as_mut().poll(&mut context).is_ready());
         }
-        assert!(polls.get() > 0, "nothing would have been sent");
+        assert!(never.polls.get() > 0, "nothing would have been sent");
         assert!(matches!(waiting.as_mut().poll(&mut context), Poll::Ready(Err(OpError::Unknown { .. }))));
     }
 }

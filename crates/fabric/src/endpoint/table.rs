@@ -21,7 +21,7 @@ use crate::seam::{Done, Link, Outcome, Peer, Posted, Transport};
 
 /// How many operations may complete at once before those in flight are polled: some ten microseconds of small
 /// ones.
-const AT_ONCE_PER_POLL: u32 = 32;
+pub(super) const AT_ONCE_PER_POLL: u32 = 32;
 
 /// No neighbour.
 const NONE: u32 = u32::MAX;
@@ -44,12 +44,20 @@ pub(super) struct Table {
     sleeping: Vec<Sleeper>,
     /// Operations that were completed at once while others waited, since those were last polled.
     at_once: u32,
-    /// Scratch: completions, the operations of a batch, their places in it, and the outcomes of those that
-    /// were carried out at once.
-    done: Vec<Done>,
-    pub(super) posting: Vec<Posted>,
-    pub(super) posting_places: Vec<u32>,
+    scratch: Scratch,
+    /// Scratch: the outcomes of operations that were carried out at once.
     pub(super) outcomes: Vec<Outcome>,
+}
+
+/// Kept for the capacity; empty while it is not lent.
+#[derive(Default)]
+pub(super) struct Scratch {
+    /// Operations of a batch.
+    pub(super) posting: Vec<Posted>,
+    /// The place of each in the batch.
+    pub(super) places: Vec<u32>,
+    /// Completions.
+    pub(super) done: Vec<Done>,
 }
 
 /// One queue: a session with a node, and the link of its present incarnation.
@@ -132,9 +140,7 @@ impl Table {
             last_ticket: 0,
             sleeping: Vec::new(),
             at_once: 0,
-            done: Vec::new(),
-            posting: Vec::new(),
-            posting_places: Vec::new(),
+            scratch: Scratch::default(),
             outcomes: Vec::new(),
         }
     }
@@ -157,7 +163,7 @@ impl Table {
     /// operations ended.
     pub(super) fn poll(&mut self, now_ns: u64) -> usize {
         let mut ended = 0;
-        let mut done = std::mem::take(&mut self.done);
+        let mut done = std::mem::take(&mut self.scratch.done);
         let mut at = 0;
         while let Some(&index) = self.busy.get(at) {
             let queue = &mut self.queues[index as usize];
@@ -175,7 +181,7 @@ impl Table {
             // A queue that became idle has left its place to the last one.
             at += usize::from(self.busy.get(at) == Some(&index));
         }
-        self.done = done;
+        self.scratch.done = done;
         if !self.sleeping.is_empty() {
             self.sleeping
                 .extract_if(.., |sleeper| sleeper.until_ns <= now_ns)
@@ -459,15 +465,16 @@ impl Table {
         }
     }
 
-    /// Lends the empty scratch for completions.
-    pub(super) fn take_scratch(&mut self) -> Vec<Done> {
-        std::mem::take(&mut self.done)
+    /// Lends the scratch for posting a batch.
+    pub(super) fn take_scratch(&mut self) -> Scratch {
+        std::mem::take(&mut self.scratch)
     }
 
-    /// Takes scratch back, for its capacity.
-    pub(super) fn return_scratch(&mut self, posting: Vec<Posted>, places: Vec<u32>, mut done: Vec<Done>) {
-        done.clear();
-        (self.posting, self.posting_places, self.done) = (posting, places, done);
+    pub(super) fn return_scratch(&mut self, mut scratch: Scratch) {
+        scratch.posting.clear();
+        scratch.places.clear();
+        scratch.done.clear();
+        self.scratch = scratch;
     }
 
     /// Keeps a batch while parts of it are in flight.
