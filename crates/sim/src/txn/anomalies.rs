@@ -23,7 +23,9 @@ const X: u64 = 0;
 const Y: u64 = 1;
 /// A record that has no data at first.
 const NEW: u64 = 2;
-const RECORDS_OF_SCRIPTS: u64 = 3;
+/// Others, more than are locked with one doorbell.
+const OTHERS: std::ops::Range<u64> = 3..43;
+const RECORDS_OF_SCRIPTS: u64 = OTHERS.end;
 /// What X and Y hold at first.
 const BEFORE: [u64; 2] = [10, 20];
 /// The number of snapshots that read a record while a commit is rolled back.
@@ -197,6 +199,28 @@ fn g1a_writes_of_a_commit_that_is_rolled_back_are_never_read() {
         let (outcome, ()) = join(one.commit(), look).await;
         assert!(matches!(outcome, Err(CommitError::Conflict)), "{outcome:?}");
         assert_eq!(stage.now().await, [Some(10), Some(22)]);
+    });
+}
+
+#[test]
+fn a_commit_of_many_records_that_is_rolled_back_leaves_none_of_them_locked() {
+    everywhere(async |stage| {
+        both_begin!(stage, one, other);
+        for record in OTHERS {
+            stage.put(&one, record, 1).await.unwrap();
+        }
+        stage.put(&other, OTHERS.end - 1, 2).await.unwrap();
+        other.commit().await.unwrap();
+        assert!(matches!(one.commit().await, Err(CommitError::Conflict)));
+        stage.run.world.sleep(PUBLISHED).await;
+        let mut session = SessionState::new();
+        let third = stage.workers[0].begin(&mut session).await.unwrap();
+        for record in OTHERS {
+            let expected = (record == OTHERS.end - 1).then_some(2);
+            assert_eq!(stage.get(&third, record).await, expected);
+            stage.put(&third, record, 3).await.unwrap();
+        }
+        third.commit().await.expect("none of them is locked");
     });
 }
 

@@ -197,9 +197,9 @@ impl Plan<'_> {
     /// Why it failed, if all operations that failed may be retried once their regions are attached again. If
     /// one is in doubt, this is its error.
     fn to_do_again(&self) -> Option<OpError> {
+        let error = self.failure()?;
         let mut failed = self.batch().results().iter().filter_map(|result| result.as_ref().err());
-        let may_be = failed.all(|error| self.memory.note_retryable(error));
-        may_be.then(|| self.failure()).flatten()
+        failed.all(|error| self.memory.note_retryable(error)).then_some(error)
     }
 
     /// The error of the first operation in doubt, or else the first error.

@@ -79,14 +79,6 @@ impl<T> ByRecord<T> {
         };
         few.iter().map(|(_, entry)| entry).chain(many.into_iter().flatten())
     }
-
-    pub(super) fn into_values(self) -> impl Iterator<Item = T> {
-        let (few, many) = match self {
-            ByRecord::Few(few) => (few, None),
-            ByRecord::Many(many) => (Vec::new(), Some(many.into_values())),
-        };
-        few.into_iter().map(|(_, entry)| entry).chain(many.into_iter().flatten())
-    }
 }
 
 #[cfg(test)]
@@ -115,7 +107,6 @@ mod tests {
                 prop_assert_eq!(map.is_empty(), expected.is_empty());
                 prop_assert!(map.values().eq(expected.values()));
             }
-            prop_assert!(map.into_values().eq(expected.into_values()));
         }
     }
 }

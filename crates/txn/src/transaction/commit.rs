@@ -1,12 +1,13 @@
 //! Committing: log the old versions, lock, install the new versions, raise the watermark.
 
 use farpool_fabric::{ARENA_GRANULE_BYTES, MAX_BATCH};
-use farpool_wire::{NodeId, RecordHeader, Slot, Version};
+use farpool_wire::{NodeId, RecordHeader, Version};
 
+use super::by_record::ByRecord;
 use super::{Transaction, Write};
 use crate::error::CommitError;
 use crate::log::{Head, Intent, Link, LogAt};
-use crate::memory::{Memory, MemoryError, Plan, run_all};
+use crate::memory::{Memory, MemoryError, Piece, Plan, run_all};
 use crate::record::{DATA_OF_BODY, Label, WORD_BYTES, seal_body};
 use crate::rules::{Rules, Step};
 use crate::slab::Fresh;
@@ -25,8 +26,7 @@ const BUFFER_PARTS: usize = 4;
 /// begun.
 pub struct Committing<'a, R: Rules> {
     session: &'a mut SessionState,
-    groups: Vec<Group>,
-    prepared: Vec<GroupPlans<'a>>,
+    records: Locking<'a>,
     log: Logging<'a>,
     version: Version,
     commit: CommitInFlight<'a, R>,
@@ -106,14 +106,9 @@ impl<'a, R: Rules> Transaction<'a, R> {
         let version = R::numbered(commit.version());
         let head = Head::new(version, commit.log_place(), intents);
         let log = Logging::new(worker, &head, intents).map_err(CommitError::Nothing)?;
-        let groups = by_node(linked(writes.into_inner().into_values(), version.slot(), head.place.start));
-        let prepared: Result<Vec<_>, _> = groups
-            .iter()
-            .map(|(node, writes)| GroupPlans::new(&worker.memory, *node, writes, version))
-            .collect();
-        let prepared = prepared.map_err(CommitError::Nothing)?;
-        let blocks = blocks.into_inner();
-        Ok(Committing { session, groups, prepared, log, version, commit, blocks })
+        let records = Locking::new(&worker.memory, &writes.into_inner(), version, head.place.start)
+            .map_err(CommitError::Nothing)?;
+        Ok(Committing { session, records, log, version, commit, blocks: blocks.into_inner() })
     }
 }
 
@@ -128,7 +123,7 @@ impl<R: Rules> Committing<'_, R> {
     /// # Errors
     /// Says whether nothing of it is left, or its outcome is unknown.
     pub async fn commit(self) -> Result<Version, CommitError> {
-        let Committing { session, groups, prepared, mut log, version, mut commit, mut blocks } = self;
+        let Committing { session, mut records, mut log, version, mut commit, mut blocks } = self;
         let unknown = |_: MemoryError| CommitError::Unknown(version);
         commit.mark_touched();
         blocks.iter_mut().for_each(Fresh::mark_in_doubt);
@@ -139,28 +134,27 @@ impl<R: Rules> Committing<'_, R> {
             done(&mut log.plans).await.map_err(CommitError::Nothing)?;
             R::passes(Step::Logged);
         }
-        let locked = lock::<R>(&groups, prepared, version).await.map_err(unknown)?;
+        let are_locked = records.lock::<R>().await.map_err(unknown)?;
         R::passes(Step::Locked);
         if !R::logs_first() {
             done(&mut log.plans).await.map_err(unknown)?;
         }
-        let mut installation = match locked {
-            Ok(installation) => installation,
-            Err(mut undoing) => {
-                undoing.extend(log.verdicts(version));
-                done(&mut undoing).await.map_err(unknown)?;
-                commit.vanish();
-                blocks.into_iter().for_each(Fresh::give_back);
-                return Err(CommitError::Conflict);
-            }
-        };
+        if !are_locked {
+            let mut undoing = records.into_unlocking::<R>(version);
+            undoing.extend(log.verdicts(version));
+            done(&mut undoing).await.map_err(unknown)?;
+            commit.vanish();
+            blocks.into_iter().for_each(Fresh::give_back);
+            return Err(CommitError::Conflict);
+        }
+        let mut installs = records.into_installs();
         let is_reached = if R::installs_first() {
-            done(&mut installation).await.map_err(unknown)?;
+            done(&mut installs).await.map_err(unknown)?;
             R::passes(Step::Installed);
             commit.finish().await
         } else {
             let is_reached = commit.finish().await;
-            done(&mut installation).await.map_err(unknown)?;
+            done(&mut installs).await.map_err(unknown)?;
             is_reached
         };
         if !is_reached {
@@ -220,66 +214,115 @@ fn intent_of(write: &Write) -> Intent<'_> {
     }
 }
 
-/// A write, and the link from its version to the one before.
-type Linked = (Write, Link);
-
-/// Links each version to the intent with the version before. The first intent starts at byte `start` of the
-/// log's intents.
-fn linked(writes: impl Iterator<Item = Write>, slot: Slot, start: u64) -> impl Iterator<Item = Linked> {
-    let mut next = start;
-    writes.map(move |write| {
-        let intent = intent_of(&write);
-        let link = match intent.replaced {
-            Some(_) => Link::to(slot, next).expect("a link can name every place of a log"),
-            None => Link::NONE,
-        };
-        next += intent.bytes() as u64;
-        (write, link)
-    })
+/// The records of a commit, and what is done with them. They are in groups: a group has records of one node, at
+/// most [`RECORDS_AT_ONCE`].
+struct Locking<'a> {
+    records: Vec<ToLock>,
+    /// For each group a plan.
+    locks: Vec<Plan<'a>>,
+    /// For each group a plan that puts the new versions in their places (X3).
+    installs: Vec<Plan<'a>>,
 }
 
-/// Some records of one node: at most [`RECORDS_AT_ONCE`].
-type Group = (NodeId, Vec<Linked>);
-
-fn by_node(writes: impl Iterator<Item = Linked>) -> Vec<Group> {
-    let mut groups: Vec<Group> = Vec::new();
-    for linked in writes {
-        let node = linked.0.place.piece.region.node;
-        let has_room = |(of, writes): &&mut Group| *of == node && writes.len() < RECORDS_AT_ONCE;
-        match groups.iter_mut().rev().find(has_room) {
-            Some((_, writes)) => writes.push(linked),
-            None => groups.push((node, vec![linked])),
-        }
-    }
-    groups
+/// A record that is to be locked.
+struct ToLock {
+    /// The index of its group.
+    group: usize,
+    piece: Piece,
+    /// Where its header is in the piece.
+    header_at: u64,
+    /// Its header as the transaction has seen it.
+    seen: RecordHeader,
 }
 
-/// The plans for a group of records.
-struct GroupPlans<'a> {
-    lock: Plan<'a>,
-    /// Puts the new versions in their places (X3).
-    install: Plan<'a>,
+/// The size of a group.
+struct GroupSize {
+    node: NodeId,
+    records: usize,
+    bytes: usize,
 }
 
-impl<'a> GroupPlans<'a> {
+impl<'a> Locking<'a> {
+    /// Plans what is done with the records. The first intent starts at byte `start` of the log's intents.
     fn new(
         memory: &'a Memory,
-        node: NodeId,
-        writes: &[Linked],
+        writes: &ByRecord<Write>,
         version: Version,
+        start: u64,
     ) -> Result<Self, MemoryError> {
-        let mut lock = memory.plan(node, 0)?;
-        for (write, _) in writes {
-            lock.compare_and_swap(&write.place.piece, header_at(write), write.before.seen.0, locked(version));
+        let (mut sizes, mut records) = (Vec::new(), Vec::with_capacity(writes.values().count()));
+        for Write { place, before, .. } in writes.values() {
+            let group = add_to_group(&mut sizes, place.piece.region.node, place.layout.current_bytes());
+            let header_at = place.layout.current(place.index).start;
+            records.push(ToLock { group, piece: place.piece, header_at, seen: before.seen });
         }
-        // For each record its place: the body, and the header behind it.
-        let bytes = writes.iter().map(|(write, _)| write.place.layout.current_bytes()).sum();
-        let mut plan = memory.plan(node, bytes)?;
-        for (write, link) in writes {
-            install(&mut plan, write, *link, version);
+        let (mut locks, mut installs) = (Vec::with_capacity(sizes.len()), Vec::with_capacity(sizes.len()));
+        for GroupSize { node, bytes, .. } in sizes {
+            locks.push(memory.plan(node, 0)?);
+            installs.push(memory.plan(node, bytes)?);
         }
-        Ok(GroupPlans { lock, install: plan })
+        let mut next = start;
+        for (write, record) in writes.values().zip(&records) {
+            // Links each version to the intent with the version before.
+            let intent = intent_of(write);
+            let link = match intent.replaced {
+                Some(_) => Link::to(version.slot(), next).expect("a link can name every place of a log"),
+                None => Link::NONE,
+            };
+            next += intent.bytes() as u64;
+            let ToLock { group, piece, header_at, seen } = record;
+            locks[*group].compare_and_swap(piece, *header_at, seen.0, locked(version));
+            install(&mut installs[*group], write, *header_at, link, version);
+        }
+        Ok(Locking { records, locks, installs })
     }
+
+    /// Locks all records that are still what the transaction has seen (X2). False: another transaction was
+    /// first to write one of them.
+    async fn lock<R: Rules>(&mut self) -> Result<bool, MemoryError> {
+        done(&mut self.locks).await?;
+        Ok(self.found().all(|(record, found)| R::has_locked(record.seen, found)))
+    }
+
+    /// The records, and the header that was found at each when it was to be locked.
+    fn found(&self) -> impl Iterator<Item = (&ToLock, RecordHeader)> {
+        let mut words: Vec<_> = self.locks.iter().map(Plan::words).collect();
+        self.records.iter().map(move |record| {
+            let word = words[record.group].next().expect("a compare-and-swap for each record");
+            (record, RecordHeader(word))
+        })
+    }
+
+    /// Unlocks the records that were locked.
+    fn into_unlocking<R: Rules>(self, version: Version) -> Vec<Plan<'a>> {
+        let are_locked: Vec<bool> =
+            self.found().map(|(record, found)| R::has_locked(record.seen, found)).collect();
+        let Locking { records, locks: mut plans, .. } = self;
+        plans.iter_mut().for_each(Plan::clear);
+        for (ToLock { group, piece, header_at, seen }, _) in
+            records.iter().zip(are_locked).filter(|(_, is)| *is)
+        {
+            plans[*group].compare_and_swap(piece, *header_at, locked(version), seen.0);
+        }
+        plans
+    }
+
+    /// Puts the new versions in their places. The buffers of the other plans are free for others.
+    fn into_installs(self) -> Vec<Plan<'a>> {
+        self.installs
+    }
+}
+
+/// Adds a record to a group, the newest one of its node if that has room, and returns the group's index.
+fn add_to_group(sizes: &mut Vec<GroupSize>, node: NodeId, bytes: usize) -> usize {
+    let has_room = |size: &GroupSize| size.node == node && size.records < RECORDS_AT_ONCE;
+    let group = sizes.iter().rposition(has_room).unwrap_or_else(|| {
+        sizes.push(GroupSize { node, records: 0, bytes: 0 });
+        sizes.len() - 1
+    });
+    sizes[group].records += 1;
+    sizes[group].bytes += bytes;
+    group
 }
 
 /// A locked header, which names the commit that has locked the record.
@@ -287,56 +330,53 @@ fn locked(version: Version) -> u64 {
     RecordHeader::of(version).locked().0
 }
 
-/// Locks all records that are still what the transaction has seen (X2), and returns how they are installed.
-/// If another transaction was first, returns how those that were locked are unlocked.
-async fn lock<'a, R: Rules>(
-    groups: &[Group],
-    prepared: Vec<GroupPlans<'a>>,
-    version: Version,
-) -> Result<Result<Vec<Plan<'a>>, Vec<Plan<'a>>>, MemoryError> {
-    let (mut locks, installation): (Vec<_>, Vec<_>) =
-        prepared.into_iter().map(|GroupPlans { lock, install }| (lock, install)).unzip();
-    run_all(&mut locks).await;
-    locks.iter().try_for_each(Plan::check)?;
-    let has_locked = |write: &Write, found: u64| R::has_locked(write.before.seen, RecordHeader(found));
-    let has_locked_all = |(group, lock): (&Group, &Plan<'_>)| {
-        group.1.iter().zip(lock.words()).all(|((write, _), found)| has_locked(write, found))
-    };
-    if groups.iter().zip(&locks).all(has_locked_all) {
-        return Ok(Ok(installation));
-    }
-    for ((_, writes), lock) in groups.iter().zip(&mut locks) {
-        let found: Vec<u64> = lock.words().collect();
-        lock.clear();
-        for ((write, _), found) in writes.iter().zip(found) {
-            if has_locked(write, found) {
-                let seen = write.before.seen.0;
-                lock.compare_and_swap(&write.place.piece, header_at(write), locked(version), seen);
-            }
-        }
-    }
-    Ok(Err(locks))
-}
-
-fn header_at(write: &Write) -> u64 {
-    write.place.layout.current(write.place.index).start
-}
-
-fn install(plan: &mut Plan<'_>, write: &Write, link: Link, version: Version) {
+fn install(plan: &mut Plan<'_>, write: &Write, header_at: u64, link: Link, version: Version) {
     let piece = &write.place.piece;
     let header = RecordHeader::of(version);
     let header = if write.new.is_some() { header } else { header.deleted() };
     let label = Label { header, number: write.before.label.number + 1, link };
     let before = &write.before.body;
-    plan.write_with(piece, header_at(write) + WORD_BYTES as u64, before.len(), |body| {
+    plan.write_with(piece, header_at + WORD_BYTES as u64, before.len(), |body| {
         // A version that deletes the record has whatever data there were.
         body[DATA_OF_BODY..].copy_from_slice(write.new.as_deref().unwrap_or(&before[DATA_OF_BODY..]));
         seal_body(write.place.record, label, body);
     });
-    plan.write(piece, header_at(write), &header.0.to_le_bytes());
+    plan.write(piece, header_at, &header.0.to_le_bytes());
 }
 
 async fn done(plans: &mut [Plan<'_>]) -> Result<(), MemoryError> {
     run_all(plans).await;
     plans.iter().try_for_each(Plan::check)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn a_group_has_records_of_one_node_as_many_as_a_doorbell_takes_and_the_bytes_of_all(
+            records in prop::collection::vec((1..4_u64, 1..100_usize), 0..300),
+        ) {
+            let mut sizes = Vec::new();
+            let groups: Vec<usize> = records
+                .iter()
+                .map(|&(node, bytes)| add_to_group(&mut sizes, NodeId(node), bytes))
+                .collect();
+            for (group, size) in sizes.iter().enumerate() {
+                let of_it = || records.iter().zip(&groups).filter(|(_, of)| **of == group).map(|(record, _)| record);
+                prop_assert!(of_it().all(|(node, _)| NodeId(*node) == size.node));
+                prop_assert_eq!(of_it().map(|(_, bytes)| bytes).sum::<usize>(), size.bytes);
+                prop_assert_eq!(of_it().count(), size.records);
+                prop_assert!((1..=MAX_BATCH / OPERATIONS_EACH).contains(&size.records));
+            }
+            for node in (1..4).map(NodeId) {
+                let all = records.iter().filter(|(of, _)| NodeId(*of) == node).count();
+                let of_it = sizes.iter().filter(|size| size.node == node).count();
+                prop_assert_eq!(of_it, all.div_ceil(RECORDS_AT_ONCE), "doorbells of {:?}", node);
+            }
+        }
+    }
 }
