@@ -16,7 +16,7 @@ use crate::slot::SharedSlot;
 
 /// Between two looks while there are commits: this, and the time of one scan, is the longest delay of
 /// publication.
-const PAUSE: Duration = Duration::from_micros(2);
+const PAUSE: Duration = Duration::from_nanos(500);
 /// Pairs of times. Once nothing has been committed for the first time of a pair, the pause between two looks
 /// is the second one: an idle publisher leaves the processor to others. That pause is the longest delay with
 /// which the next commit of another process is published. The shortest idle time is longer than a session of
