@@ -21,17 +21,17 @@ use crate::seam::{Link, LocalSlice, Op, Outcome, Posted};
 /// bytes of any of them.
 ///
 /// # Panics
-/// When an operation is added whose address is on another node than those before, or whose range is no part of
-/// the buffer, or that is one more than [`MAX_BATCH`]: bugs of the caller.
+/// When an operation is added whose address is on another node than those before, or whose range is no part
+/// of the buffer, or that is one more than [`MAX_BATCH`]: bugs of the caller.
 #[derive(Debug)]
 pub struct Batch {
     buffer: ArenaBuf,
     /// The node of all operations.
     node: Option<NodeId>,
-    /// As a link gets them, except for their slots. In bounds: `add` checks that each local slice is a part of
-    /// the buffer, which is never replaced and keeps its length. Exclusive: while they are with a link, the
-    /// batch is in the table, where nobody touches the buffer. Alive: the batch stays there until the link has
-    /// completed them or is dropped.
+    /// As a link gets them, except for their slots. In bounds: `add` checks that each local slice is a part
+    /// of the buffer, which is never replaced and keeps its length. Exclusive: while they are with a link,
+    /// the batch is in the table, where nobody touches the buffer. Alive: the batch stays there until the
+    /// link has completed them or is dropped.
     operations: Vec<Posted>,
     results: Vec<Result<u64, OpError>>,
     /// The first operation that has not been handed over. All before it have ended, or are in flight.
@@ -442,6 +442,6 @@ mod tests {
         let [(_, queue)] = queues();
         let mut batch = Batch::new(queue.endpoint.arena().take(8).unwrap());
         batch.fetch_and_add(at(2, 0), EPOCH, 1);
-        let _ = queue.run(batch);
+        drop(queue.run(batch));
     }
 }

@@ -214,8 +214,8 @@ fn intent_of(write: &Write) -> Intent<'_> {
     }
 }
 
-/// The records of a commit, and what is done with them. They are in groups: a group has records of one node, at
-/// most [`RECORDS_AT_ONCE`].
+/// The records of a commit, and what is done with them. They are in groups: a group has records of one node,
+/// at most [`RECORDS_AT_ONCE`].
 struct Locking<'a> {
     records: Vec<ToLock>,
     /// For each group a plan.
