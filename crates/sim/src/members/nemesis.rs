@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use farpool_fabric::sim::Random;
 use farpool_namdb::Ended;
-use farpool_wire::Epoch;
+use farpool_wire::{Epoch, Slot};
 
 use super::Run;
 use super::member::{Member, PartKind};
@@ -19,6 +19,8 @@ const LOOKS: u32 = 4_000;
 const LOOK_PAUSE: Duration = Duration::from_micros(1);
 /// The longest time from the beginning of a recovery until a mishap meets the recoverer.
 const MOST_CARE_NS: u64 = 150_000;
+/// The longest time from a fence in the region with a log until a recoverer of that log loses the region.
+const MOST_HASTE_NS: u64 = 20_000;
 
 /// The share of runs, in thousandths, in which members lose connections. In as many runs, drawn
 /// independently, a grant of a recoverer is fenced.
@@ -121,10 +123,14 @@ fn draw_time(random: &mut Random) -> Duration {
 
 /// In some runs members lose connections now and then, reconnect, and go on. A recoverer reconnects as well,
 /// so only a fenced grant keeps it from reading a copy of a log. This function therefore also fences grants
-/// of recoverers, in more runs than [`start`] does.
+/// of recoverers, in more runs than [`start`] does, and often just before the recoverer reads that copy.
 pub(super) fn start_disconnects(run: &Rc<Run>, random: &mut Random) {
     if !run.faults.mishaps {
         return;
+    }
+    if random.chance(DISCONNECTS_PERMILLE) {
+        let (after, drawn, staying) = (draw_time(random), run.ledger.notes.random(), run.left.stay());
+        run.tasks.spawn(run.nowhere, lose_log_copy(run.clone(), after, drawn, staying));
     }
     if random.chance(DISCONNECTS_PERMILLE) {
         let fenced = Mishap::FencedGrant(1 + random.index(run.layout.regions.len() - 1));
@@ -213,11 +219,7 @@ async fn carry_out(run: &Rc<Run>, mishap: Mishap, member: &Rc<Member>, random: &
         }
         Mishap::StopOfPart(kind) => part_stops(run, member, kind, random).await,
         Mishap::Close | Mishap::CloseOfSuspect => member.core.end(Ended::Closed),
-        Mishap::FencedGrant(region) => {
-            let (region, grant) = (run.layout.regions[region], member.core.grants()[region].epoch);
-            let regions = &run.node_of(region).memory.regions;
-            regions.fence_grant(region.index, grant).expect("a few pages of memory");
-        }
+        Mishap::FencedGrant(region) => fence_grant(run, member, region),
         Mishap::LostLease(region) => member.core.environment().lose_lease(run.layout.regions[region]),
         Mishap::Cut(node, lasting) => {
             let (one, other) = (run.world.host_of(member.process), run.nodes[node].host);
@@ -230,6 +232,45 @@ async fn carry_out(run: &Rc<Run>, mishap: Mishap, member: &Rc<Member>, random: &
             }
         }
     }
+}
+
+/// Fences a member's grant of a region, known by its place in the layout.
+fn fence_grant(run: &Run, member: &Member, region: usize) {
+    let (region, grant) = (run.layout.regions[region], member.core.grants()[region].epoch);
+    let regions = &run.node_of(region).memory.regions;
+    regions.fence_grant(region.index, grant).expect("a few pages of memory");
+}
+
+/// A recoverer loses the region with a copy of the log that it is about to read.
+async fn lose_log_copy(run: Rc<Run>, after: Duration, mut random: Random, _staying: Staying) {
+    run.world.sleep(after).await;
+    let copy = random.index(2);
+    for _ in 0..LOOKS {
+        if let Some((recoverer, region)) = about_to_read_log(&run, copy) {
+            run.world.sleep(Duration::from_nanos(random.below(MOST_HASTE_NS))).await;
+            if living(&run).len() >= 2 {
+                fence_grant(&run, &recoverer, region);
+            }
+            return;
+        }
+        run.world.sleep(LOOK_PAUSE).await;
+    }
+}
+
+/// A recoverer, and the region with a copy of the log that it is about to read: it has fenced its suspect's
+/// grant there. The root does not count.
+fn about_to_read_log(run: &Run, copy: usize) -> Option<(Rc<Member>, usize)> {
+    let seats = run.observer.lock().look().seats(&run.layout);
+    let members = run.members.borrow();
+    let with_claim = |claim| members.iter().find(|member| member.claim() == claim);
+    (0..).zip(seats).find_map(|(slot, seat)| {
+        let (suspect, recoverer) = (with_claim(seat.claim?)?, with_claim(seat.recoverer?)?);
+        let log = suspect.core.at().log(Slot::new(slot)?);
+        let region = run.layout.regions.iter().position(|region| *region == log.copies[copy].region)?;
+        let grant = suspect.core.grants()[region].epoch;
+        let is_fenced = || !run.observer.lock().has_open(region, grant);
+        (region > 0 && recoverer.lives() && is_fenced()).then(|| (recoverer.clone(), region))
+    })
 }
 
 /// Stops a part of a member until the others have evicted the member, and for a little longer. They must

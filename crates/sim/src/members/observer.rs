@@ -432,10 +432,11 @@ impl Observer {
 
     /// Whether a member has not been evicted: its grant of the root is not fenced.
     pub(super) fn is_open(&self, claim: Epoch) -> bool {
-        self.check(0, claim)
+        self.has_open(0, claim)
     }
 
-    fn check(&self, place: usize, grant: Epoch) -> bool {
+    /// Whether a grant of a region, known by its place in the layout, is not fenced.
+    pub(super) fn has_open(&self, place: usize, grant: Epoch) -> bool {
         let region = self.layout.regions[place];
         let regions = &self.nodes[region.node.0 as usize - 1].regions;
         regions.check(region.index, grant, &key_of(grant)).is_ok()
@@ -446,6 +447,6 @@ impl Observer {
     fn open_grants(&self, claim: Epoch) -> impl Iterator<Item = usize> {
         let (grants, uses_others) = &self.members[&claim];
         let regions = if *uses_others { 0..grants.len() } else { 0..1 };
-        regions.filter(|place| self.check(*place, grants[*place]))
+        regions.filter(|place| self.has_open(*place, grants[*place]))
     }
 }
