@@ -29,9 +29,10 @@ pub struct Batch {
     /// The node of all operations.
     node: Option<NodeId>,
     /// As a link gets them, except for their slots. In bounds: `add` checks that each local slice is a part
-    /// of the buffer, which is never replaced and keeps its length. Exclusive: while they are with a link,
-    /// the batch is in the table, where nobody touches the buffer. Alive: the batch stays there until the
-    /// link has completed them or is dropped.
+    /// of the buffer, which is never replaced and keeps its length. Exclusive: during a call of the link
+    /// nobody else uses the batch; after it, the batch is in the table while operations are in flight, and
+    /// nobody touches the buffer there. Alive: the batch stays in the table until the link has completed
+    /// them or is dropped.
     operations: Vec<Posted>,
     results: Vec<Result<u64, OpError>>,
     /// The first operation that has not been handed over. All before it have ended, or are in flight.
