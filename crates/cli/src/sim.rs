@@ -133,7 +133,8 @@ Mutations:
   any-empty-entry-taken           a key is inserted at any empty entry, not at the first one
   entry-before-its-key            an entry points to a record before its key is written
   hash-taken-for-the-key          an entry with the right hash counts as the key
-  number-in-doubt-used-again      a number that an entry may already have named is used for another key")]
+  number-in-doubt-used-again      a number that an entry may already have named is used for another key
+  unknown-piece-passed-over       an entry of a piece that the client does not know is passed over")]
     Hash(SeedArgs),
     /// Compute servers of a database: seats, recovery of dead members, roles, transactions and changes of the
     /// catalog, while servers and connections fail
@@ -153,7 +154,8 @@ Mutations:
   tombstone-freed-early                a dropped table's memory is reused while snapshots may have the table
   memory-reused-uncleared              the memory of a dropped table is reused without being cleared
   busy-client-forgotten                the word of a client is cleared while it runs a transaction
-  catalog-version-not-looked-at        a transaction uses a table without checking that it still exists")]
+  catalog-version-not-looked-at        a transaction uses a table without checking that it still exists
+  grown-pieces-not-in-the-maps         the pieces of a table that grows are not entered in the maps")]
     Members(SeedArgs),
     /// The page cache: reads, writes and truncations while pages are evicted and processes stop and die
     #[command(after_help = "\

@@ -7,11 +7,13 @@
 //! C2. The slot belongs to one compute server at a time: the one that has the role for it. Before each
 //!     change, that server recovers the slot as it would after a client's death, since the server that had
 //!     the role before may have died.
-//! C3. Memory that a table takes is zeros. The transaction that makes the table also takes the memory, so
-//!     both happen or neither does.
+//! C3. Memory that a table takes is zeros. The transaction that makes the table, or lets it grow, also takes
+//!     the memory, so both happen or neither does.
 //! C4. A dropped table keeps its memory in a *tombstone* until the horizon has the drop. From then on all
-//!     snapshots have the drop, and no transaction reads that table any more. Before another table is made,
-//!     the memory is overwritten with zeros, and a transaction gives it back.
+//!     snapshots have the drop, and no transaction reads that table any more. Before another table is made or
+//!     grows, the memory is overwritten with zeros, and a transaction gives it back.
+//! C5. The pieces of a table only become more, and none changes its place. So a client that knows an older
+//!     row of a table knows some of its pieces, and nothing false.
 
 mod changing;
 mod making;
@@ -19,21 +21,29 @@ mod tombstones;
 
 use farpool_txn::hash::{Index, IndexLayout, IndexShape};
 use farpool_txn::layout::{NAME_BYTES, ROW_BYTES};
-use farpool_txn::slab::SlabLayout;
+use farpool_txn::slab::{Slab, SlabLayout};
 use farpool_txn::{
-    Cut, DatabaseAt, KeyError, KeyedTable, ReadError, RecordId, RecordLayout, Rules, Table, Transaction,
+    Cut, DatabaseAt, Growth, KeyError, KeyedTable, Piece, ReadError, RecordId, RecordLayout, Rules, Table,
+    Transaction,
 };
 use farpool_wire::Slot;
 use prost::Message;
 
 use crate::environment::Environment;
+use crate::maps::Placed;
 use crate::member::MemberCore;
-pub(crate) use making::{create, drop_table};
+pub(crate) use making::{Outlook, create, drop_table, grow, outlook};
 
 /// Bytes of the longest name of a key type.
 const MOST_TYPE_BYTES: usize = 64;
 /// Pieces of a table at most: a row of the catalog has room for this many places.
-const MOST_PIECES: usize = 48;
+const MOST_PIECES: usize = 180;
+/// Numbers that each table gets for its records: more than fit any memory, so a table that grows needs no
+/// others.
+const RECORDS_EACH: u64 = 1 << 42;
+/// The index and the slab of a piece start at multiples of this, so that no bucket or block straddles cache
+/// lines that it need not.
+const PART_ALIGN: u64 = 4096;
 /// Stands for a table's name in error messages about the catalog: "table of tables".
 const TABLES: &str = "of tables";
 
@@ -46,7 +56,7 @@ pub struct TableRow {
     /// number.
     #[prost(fixed64, tag = "2")]
     pub(crate) first_record: u64,
-    /// Records of each piece.
+    /// Records of each piece of the first layer.
     #[prost(uint64, tag = "3")]
     rows_each: u64,
     #[prost(uint32, tag = "4")]
@@ -56,12 +66,16 @@ pub struct TableRow {
     /// The seed of the function that hashes its keys.
     #[prost(fixed64, tag = "7")]
     seed: u64,
-    #[prost(message, repeated, tag = "8")]
-    pieces: Vec<PieceRow>,
+    /// For each piece: its region, by its place in the layout of the database,
+    #[prost(uint32, repeated, tag = "8")]
+    regions: Vec<u32>,
+    /// and the first unit that it has there.
+    #[prost(uint32, repeated, tag = "9")]
+    first_units: Vec<u32>,
     /// Bytes of the longest row, if the table has a slab; 0: it has none.
     #[prost(uint32, tag = "10")]
     longest: u32,
-    /// Chunks of each piece's slab, and their size.
+    /// Chunks of the slab in each piece of the first layer, and their size.
     #[prost(uint64, tag = "11")]
     chunks_each: u64,
     #[prost(uint64, tag = "12")]
@@ -69,22 +83,12 @@ pub struct TableRow {
     /// The [type](crate::Key::type_name) of its keys.
     #[prost(string, tag = "13")]
     pub(crate) key_type: String,
-}
-
-/// The places of a piece of a table.
-#[derive(Clone, Copy, PartialEq, Eq, Message)]
-pub struct PieceRow {
-    #[prost(uint32, tag = "1")]
-    region: u32,
-    /// The first unit of its records,
-    #[prost(uint32, tag = "2")]
-    records: u32,
-    /// of its index,
-    #[prost(uint32, tag = "3")]
-    index: u32,
-    /// and of its slab, if the table has one.
-    #[prost(uint32, tag = "4")]
-    slab: u32,
+    /// Pieces of a layer: the table grows by so many at a time.
+    #[prost(uint32, tag = "14")]
+    layer: u32,
+    /// A piece is at most this many times as large as those of the first layer.
+    #[prost(uint64, tag = "15")]
+    most_times: u64,
 }
 
 /// A description of a table.
@@ -92,7 +96,7 @@ pub struct PieceRow {
 pub struct TableInfo {
     /// Its name.
     pub name: String,
-    /// How many keys it can have.
+    /// How many keys it has room for before it grows.
     pub rows: u64,
     /// Bytes of a row at most.
     pub row_bytes: u32,
@@ -106,30 +110,67 @@ pub struct TableInfo {
     pub bytes: u64,
 }
 
-/// The layouts of a table's pieces.
+/// The layouts of the parts of a table's pieces.
 struct Layouts {
+    /// Records of a piece of the first layer, and how they are numbered through all pieces.
     records: RecordLayout,
+    numbering: Growth,
+    /// The index in all pieces.
     index: IndexLayout,
-    slab: Option<SlabLayout>,
+    /// The same as for records for the chunks of the slab, if there is one.
+    slab: Option<(SlabLayout, Growth)>,
+}
+
+/// A part of a piece.
+#[derive(Clone, Copy)]
+enum Part {
+    Records,
+    Index,
+    Slab,
 }
 
 impl Layouts {
-    /// Bytes of the parts of a piece.
-    fn bytes(&self) -> [u64; 3] {
-        let slab = self.slab.map_or(0, |slab| slab.bytes());
-        [self.records.bytes(), self.index.bytes(), slab]
+    /// Where the parts of a piece start, by their order in [`Part`], and where the last one ends.
+    fn starts(&self, piece: usize) -> [u64; 4] {
+        let times = self.numbering.times(piece as u64);
+        let slab = self.slab.map_or(0, |(slab, _)| slab.with_times(times).bytes());
+        let index = (self.records.bytes() * times).next_multiple_of(PART_ALIGN);
+        let slab_at = (index + self.index.bytes_of(piece)).next_multiple_of(PART_ALIGN);
+        [0, index, slab_at, slab_at + slab]
+    }
+
+    /// Bytes of a piece.
+    fn bytes_of(&self, piece: usize) -> u64 {
+        self.starts(piece)[3]
+    }
+
+    /// Units of a region that a piece takes.
+    fn units_of(&self, piece: usize, at: DatabaseAt<'_>) -> u64 {
+        self.bytes_of(piece).div_ceil(at.layout.unit_bytes())
     }
 }
 
 impl TableRow {
     fn layouts(&self) -> Option<Layouts> {
+        let makes_sense = self.regions.len() <= MOST_PIECES
+            && self.first_units.len() == self.regions.len()
+            && self.first_record.checked_add(RECORDS_EACH).is_some();
+        makes_sense.then_some(())?;
         let records = RecordLayout::new(self.rows_each, self.row_bytes as usize)?;
         let shape = IndexShape::for_keys(self.rows_each, self.rows_each, self.key_bytes as usize, self.seed);
+        let (pieces, layer) = (self.regions.len(), self.layer as usize);
+        let numbering = |each| Growth::new(layer as u64, each, self.most_times);
         let slab = match self.longest {
             0 => None,
-            _ => Some(SlabLayout::new(self.chunks_each, self.chunk_bytes)?),
+            _ => {
+                let slab = SlabLayout::new(self.chunks_each, self.chunk_bytes)?;
+                let chunks = numbering(slab.chunks())?;
+                Slab::can_count(&chunks, pieces).then_some(Some((slab, chunks)))?
+            }
         };
-        Some(Layouts { records, index: IndexLayout::new(shape, self.pieces.len())?, slab })
+        let index = IndexLayout::grown(shape, pieces, layer, self.most_times)?;
+        let numbering = numbering(self.rows_each)?;
+        (index.records() <= RECORDS_EACH).then_some(Layouts { records, numbering, index, slab })
     }
 
     /// Bytes of a row at most.
@@ -143,32 +184,47 @@ impl TableRow {
 
     /// The table, for use by one thread. `None`: the row makes no sense; no compute server writes such a row.
     pub(crate) fn keyed<E: Environment>(&self, member: &MemberCore<E>) -> Option<KeyedTable> {
-        let (at, mut table) = (member.at(), self.table(member.at())?);
-        if let Some(slab) = self.layouts()?.slab {
-            let pieces = self.pieces.iter().map(|row| at.unit(row.region, row.slab)).collect();
-            table = table.with_slab(member.slab(self.first_record, slab, pieces)?)?;
+        let (at, layouts, mut table) = (member.at(), self.layouts()?, self.table(member.at())?);
+        if let Some((slab, numbering)) = layouts.slab {
+            let pieces = self.parts(at, &layouts, Part::Slab);
+            table = table.with_slab(member.slab(self.first_record, slab, numbering, pieces)?)?;
         }
-        let index = self.layouts()?.index;
-        let pieces = self.pieces.iter().map(|row| at.unit(row.region, row.index)).collect();
-        let spares = member.spares(self.first_record, &index);
-        KeyedTable::new(table, Index::sharing(index, pieces, spares)?)
+        let spares = member.spares(self.first_record, &layouts.index);
+        let pieces = self.parts(at, &layouts, Part::Index);
+        KeyedTable::new(table, Index::sharing(layouts.index, pieces, spares)?)
+    }
+
+    /// A part of each piece.
+    fn parts(&self, at: DatabaseAt<'_>, layouts: &Layouts, part: Part) -> Vec<Piece> {
+        let start = |(piece, Placed { region, unit }): (usize, Placed)| {
+            at.piece(region, at.layout.start_of(unit) + layouts.starts(piece)[part as usize])
+        };
+        self.places().enumerate().map(start).collect()
+    }
+
+    /// The place of each piece.
+    fn places(&self) -> impl Iterator<Item = Placed> {
+        let placed = |(&region, &unit): (&u32, &u32)| Placed { region: region as usize, unit: unit.into() };
+        self.regions.iter().zip(&self.first_units).map(placed)
     }
 
     /// Its records. `None`: as above.
     pub(crate) fn table(&self, at: DatabaseAt<'_>) -> Option<Table> {
         let layouts = self.layouts()?;
-        let (records, unit) = (layouts.records, at.layout.unit_bytes());
-        let fits = |piece: &PieceRow| {
-            let firsts = [piece.records, piece.index, piece.slab];
-            let ends =
-                firsts.into_iter().zip(layouts.bytes()).map(|(first, bytes)| u64::from(first) * unit + bytes);
-            (piece.region as usize) < at.grants.len() && ends.max() <= Some(at.layout.shape.region_bytes)
+        let fits = |(piece, Placed { region, unit }): (usize, Placed)| {
+            let end = at.layout.start_of(unit).checked_add(layouts.bytes_of(piece));
+            region < at.grants.len() && end.is_some_and(|end| end <= at.layout.shape.region_bytes)
         };
-        if !self.pieces.iter().all(fits) {
+        if !self.places().enumerate().all(fits) {
             return None;
         }
-        let pieces = self.pieces.iter().map(|row| at.unit(row.region, row.records)).collect();
-        Some(Table::new(RecordId(self.first_record), records, pieces))
+        let pieces = self.parts(at, &layouts, Part::Records);
+        Table::grown(RecordId(self.first_record), layouts.records, layouts.numbering, pieces)
+    }
+
+    /// How many pieces it has.
+    pub(crate) fn pieces(&self) -> usize {
+        self.regions.len()
     }
 
     fn info(&self) -> Option<TableInfo> {
@@ -179,8 +235,8 @@ impl TableRow {
             row_bytes: self.most_bytes(),
             key_type: self.key_type.clone(),
             key_bytes: self.key_bytes,
-            pieces: self.pieces.len(),
-            bytes: layouts.bytes().iter().sum::<u64>() * self.pieces.len() as u64,
+            pieces: self.regions.len(),
+            bytes: (0..self.regions.len()).map(|piece| layouts.bytes_of(piece)).sum(),
         })
     }
 
@@ -255,7 +311,7 @@ impl Catalog {
         Ok(found)
     }
 
-    /// How often tables had been made and dropped, as of a cut.
+    /// How often the catalog had changed (tables created, grown or dropped), as of a cut.
     pub(crate) fn changes(&self, cut: &Cut) -> u64 {
         cut.counts().get(self.slot.index()).copied().unwrap_or(0)
     }
@@ -284,7 +340,10 @@ mod tests {
             row_bytes: 65_536,
             key_bytes: 256,
             seed: u64::MAX,
-            pieces: vec![PieceRow { region: 4_095, records: 4_095, index: 4_095, slab: 4_095 }; MOST_PIECES],
+            regions: vec![4_095; MOST_PIECES],
+            first_units: vec![4_095; MOST_PIECES],
+            layer: u32::MAX,
+            most_times: u64::MAX,
             longest: u32::MAX,
             chunks_each: u64::MAX,
             chunk_bytes: u64::MAX,

@@ -1,6 +1,7 @@
 //! Threads that run transactions, and the users of each.
 
 mod core;
+mod growing;
 
 use std::cell::{RefCell, RefMut};
 use std::sync::Arc;
@@ -91,8 +92,9 @@ impl Client {
     }
 
     /// Runs a transaction: `body` reads and writes. When it returns, either all of its writes take effect or
-    /// none does. After a conflict with another transaction, `body` is run again from the beginning. It reads
-    /// one snapshot, which has all earlier commits of this client.
+    /// none does. After a conflict with another transaction, and after a table that was full has grown,
+    /// `body` is run again from the beginning. It reads one snapshot, which has all earlier commits of this
+    /// client.
     ///
     /// # Errors
     /// What `body` returns, and then nothing of the transaction is left; or why it cannot be committed.

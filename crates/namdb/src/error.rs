@@ -144,9 +144,19 @@ pub enum TxError {
         /// Bytes that its keys have at most.
         most: usize,
     },
-    /// The table has no room for another key.
-    #[error("table {0} is full: create it with more rows")]
+    /// The table has no room for another row, and cannot grow.
+    #[error(
+        "table {0} is full and cannot grow: no part of the memory that is large enough is free, or the table has \
+         as many pieces as a table can have; drop tables, or make a database with more memory"
+    )]
     Full(String),
+    /// A bucket of the table's index is full, and was split as often as possible. The table has far more rows
+    /// than it was created for.
+    #[error(
+        "table {0} has far too many rows for the number that it was created for: create a table for more rows, \
+         and copy the rows there"
+    )]
+    Crowded(String),
     /// The row is larger than the table's rows may be.
     #[error("a row of {found} bytes is too large for table {table}, whose rows have at most {most} bytes")]
     RowTooLarge {
@@ -268,7 +278,13 @@ pub(crate) fn of_key(error: KeyError, table: &str) -> Stop {
         KeyError::Duplicate => TxError::Duplicate(table.to_owned()),
         KeyError::NoSuchKey => TxError::NoSuchKey(table.to_owned()),
         KeyError::Index(IndexError::Full) => TxError::Full(table.to_owned()),
+        KeyError::Index(IndexError::Crowded) => TxError::Crowded(table.to_owned()),
         KeyError::Index(IndexError::Memory(error)) => return of_memory(error),
+        // The index names only pieces whose growth is published, so a later snapshot has them. If memory was
+        // damaged, the tries end with this error.
+        KeyError::Index(error @ IndexError::BeyondPieces) => {
+            return Stop::Again(TxError::Damaged(format!("table {table}: {error}")));
+        }
         KeyError::Index(error) => TxError::Damaged(format!("table {table}: {error}")),
         KeyError::Record(error) => return of_read(error, table),
     })

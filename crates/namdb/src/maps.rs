@@ -68,27 +68,18 @@ impl Map {
     }
 }
 
-/// The place of a piece of a table, with the pieces of its index and its slab beside it.
+/// The place of a piece of a table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Placed {
     /// The region.
     pub region: usize,
-    /// The first unit of the records,
-    pub records: u64,
-    /// of the index,
-    pub index: u64,
-    /// and of the slab, if there is one.
-    pub slab: u64,
+    /// The first unit there.
+    pub unit: u64,
 }
 
-/// Places this many pieces on the nodes in turn, with the given units for the records, the index and the slab
-/// of each. `None`: they do not fit, and the maps must not be used any more.
-pub fn place(
-    maps: &mut [Map],
-    nodes: &[NodeId],
-    pieces: usize,
-    [records, index, slab]: [u64; 3],
-) -> Option<Vec<Placed>> {
+/// Places pieces on the nodes in turn; `pieces` says how many units each takes. `None`: they do not fit, and
+/// the maps must not be used any more.
+pub fn place(maps: &mut [Map], nodes: &[NodeId], pieces: impl Iterator<Item = u64>) -> Option<Vec<Placed>> {
     let mut distinct: Vec<NodeId> = Vec::new();
     for node in nodes {
         if !distinct.contains(node) {
@@ -96,22 +87,12 @@ pub fn place(
         }
     }
     let mut placed = Vec::new();
-    for piece in 0..pieces {
+    for (piece, units) in pieces.enumerate() {
         let wanted = distinct[piece % distinct.len()];
         let near = (0..maps.len()).filter(|&region| nodes[region] == wanted);
         let far = (0..maps.len()).filter(|&region| nodes[region] != wanted);
-        placed.push(near.chain(far).find_map(|region| {
-            let map = &mut maps[region];
-            let before = map.clone();
-            if let Some(records) = map.take(records)
-                && let Some(index) = map.take(index)
-                && let Some(slab) = if slab > 0 { map.take(slab) } else { Some(0) }
-            {
-                return Some(Placed { region, records, index, slab });
-            }
-            *map = before;
-            None
-        })?);
+        let take = |region: usize| Some(Placed { region, unit: maps[region].take(units)? });
+        placed.push(near.chain(far).find_map(take)?);
     }
     Some(placed)
 }
@@ -140,12 +121,14 @@ mod tests {
     fn pieces_go_to_one_node_after_another_while_these_have_room() {
         let nodes = [1, 1, 2].map(NodeId);
         let mut maps = [empty(0), empty(0), empty(4_000)];
-        let placed = place(&mut maps, &nodes, 4, [60, 10, 0]).unwrap();
-        assert_eq!(placed.iter().map(|piece| piece.region).collect::<Vec<_>>(), [0, 2, 0, 0]);
-        assert_eq!(placed[2], Placed { region: 0, records: 70, index: 130, slab: 0 });
-        assert_eq!(place(&mut maps, &nodes, 1, [1, 1, UNITS]), None);
-        let with_slab = place(&mut maps, &nodes, 1, [1, 1, 5]).unwrap();
-        assert_eq!(with_slab[0], Placed { region: 0, records: 210, index: 211, slab: 212 });
+        let placed = place(&mut maps, &nodes, [70; 4].into_iter()).unwrap();
+        let at = |region, unit| Placed { region, unit };
+        assert_eq!(
+            placed,
+            [at(0, 0), at(2, 4_000), at(0, 70), at(0, 140)],
+            "the second node has no more room"
+        );
+        assert_eq!(place(&mut maps, &nodes, [1, UNITS, UNITS].into_iter()), None);
     }
 
     proptest! {

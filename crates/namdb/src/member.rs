@@ -25,7 +25,7 @@ use farpool_txn::hash::{IndexLayout, IndexSpares};
 use farpool_txn::membership::{Duties, Duty, Seat};
 use farpool_txn::oracle::Fetched;
 use farpool_txn::slab::{Slab, SlabLayout};
-use farpool_txn::{DatabaseAt, DatabaseLayout, Memory, Piece, SharedSlot};
+use farpool_txn::{DatabaseAt, DatabaseLayout, Growth, Memory, Piece, SharedSlot};
 use farpool_wire::Epoch;
 use rustix_futex_sync::Mutex;
 
@@ -190,13 +190,14 @@ impl<E: Environment> MemberCore<E> {
         &self,
         first_record: u64,
         layout: SlabLayout,
+        growth: Growth,
         pieces: Vec<Piece>,
     ) -> Option<Arc<Slab>> {
         let mut slabs = self.slabs.lock();
         if let Some(slab) = slabs.get(&first_record) {
-            return Some(slab.clone());
+            return slab.grow(&pieces).then(|| slab.clone());
         }
-        let slab = Slab::new(pieces, layout, self.at().members(), self.seat.claim)?;
+        let slab = Slab::grown(pieces, layout, growth, self.at().members(), self.seat.claim)?;
         slabs.insert(first_record, slab.clone());
         Some(slab)
     }

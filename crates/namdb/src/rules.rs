@@ -27,6 +27,11 @@ pub trait MemberRules: Rules + SeatRules {
     fn looks_at_the_catalog() -> bool {
         true
     }
+
+    /// Whether the pieces that a table gets when it grows are entered in the maps of their regions.
+    fn enters_growth_in_maps() -> bool {
+        true
+    }
 }
 
 impl MemberRules for Shipped {}

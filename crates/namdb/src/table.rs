@@ -1,7 +1,9 @@
 //! Tables with keys and rows of the program's types.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
+use std::rc::Rc;
+use std::sync::Arc;
 
 use farpool_txn::KeyedTable;
 use farpool_txn::slab::{Class, LEAST_DATA_BYTES, SlabLayout};
@@ -37,7 +39,7 @@ const LEAST_CHUNKS: u64 = 16;
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TableOptions {
-    /// How many keys it can have, counting all that were ever inserted.
+    /// How many keys it has room for before it grows, counting all that were ever inserted.
     pub rows: u64,
     /// Bytes of the largest row, in the format of crate `postcard`.
     pub row_bytes: usize,
@@ -46,12 +48,12 @@ pub struct TableOptions {
     /// Bytes of the longest encoded key, if keys have variable length: a string takes one byte more than its
     /// length, and one more for each zero byte in it. At most 256.
     pub key_bytes: usize,
-    /// Bytes of that slab. `None`: room for as many of the longest rows as the table has keys.
+    /// Bytes of that slab at first. `None`: room for as many of the longest rows as the table has keys.
     pub slab_bytes: Option<u64>,
 }
 
 impl TableOptions {
-    /// A table of this many keys, with rows of up to 64 bytes.
+    /// A table with room for this many keys before it grows, with rows of up to 64 bytes.
     pub fn rows(rows: u64) -> TableOptions {
         TableOptions { rows, row_bytes: 64, longest: None, key_bytes: 64, slab_bytes: None }
     }
@@ -123,17 +125,23 @@ pub struct Table<K: ?Sized, V> {
     row_bytes: usize,
     /// Rows have any length up to that; without a slab, all are padded to it.
     has_slab: bool,
-    keyed: KeyedTable,
-    /// How often tables had been made and dropped when it was found,
+    /// Its records and their index. Replaced when this client learns that the table has grown.
+    keyed: RefCell<Rc<KeyedTable>>,
+    /// Opens records and index as a row of the catalog describes them.
+    open: Box<Open>,
+    /// How often the catalog had changed (tables created, grown or dropped) when it was found,
     known_since: u64,
     /// and when it was last seen to exist.
     checked_at: Cell<u64>,
     types: PhantomData<fn(&K) -> V>,
 }
 
+/// Opens a table as a row of the catalog describes it.
+type Open = dyn Fn(&TableRow) -> Option<KeyedTable>;
+
 impl<K: Key + ?Sized, V> Table<K, V> {
-    pub(crate) fn new<E: Environment>(
-        member: &MemberCore<E>,
+    pub(crate) fn new<E: Environment + 'static>(
+        member: &Arc<MemberCore<E>>,
         name: &str,
         row: TableRow,
         schema: u64,
@@ -142,15 +150,18 @@ impl<K: Key + ?Sized, V> Table<K, V> {
             let what = format!("keys of type {}, not {}", row.key_type, K::type_name());
             return Err(TxError::OtherShape { table: name.to_owned(), what });
         }
-        let damaged = || TxError::Damaged(format!("table {name}: its row in the catalog is damaged"));
-        let keyed = row.keyed(member).ok_or_else(damaged)?;
+        let keyed = row.keyed(member).ok_or_else(|| damaged(name))?;
+        // A table that outlives its database does not hold the leases.
+        let member = Arc::downgrade(member);
+        let open = Box::new(move |row: &TableRow| row.keyed(&*member.upgrade()?));
         Ok(Table {
             name: name.to_owned(),
             first_record: row.first_record,
             key_bytes: row.key_bytes as usize,
             row_bytes: row.most_bytes() as usize,
             has_slab: row.has_slab(),
-            keyed,
+            keyed: RefCell::new(Rc::new(keyed)),
+            open,
             known_since: schema,
             checked_at: Cell::new(schema),
             types: PhantomData,
@@ -175,13 +186,13 @@ impl<K: ?Sized, V> Table<K, V> {
         self.has_slab.then_some(self.row_bytes)
     }
 
-    /// Its records.
-    pub fn records(&self) -> &farpool_txn::Table {
-        self.keyed.table()
+    /// Its records, as far as this client knows.
+    pub fn records(&self) -> farpool_txn::Table {
+        self.keyed().table().clone()
     }
 
-    pub(crate) fn keyed(&self) -> &KeyedTable {
-        &self.keyed
+    pub(crate) fn keyed(&self) -> Rc<KeyedTable> {
+        self.keyed.borrow().clone()
     }
 
     /// The number of its first record, which no other table of the database ever has.
@@ -197,9 +208,20 @@ impl<K: ?Sized, V> Table<K, V> {
         self.checked_at.get()
     }
 
-    pub(crate) fn note_existing(&self, schema: u64) {
+    /// The table exists in a snapshot, with this row. It may have grown.
+    pub(crate) fn note_existing(&self, row: &TableRow, schema: u64) -> Result<(), TxError> {
+        if row.pieces() > self.keyed().table().pieces() {
+            let grown = (self.open)(row).ok_or_else(|| damaged(&self.name))?;
+            grown.remember_splits_of(&self.keyed());
+            self.keyed.replace(Rc::new(grown));
+        }
         self.checked_at.set(schema);
+        Ok(())
     }
+}
+
+fn damaged(table: &str) -> TxError {
+    TxError::Damaged(format!("table {table}: its row in the catalog is damaged"))
 }
 
 impl<K: ?Sized, V: Serialize> Table<K, V> {

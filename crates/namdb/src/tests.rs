@@ -2,6 +2,7 @@
 
 mod connections;
 mod evicted;
+mod growing;
 mod joint;
 mod limits;
 mod operations;

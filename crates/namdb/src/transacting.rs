@@ -1,9 +1,11 @@
 //! The operations of a transaction's body.
 
 use std::borrow::Borrow;
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
 
-use farpool_txn::{Cut, KeyError, Shipped, Transaction};
+use farpool_txn::hash::IndexError;
+use farpool_txn::{Cut, KeyError, KeyedTable, ReadError, Shipped, Transaction};
 use futures_util::future::join_all;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -45,13 +47,34 @@ const AT_ONCE: usize = 16;
 pub struct Tx<'a, R: MemberRules = Shipped> {
     transaction: Transaction<'a, R>,
     catalog: &'a Catalog,
+    lets_tables_grow: bool,
     /// There was a conflict: the body is run again, whatever it does with the error.
     is_again: Cell<bool>,
+    /// A table that was full. It has to grow before the body is run again.
+    full: RefCell<Option<FullTable>>,
+}
+
+/// A table that had no room for a row.
+pub(crate) struct FullTable {
+    pub(crate) name: String,
+    pub(crate) first_record: u64,
+    /// The pieces that it had,
+    pub(crate) pieces: usize,
+    /// and the snapshot of the transaction.
+    pub(crate) cut: Cut,
+    /// The slab was full, not the index. Room for long rows becomes free once no snapshot needs older ones.
+    pub(crate) is_slab: bool,
 }
 
 impl<'a, R: MemberRules> Tx<'a, R> {
-    pub(crate) fn new(transaction: Transaction<'a, R>, catalog: &'a Catalog) -> Self {
-        Tx { transaction, catalog, is_again: Cell::new(false) }
+    /// If not `lets_tables_grow`, a full table is an error like others.
+    pub(crate) fn new(transaction: Transaction<'a, R>, catalog: &'a Catalog, lets_tables_grow: bool) -> Self {
+        Tx { transaction, catalog, lets_tables_grow, is_again: Cell::new(false), full: RefCell::default() }
+    }
+
+    /// The table that has to grow before this transaction is tried again, if there is one.
+    pub(crate) fn take_full(&self) -> Option<FullTable> {
+        self.full.take()
     }
 
     /// The transaction, to be committed. `None`: begin again.
@@ -64,7 +87,7 @@ impl<'a, R: MemberRules> Tx<'a, R> {
         self.transaction.cut()
     }
 
-    /// How often tables had been made and dropped, as of its snapshot.
+    /// How often the catalog had changed (tables created, grown or dropped), as of its snapshot.
     pub(crate) fn schema(&self) -> u64 {
         self.catalog.changes(self.cut())
     }
@@ -78,10 +101,10 @@ impl<'a, R: MemberRules> Tx<'a, R> {
         table: &Table<K, V>,
         key: impl Borrow<K>,
     ) -> Result<Option<V>, TxError> {
-        self.check(table).await?;
+        let keyed = self.check(table).await?;
         let key = table.encode_key(key.borrow())?;
-        let found = table.keyed().get(&self.transaction, &key).await;
-        let row = self.told(table.name(), found)?;
+        let found = keyed.get(&self.transaction, &key).await;
+        let row = self.told_of(table, &keyed, found)?;
         row.data.map(|data| table.decode(&data)).transpose()
     }
 
@@ -111,27 +134,28 @@ impl<'a, R: MemberRules> Tx<'a, R> {
         table: &Table<K, V>,
         key: impl Borrow<K>,
     ) -> Result<Option<V>, TxError> {
-        self.check(table).await?;
+        let keyed = self.check(table).await?;
         let key = table.encode_key(key.borrow())?;
-        let found = table.keyed().get_for_update(&self.transaction, &key).await;
-        let row = self.told(table.name(), found)?;
+        let found = keyed.get_for_update(&self.transaction, &key).await;
+        let row = self.told_of(table, &keyed, found)?;
         row.data.map(|data| table.decode(&data)).transpose()
     }
 
     /// Inserts a row for a key that has none.
     ///
     /// # Errors
-    /// [`TxError::Duplicate`] if the key has a row; [`TxError::Full`]; or when the table was dropped.
+    /// [`TxError::Duplicate`] if the key has a row; [`TxError::Full`] or [`TxError::Crowded`]; or when the
+    /// table was dropped.
     pub async fn insert<K: Key + ?Sized, V: Serialize>(
         &self,
         table: &Table<K, V>,
         key: impl Borrow<K>,
         row: impl Borrow<V>,
     ) -> Result<(), TxError> {
-        self.check(table).await?;
+        let keyed = self.check(table).await?;
         let (key, data) = (table.encode_key(key.borrow())?, table.encode(row.borrow())?);
-        let done = table.keyed().insert(&self.transaction, &key, &data).await;
-        self.told(table.name(), done).map(drop)
+        let done = keyed.insert(&self.transaction, &key, &data).await;
+        self.told_of(table, &keyed, done).map(drop)
     }
 
     /// Inserts rows for several keys, together.
@@ -156,10 +180,10 @@ impl<'a, R: MemberRules> Tx<'a, R> {
         key: impl Borrow<K>,
         row: impl Borrow<V>,
     ) -> Result<(), TxError> {
-        self.check(table).await?;
+        let keyed = self.check(table).await?;
         let (key, data) = (table.encode_key(key.borrow())?, table.encode(row.borrow())?);
-        let done = table.keyed().update(&self.transaction, &key, &data).await;
-        self.told(table.name(), done).map(drop)
+        let done = keyed.update(&self.transaction, &key, &data).await;
+        self.told_of(table, &keyed, done).map(drop)
     }
 
     /// Replaces the rows of several keys, together.
@@ -186,14 +210,14 @@ impl<'a, R: MemberRules> Tx<'a, R> {
         key: impl Borrow<K>,
         mut change: impl FnMut(V) -> V,
     ) -> Result<Option<V>, TxError> {
-        self.check(table).await?;
+        let keyed = self.check(table).await?;
         let key = table.encode_key(key.borrow())?;
         let change = |before: &[u8]| {
             let after = change(table.decode(before)?);
             Ok((table.encode(&after)?, after))
         };
-        let done = table.keyed().read_modify_write(&self.transaction, &key, change).await;
-        self.told(table.name(), done)?
+        let done = keyed.read_modify_write(&self.transaction, &key, change).await;
+        self.told_of(table, &keyed, done)?
     }
 
     /// Replaces the row of a key, or inserts it if there is none.
@@ -206,10 +230,10 @@ impl<'a, R: MemberRules> Tx<'a, R> {
         key: impl Borrow<K>,
         row: impl Borrow<V>,
     ) -> Result<(), TxError> {
-        self.check(table).await?;
+        let keyed = self.check(table).await?;
         let (key, data) = (table.encode_key(key.borrow())?, table.encode(row.borrow())?);
-        let done = table.keyed().upsert(&self.transaction, &key, &data).await;
-        self.told(table.name(), done).map(drop)
+        let done = keyed.upsert(&self.transaction, &key, &data).await;
+        self.told_of(table, &keyed, done).map(drop)
     }
 
     /// Deletes a key's row.
@@ -221,18 +245,18 @@ impl<'a, R: MemberRules> Tx<'a, R> {
         table: &Table<K, V>,
         key: impl Borrow<K>,
     ) -> Result<(), TxError> {
-        self.check(table).await?;
+        let keyed = self.check(table).await?;
         let key = table.encode_key(key.borrow())?;
-        let done = table.keyed().delete(&self.transaction, &key).await;
-        self.told(table.name(), done).map(drop)
+        let done = keyed.delete(&self.transaction, &key).await;
+        self.told_of(table, &keyed, done).map(drop)
     }
 
-    /// Checks that this transaction's snapshot has the table. Reads the catalog only if tables were made or
-    /// dropped since the last check.
-    async fn check<K: Key + ?Sized, V>(&self, table: &Table<K, V>) -> Result<(), TxError> {
+    /// Checks that this transaction's snapshot has the table, and returns its records with their index. Reads
+    /// the catalog only if it has changed since the last check.
+    async fn check<K: Key + ?Sized, V>(&self, table: &Table<K, V>) -> Result<Rc<KeyedTable>, TxError> {
         let schema = self.schema();
         if table.checked_at() == schema || !R::looks_at_the_catalog() {
-            return Ok(());
+            return Ok(table.keyed());
         }
         if schema < table.known_since() {
             // This snapshot is older than the one in which the table was found. Another try gets a later one.
@@ -241,8 +265,8 @@ impl<'a, R: MemberRules> Tx<'a, R> {
         }
         match self.find_table(table.name()).await? {
             Some(row) if row.first_record == table.first_record() => {
-                table.note_existing(schema);
-                Ok(())
+                table.note_existing(&row, schema)?;
+                Ok(table.keyed())
             }
             _ => Err(TxError::Dropped(table.name().to_owned())),
         }
@@ -258,6 +282,24 @@ impl<'a, R: MemberRules> Tx<'a, R> {
     pub(crate) async fn tables(&self) -> Result<Vec<TableInfo>, TxError> {
         let found = self.catalog.all(&self.transaction).await;
         self.told("of tables", found)
+    }
+
+    /// Converts an error of an operation on a table. Notes a table that was full: the body is run again once
+    /// it has grown.
+    fn told_of<K: ?Sized, V, T>(
+        &self,
+        table: &Table<K, V>,
+        keyed: &KeyedTable,
+        found: Result<T, KeyError>,
+    ) -> Result<T, TxError> {
+        let is_slab = matches!(found, Err(KeyError::Record(ReadError::NoSpace { .. })));
+        if self.lets_tables_grow && (is_slab || matches!(found, Err(KeyError::Index(IndexError::Full)))) {
+            let (name, first_record) = (table.name().to_owned(), table.first_record());
+            let (pieces, cut) = (keyed.table().pieces(), self.cut().clone());
+            self.full.replace(Some(FullTable { name, first_record, pieces, cut, is_slab }));
+            self.is_again.set(true);
+        }
+        self.told(table.name(), found)
     }
 
     /// Converts an error. After a conflict, the body is run again, whatever it does with the error.

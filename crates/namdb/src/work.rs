@@ -66,7 +66,7 @@ pub struct Work<'a> {
     client: &'a Client,
     worker: Rc<Worker<Striking>>,
     place: Option<ClientPlace>,
-    keyed: &'a KeyedTable,
+    keyed: Rc<KeyedTable>,
     /// Bytes of the longest row, if rows have any length.
     longest: Option<usize>,
     rows: u64,

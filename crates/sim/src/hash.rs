@@ -1,11 +1,12 @@
 //! `sim hash`: clients look up keys in a hash table in the memory of several nodes and give them record
-//! numbers. Meanwhile buckets split all the time, operations end in doubt, and clients die anywhere
-//! (`docs/src/txn.md`, *keys*).
+//! numbers. Meanwhile buckets split all the time, operations end in doubt, and clients die anywhere. The
+//! table may have grown, and some clients do not know that yet (`docs/src/txn.md`, *keys*).
 
 mod broken;
 mod client;
 mod judge;
 mod keys;
+mod known;
 mod nemesis;
 #[cfg(test)]
 mod tests;
@@ -20,8 +21,8 @@ use farpool_fabric::sim::{
     Executor, Faults, HostId, Network, Path, ProcessId, Random, Service, Span, Tasks, World, WorldConfig,
 };
 use farpool_fabric::{Endpoint, EndpointConfig, Peer};
-use farpool_txn::hash::{Index, IndexLayout, IndexRules, IndexShape};
-use farpool_txn::{Memory, MemoryError, Piece, Shipped};
+use farpool_txn::hash::{Index, IndexLayout, IndexRules, IndexShape, IndexSpares};
+use farpool_txn::{Growth, Memory, MemoryError, Piece, Shipped};
 use farpool_wire::{AccessKey, Epoch, NodeId, RegionId, SessionId};
 
 use crate::lending::LendingHost;
@@ -43,8 +44,9 @@ const ANY_ENTRY: &str = "any-empty-entry-taken";
 const ENTRY_FIRST: &str = "entry-before-its-key";
 const HASH_ALONE: &str = "hash-taken-for-the-key";
 const IN_DOUBT: &str = "number-in-doubt-used-again";
+const BEYOND: &str = "unknown-piece-passed-over";
 const MUTATIONS: &[&str] =
-    &[UNCLOSED, ACROSS_SPLIT, LOST_ENTRY, ANY_ENTRY, ENTRY_FIRST, HASH_ALONE, IN_DOUBT];
+    &[UNCLOSED, ACROSS_SPLIT, LOST_ENTRY, ANY_ENTRY, ENTRY_FIRST, HASH_ALONE, IN_DOUBT, BEYOND];
 
 /// Far longer than any run takes: a task that has not ended by then hangs.
 const RUN_NS: u64 = 10_000_000_000;
@@ -67,13 +69,18 @@ const ROOMY: u64 = 2_000;
 /// The same for runs with transactions, in which records take more memory and few clients die.
 const ROOMY_WITH_VERSIONS: u64 = 500;
 
+/// Layers of pieces of a table, at most.
+const MOST_LAYERS: usize = 3;
+
 /// What all parts of one run share.
 struct Run {
     world: World,
     tasks: Tasks,
     notes: Notebook,
     nodes: Vec<HashNode>,
+    /// The layout of the whole index, and how it has grown.
     layout: IndexLayout,
+    growth: IndexGrowth,
     pieces: Vec<Piece>,
     /// Clients run transactions on a table with keys.
     is_of_transactions: bool,
@@ -87,6 +94,28 @@ struct Run {
     left: Left,
 }
 
+/// The layers of an index's pieces.
+struct IndexGrowth {
+    /// What each piece of the first layer has.
+    shape: IndexShape,
+    /// Pieces of a layer.
+    layer: usize,
+    /// A piece is at most this many times as large as those of the first layer.
+    most_times: u64,
+}
+
+impl IndexGrowth {
+    /// The layout of an index of which so many pieces are known.
+    fn layout(&self, pieces: usize) -> IndexLayout {
+        IndexLayout::grown(self.shape, pieces, self.layer, self.most_times).expect("a small index")
+    }
+
+    /// The numbering of things of which each piece of the first layer has `each`.
+    fn numbering(&self, each: u64) -> Growth {
+        Growth::new(self.layer as u64, each, self.most_times).expect("a small table")
+    }
+}
+
 struct HashNode {
     host: HostId,
     peer: Peer,
@@ -95,6 +124,18 @@ struct HashNode {
 impl Run {
     fn index<R: IndexRules>(&self) -> Index<R> {
         Index::new(self.layout, self.pieces.clone()).expect("the layout is of these pieces")
+    }
+
+    /// The index as a process uses it that knows its first `pieces` pieces.
+    fn index_knowing<R: IndexRules>(&self, pieces: usize, spares: &Arc<IndexSpares>) -> Index<R> {
+        let known = self.pieces[..pieces].to_vec();
+        Index::sharing(self.growth.layout(pieces), known, spares.clone())
+            .expect("the layout is of these pieces")
+    }
+
+    /// Whether there are pieces that this index does not have.
+    fn has_pieces_beyond<R: IndexRules>(&self, index: &Index<R>) -> bool {
+        index.layout().pieces() < self.layout.pieces()
     }
 
     /// New connections of a process to all nodes.
@@ -141,6 +182,7 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
         Some(ENTRY_FIRST) => run_by::<broken::EntryFirst>(seed, trace),
         Some(HASH_ALONE) => run_by::<broken::HashAlone>(seed, trace),
         Some(IN_DOUBT) => run_by::<broken::DoubtIgnored>(seed, trace),
+        Some(BEYOND) => run_by::<broken::UnknownPassedOver>(seed, trace),
         _ => run_by::<Shipped>(seed, trace),
     }
 }
@@ -206,7 +248,11 @@ fn setting(world: World, tasks: Tasks, seed: u64, random: &mut Random) -> Run {
     let pieces_each = 1 + random.below(2);
     let is_of_transactions = random.chance(300);
     let is_roomy = is_of_transactions || random.chance(900);
-    let room = if is_of_transactions { ROOMY_WITH_VERSIONS } else { ROOMY };
+    let layer = nodes.len() * pieces_each as usize;
+    let (layers, most_times) = (1 + random.index(MOST_LAYERS), 1 + random.below(2));
+    // All layers together have about as much room as a table of one layer.
+    let times = Growth::new(1, 1, most_times).expect("one piece with one thing").total(layers as u64);
+    let room = if is_of_transactions { ROOMY_WITH_VERSIONS } else { ROOMY } / times;
     let shape = IndexShape {
         homes: 1 + random.below(2),
         pairs: if is_roomy { room } else { random.below(30) },
@@ -215,12 +261,9 @@ fn setting(world: World, tasks: Tasks, seed: u64, random: &mut Random) -> Run {
         entries: 1 + random.index(4),
         seed: random.bits(),
     };
-    let layout = IndexLayout::new(shape, nodes.len() * pieces_each as usize).expect("a small index");
-    assert!(pieces_each * layout.bytes() <= REGION_BYTES);
-    let mut pieces = Vec::new();
-    for node in &nodes {
-        pieces.extend((0..pieces_each).map(|number| piece(node.peer.node, INDEX, number * layout.bytes())));
-    }
+    let growth = IndexGrowth { shape, layer, most_times };
+    let layout = growth.layout(layer * layers);
+    let pieces = lay_out(&nodes, INDEX, (0..layer * layers).map(|piece| layout.bytes_of(piece)));
     Run {
         keys: Keys::choose(&layout, random),
         notes: Notebook::new(world.clone(), seed),
@@ -228,6 +271,7 @@ fn setting(world: World, tasks: Tasks, seed: u64, random: &mut Random) -> Run {
         tasks,
         nodes,
         layout,
+        growth,
         pieces,
         is_of_transactions,
         is_roomy,
@@ -235,6 +279,19 @@ fn setting(world: World, tasks: Tasks, seed: u64, random: &mut Random) -> Run {
         clients: RefCell::default(),
         left: Left::default(),
     }
+}
+
+/// Places pieces of so many bytes one after the other in the same region of each node, on the nodes in turn.
+fn lay_out(nodes: &[HashNode], region: u32, bytes: impl Iterator<Item = u64>) -> Vec<Piece> {
+    let mut ends = vec![0; nodes.len()];
+    let mut next = |(number, bytes): (usize, u64)| {
+        let node = number % nodes.len();
+        let start = ends[node];
+        ends[node] += bytes;
+        assert!(ends[node] <= REGION_BYTES, "the pieces of a node fit its region");
+        piece(nodes[node].peer.node, region, start)
+    };
+    bytes.enumerate().map(&mut next).collect()
 }
 
 /// Draws where a client lives: with the memory of a single node mapped, or across the network.

@@ -12,6 +12,8 @@
 //!     another.
 //! H5. What another client may know of is not used for anything else: numbers and buckets whose naming is in
 //!     doubt are given up.
+//! H6. A client that meets a number or a bucket beyond the pieces that it knows stops there: the entry may be
+//!     its key's.
 //!
 //! Not here: versions of records, transactions ([`KeyedTable`](crate::KeyedTable)), removing entries, leasing
 //! memory.

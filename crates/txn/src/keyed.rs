@@ -39,6 +39,11 @@ impl<I: IndexRules> KeyedTable<I> {
         (table.records() == index.layout().records()).then_some(KeyedTable { table, index })
     }
 
+    /// Remembers what the same table with fewer pieces remembered of its index.
+    pub fn remember_splits_of(&self, before: &KeyedTable<I>) {
+        self.index.remember_splits_of(&before.index);
+    }
+
     /// The table.
     pub fn table(&self) -> &Table {
         &self.table

@@ -238,6 +238,11 @@ impl DatabaseLayout {
         self.shape.region_bytes / UNITS
     }
 
+    /// Where a unit starts in its region.
+    pub fn start_of(&self, unit: u64) -> u64 {
+        unit * self.unit_bytes()
+    }
+
     /// The first unit of a region that tables may have.
     pub fn first_unit(&self, region: usize) -> u64 {
         self.tables_from[region].div_ceil(self.unit_bytes())
@@ -257,11 +262,6 @@ impl<'a> DatabaseAt<'a> {
     /// What starts there in a region, known by its place among the layout's regions.
     pub fn piece(&self, region: usize, start: u64) -> Piece {
         Piece { region: self.layout.regions[region], epoch: self.grants[region], start }
-    }
-
-    /// What starts there in a region, in units.
-    pub fn unit(&self, region: u32, unit: u32) -> Piece {
-        self.piece(region as usize, u64::from(unit) * self.layout.unit_bytes())
     }
 
     /// The seats.

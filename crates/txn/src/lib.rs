@@ -24,6 +24,7 @@
 mod checksum;
 mod cut;
 mod error;
+mod growth;
 pub mod hash;
 pub mod horizon;
 pub mod judge;
@@ -44,6 +45,7 @@ mod worker;
 
 pub use cut::Cut;
 pub use error::{BeginError, CommitError, LeaveError, ReadError};
+pub use growth::Growth;
 pub use keyed::{KeyError, KeyedTable};
 pub use layout::{DatabaseAt, DatabaseLayout, DatabaseShape, LayoutError, Limits};
 pub use memory::{Memory, MemoryError, Piece, Traffic};

@@ -250,7 +250,7 @@ impl Memory {
         let mut at = range.start;
         while at < range.end {
             let bytes = CLEARED_AT_ONCE.min(range.end - at);
-            let mut zeros = self.endpoint.arena().take(bytes as usize)?;
+            let mut zeros = self.take_soon(bytes as usize).await?;
             zeros.fill(0);
             self.write_from(zeros, piece, at).await?;
             at += bytes;

@@ -24,8 +24,9 @@ mod taking;
 use std::sync::Arc;
 
 use farpool_wire::Epoch;
-use rustix_futex_sync::Mutex;
+use rustix_futex_sync::{Mutex, RwLock};
 
+use crate::growth::Growth;
 use crate::membership::MembersAt;
 use crate::memory::Piece;
 pub(crate) use block::Fresh;
@@ -36,8 +37,12 @@ pub use payload::{Held, LEAST_DATA_BYTES, Pointer};
 /// The slab of a table, for use by all threads of one member.
 #[derive(Debug)]
 pub struct Slab {
-    pieces: Vec<Piece>,
+    /// The pieces that the member knows; none is ever removed. No thread waits for far memory while it holds
+    /// this lock.
+    pieces: RwLock<Vec<Piece>>,
+    /// The layout of a piece of the first layer.
     layout: SlabLayout,
+    growth: Growth,
     members: MembersAt,
     claim: Epoch,
     chunks: Mutex<Chunks>,
@@ -53,20 +58,62 @@ impl Slab {
         members: MembersAt,
         claim: Epoch,
     ) -> Option<Arc<Slab>> {
-        let fits = layout.chunks().checked_mul(pieces.len() as u64).is_some_and(|all| all <= u32::MAX.into());
-        let chunks = Mutex::new(Chunks::new(layout));
-        (fits && !pieces.is_empty()).then(|| Arc::new(Slab { pieces, layout, members, claim, chunks }))
+        let growth = Growth::new(pieces.len() as u64, layout.chunks(), 1)?;
+        Self::grown(pieces, layout, growth, members, claim)
     }
 
-    /// Its layout in each of its pieces.
+    /// The same for a table that has grown: pieces in layers, of which those of the first have this
+    /// layout. `None`: as above.
+    pub fn grown(
+        pieces: Vec<Piece>,
+        layout: SlabLayout,
+        growth: Growth,
+        members: MembersAt,
+        claim: Epoch,
+    ) -> Option<Arc<Slab>> {
+        let is_right = !pieces.is_empty() && growth.each() == layout.chunks();
+        let chunks = Mutex::new(Chunks::new(layout));
+        let slab = Slab { pieces: RwLock::default(), layout, growth, members, claim, chunks };
+        (is_right && slab.grow(&pieces)).then(|| Arc::new(slab))
+    }
+
+    /// Adds the pieces that the slab does not know yet. From then on all threads of the member use them, even
+    /// those that have not learned that the table has grown. False: there are too many pieces.
+    pub fn grow(&self, pieces: &[Piece]) -> bool {
+        let mut known = self.pieces.write();
+        let new = pieces.get(known.len()..).unwrap_or_default();
+        let is_right = Slab::can_count(&self.growth, pieces.len());
+        if is_right {
+            known.extend_from_slice(new);
+        }
+        is_right
+    }
+
+    /// Whether a [pointer](Pointer) has room for the numbers of all chunks in so many pieces.
+    pub fn can_count(chunks: &Growth, pieces: usize) -> bool {
+        chunks.total(pieces as u64) <= u32::MAX.into()
+    }
+
+    fn count_chunks(&self) -> u64 {
+        self.growth.total(self.pieces.read().len() as u64)
+    }
+
+    /// Its layout in a piece of the first layer. Larger pieces have more chunks.
     pub fn layout(&self) -> &SlabLayout {
         &self.layout
     }
 
-    /// The piece of a chunk, and the chunk's number in that piece. `None`: there is no such chunk.
-    fn chunk(&self, chunk: u32) -> Option<(&Piece, u64)> {
-        let (piece, within) =
-            (u64::from(chunk) / self.layout.chunks(), u64::from(chunk) % self.layout.chunks());
-        Some((self.pieces.get(usize::try_from(piece).ok()?)?, within))
+    /// Its pieces, each with its layout.
+    fn pieces(&self) -> impl Iterator<Item = (Piece, SlabLayout)> {
+        let pieces = self.pieces.read().clone();
+        (0..).zip(pieces).map(|(number, piece)| (piece, self.layout.with_times(self.growth.times(number))))
+    }
+
+    /// The piece of a chunk with its layout, and the chunk's number in that piece. `None`: there is no such
+    /// chunk.
+    fn chunk(&self, chunk: u32) -> Option<(Piece, SlabLayout, u64)> {
+        let (number, within) = self.growth.find(chunk.into());
+        let piece = *self.pieces.read().get(usize::try_from(number).ok()?)?;
+        Some((piece, self.layout.with_times(self.growth.times(number)), within))
     }
 }

@@ -5,15 +5,18 @@ use std::sync::Arc;
 
 use farpool_wire::RegionId;
 
+use crate::growth::Growth;
 use crate::memory::Piece;
 use crate::record::{RecordId, RecordLayout};
 use crate::slab::{Held, LEAST_DATA_BYTES, Slab};
 
-/// A table in far memory: pieces of one layout, which have consecutive ranges of its records.
+/// A table in far memory: pieces that have consecutive ranges of its records.
 #[derive(Clone, Debug)]
 pub struct Table {
     first: RecordId,
+    /// The layout of a piece of the first layer.
     layout: RecordLayout,
+    growth: Growth,
     pieces: Vec<Piece>,
     /// For payloads that do not fit their records.
     slab: Option<Arc<Slab>>,
@@ -40,7 +43,13 @@ impl Table {
     /// A table whose records have the numbers from `first` on, in the numbering of the database. Its memory
     /// is zeros, or has been used as this table.
     pub fn new(first: RecordId, layout: RecordLayout, pieces: Vec<Piece>) -> Table {
-        Table { first, layout, pieces, slab: None }
+        let growth = Growth::one_layer(pieces.len(), layout.records());
+        Table { first, layout, growth, pieces, slab: None }
+    }
+
+    /// The same for a table that has grown. `None`: the pieces of the first layer have another layout.
+    pub fn grown(first: RecordId, layout: RecordLayout, growth: Growth, pieces: Vec<Piece>) -> Option<Table> {
+        (growth.each() == layout.records()).then_some(Table { first, layout, growth, pieces, slab: None })
     }
 
     /// This table with payloads of different lengths, up to [`longest`](Self::longest). A payload that fits
@@ -68,32 +77,32 @@ impl Table {
 
     /// How many records it has.
     pub fn records(&self) -> u64 {
-        self.pieces.len() as u64 * self.layout.records()
+        self.growth.total(self.pieces.len() as u64)
     }
 
-    /// The layout of its records in each piece.
+    /// The layout of its records in a piece of the first layer. Larger pieces have more of them.
     pub fn layout(&self) -> &RecordLayout {
         &self.layout
     }
 
     /// The places of its records' headers, for checkers: a region, and an offset in it.
     pub fn headers(&self) -> impl Iterator<Item = (RegionId, u64)> + '_ {
-        let of_piece = move |piece: &Piece| {
+        let of_piece = move |(number, piece): (u64, &Piece)| {
             let Piece { region, start, .. } = *piece;
-            (0..self.layout.records()).map(move |index| (region, start + self.layout.current(index).start))
+            (0..self.growth.size(number)).map(move |index| (region, start + self.layout.current(index).start))
         };
-        self.pieces.iter().flat_map(of_piece)
+        (0..).zip(&self.pieces).flat_map(of_piece)
     }
 
     /// Splits `numbers` into runs. Each run lies in one piece, and its current versions have at most `bytes`
     /// (but one record at least).
     pub(crate) fn runs(&self, numbers: Range<u64>, bytes: usize) -> impl Iterator<Item = Range<u64>> {
-        let each = self.layout.records();
+        let growth = self.growth;
         let most = (bytes / self.layout.current_bytes()).max(1) as u64;
         let mut next = numbers.start;
         std::iter::from_fn(move || {
             let start = next;
-            next = numbers.end.min(start + most).min((start / each + 1) * each);
+            next = numbers.end.min(start + most).min(growth.numbers(growth.find(start).0).end);
             (start < numbers.end).then_some(start..next)
         })
     }
@@ -103,8 +112,19 @@ impl Table {
         self.place(record.0.checked_sub(self.first.0)?)
     }
 
+    /// How many pieces it has.
+    pub fn pieces(&self) -> usize {
+        self.pieces.len()
+    }
+
+    /// Whether it does not belong to the pieces that are known, and may belong to another one once the table
+    /// has grown.
+    pub(crate) fn is_beyond(&self, record: RecordId) -> bool {
+        record.0.checked_sub(self.first.0).is_some_and(|number| number >= self.records())
+    }
+
     pub(crate) fn place(&self, number: u64) -> Option<Place> {
-        let (piece, index) = (number / self.layout.records(), number % self.layout.records());
+        let (piece, index) = self.growth.find(number);
         let piece = self.pieces.get(usize::try_from(piece).ok()?)?;
         Some(Place { record: RecordId(self.first.0 + number), layout: self.layout, piece: *piece, index })
     }

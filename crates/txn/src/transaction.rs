@@ -95,8 +95,8 @@ impl<'a, R: Rules> Transaction<'a, R> {
         &self.cut
     }
 
-    /// Far memory, for indexes.
-    pub(crate) fn memory(&self) -> &'a Memory {
+    /// The access to far memory.
+    pub fn memory(&self) -> &'a Memory {
         &self.worker.memory
     }
 

@@ -14,8 +14,8 @@ use crate::size::ByteSize;
 ///
 /// BEATS counts the heartbeats of a server: a number that does not grow means that the server hangs or has
 /// died. STATE says which one publishes the commits of all, and which ones are dead and being recovered. ROWS
-/// is the most rows that a table can have, ROW the most bytes of a row, and PIECES the number of parts in
-/// which the table lies in far memory.
+/// is the number of rows that a table has room for before it grows, ROW the most bytes of a row, and PIECES
+/// the number of parts in which the table lies in far memory.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
@@ -48,7 +48,7 @@ struct Server {
 #[derive(Serialize)]
 struct Table {
     name: String,
-    rows_at_most: u64,
+    rows_before_growth: u64,
     row_bytes: u32,
     key_type: String,
     key_bytes: u32,
@@ -68,7 +68,7 @@ pub fn run(args: StatusArgs) -> Result<()> {
     });
     let tables = database.client()?.tables()?.into_iter().map(|table| Table {
         name: table.name,
-        rows_at_most: table.rows,
+        rows_before_growth: table.rows,
         row_bytes: table.row_bytes,
         key_type: table.key_type,
         key_bytes: table.key_bytes,
@@ -91,10 +91,10 @@ pub fn run(args: StatusArgs) -> Result<()> {
     tell("")?;
     tell(format!("{:<24}{:>12}{:>10}{:>16}{:>8}{:>12}", "TABLE", "ROWS", "ROW", "KEY", "PIECES", "MEMORY"))?;
     for table in &status.tables {
-        let Table { name, rows_at_most, row_bytes, key_type, pieces, bytes, .. } = table;
+        let Table { name, rows_before_growth, row_bytes, key_type, pieces, bytes, .. } = table;
         let memory = ByteSize(*bytes).to_string();
         tell(format!(
-            "{name:<24}{rows_at_most:>12}{:>10}{key_type:>16}{pieces:>8}{memory:>12}",
+            "{name:<24}{rows_before_growth:>12}{:>10}{key_type:>16}{pieces:>8}{memory:>12}",
             format!("{row_bytes} B")
         ))?;
     }

@@ -1,24 +1,30 @@
-//! Creating and dropping tables.
+//! Creating, growing and dropping tables.
+
+use std::collections::BTreeSet;
 
 use farpool_fabric::Endpoint;
 use farpool_txn::hash::MOST_KEY_BYTES;
-use farpool_txn::layout::FIRST_RECORD;
+use farpool_txn::layout::{FIRST_RECORD, MAP_BYTES, ROW_BYTES};
 use farpool_txn::log::Intent;
 use farpool_txn::slab::MOST_PAYLOAD_BYTES;
 use farpool_txn::{DatabaseAt, Rules, Transaction};
 
 use super::changing::change;
-use super::tombstones::clear_tombstones;
-use super::{Catalog, MOST_PIECES, MOST_TYPE_BYTES, PieceRow, TABLES, TableRow, key_of};
+use super::tombstones::{clear_tombstones, has_memory_to_clear};
+use super::{Catalog, MOST_PIECES, MOST_TYPE_BYTES, RECORDS_EACH, TABLES, TableRow, key_of};
 use crate::environment::Environment;
 use crate::error::{Stop, TxError, of_key, of_read};
 use crate::maps::{Map, Placed, place};
 use crate::member::MemberCore;
+use crate::rules::MemberRules;
 use crate::table::TableOptions;
+use crate::transacting::FullTable;
 
 /// Rows of each piece beyond those asked for: a process keeps some record numbers at hand, and these are lost
 /// when it dies.
 const SPARE_ROWS: u64 = 32;
+/// Pieces double until they take one in this many parts of a region: a larger piece would rarely find room.
+const MOST_PIECE_DIVISOR: u64 = 2;
 
 /// Why a table cannot be dropped for now.
 const NO_TOMBSTONE: &str = "too many dropped tables are still in open snapshots: end long transactions";
@@ -77,8 +83,10 @@ pub(crate) async fn create<E: Environment>(
         clear_tombstones(change).await?;
         let make = async |transaction: &Transaction<'_, E::Rules>, catalog: &Catalog| {
             let mut row = empty.clone();
-            row.first_record = next_record(transaction, catalog, options.rows).await?;
-            take_memory(member.at(), transaction, catalog, &mut row, options).await?;
+            row.first_record = next_record(transaction, catalog).await?;
+            let maps = read_maps(member.at(), transaction, catalog).await?;
+            let taken = shape_and_place(member.at(), &maps, &mut row, options)?;
+            write_maps(transaction, catalog, &maps, &taken).await?;
             let first = row.first_record;
             let row = row.encode_row().ok_or_else(|| TxError::NoSpace("too many pieces".to_owned()))?;
             let made = catalog.names.insert(transaction, &key, &row).await;
@@ -86,6 +94,11 @@ pub(crate) async fn create<E: Environment>(
                 Ok(_) => Ok(first),
                 // Another member made it, and died before that was published.
                 Err(Stop::For(TxError::Duplicate(_))) => Err(TxError::TableExists(name.to_owned()).into()),
+                Err(Stop::For(TxError::Full(_))) => Err(TxError::NoSpace(format!(
+                    "a database can have {} different table names in its life, and this one has had as many",
+                    catalog.rows.records()
+                ))
+                .into()),
                 Err(other) => Err(other),
             }
         };
@@ -129,46 +142,17 @@ pub(crate) async fn drop_table<E: Environment>(
 
 /// Numbers for the records of a new table. No other table ever has them, so bytes left in its memory are
 /// never taken for another table's records.
-async fn next_record<R: Rules>(
-    transaction: &Transaction<'_, R>,
-    catalog: &Catalog,
-    rows: u64,
-) -> Result<u64, Stop> {
+async fn next_record<R: Rules>(transaction: &Transaction<'_, R>, catalog: &Catalog) -> Result<u64, Stop> {
     let stop = |error| of_read(error, TABLES);
     let row = transaction.read(&catalog.counter, 0).await.map_err(stop)?;
     let word =
         row.data.as_deref().and_then(|data| data.first_chunk()).map_or(0, |word| u64::from_le_bytes(*word));
     let first = word.max(FIRST_RECORD);
-    // More for each piece: as many as rounding and spares may take.
-    let more = MOST_PIECES as u64 * (SPARE_ROWS + 1);
-    let end = first.checked_add(rows).and_then(|end| end.checked_add(more));
+    let end = first.checked_add(RECORDS_EACH);
     let end =
-        end.ok_or_else(|| TxError::NoSpace("too few record numbers are left for this table".to_owned()))?;
+        end.ok_or_else(|| TxError::NoSpace("no record numbers are left for another table".to_owned()))?;
     transaction.write(&catalog.counter, 0, Some(&end.to_le_bytes())).await.map_err(stop)?;
     Ok(first)
-}
-
-/// Takes memory for a table, spread over all nodes, in as few pieces as fit.
-async fn take_memory<R: Rules>(
-    at: DatabaseAt<'_>,
-    transaction: &Transaction<'_, R>,
-    catalog: &Catalog,
-    row: &mut TableRow,
-    options: &TableOptions,
-) -> Result<(), Stop> {
-    let maps = read_maps(at, transaction, catalog).await?;
-    let (placed, taken) = choose(at, &maps, row, options)?;
-    write_maps(transaction, catalog, &maps, &taken).await?;
-    row.pieces = placed
-        .into_iter()
-        .map(|piece| PieceRow {
-            region: piece.region as u32,
-            records: piece.records as u32,
-            index: piece.index as u32,
-            slab: piece.slab as u32,
-        })
-        .collect();
-    Ok(())
 }
 
 /// The maps of all regions: which units are taken.
@@ -203,43 +187,144 @@ pub(super) async fn write_maps<R: Rules>(
     Ok(())
 }
 
-/// Decides into how many pieces a table is split, and where they lie. Tries one piece for each node first,
-/// then twice as many, and so on.
-fn choose(
+/// Decides into how many pieces a table is split at first, and where they lie: enters that in its row, and
+/// returns the maps with its memory. Tries one piece for each node first, then twice as many, and so on.
+fn shape_and_place(
     at: DatabaseAt<'_>,
     maps: &[Map],
     row: &mut TableRow,
     options: &TableOptions,
-) -> Result<(Vec<Placed>, Vec<Map>), TxError> {
-    let nodes: Vec<_> = at.layout.regions.iter().map(|region| region.node).collect();
-    let mut distinct = nodes.clone();
-    distinct.sort_unstable();
-    distinct.dedup();
-    let mut pieces = distinct.len().min(MOST_PIECES);
+) -> Result<Vec<Map>, TxError> {
+    let mut nodes: Vec<_> = at.layout.regions.iter().map(|region| region.node).collect();
+    nodes.sort_unstable();
+    nodes.dedup();
+    let mut pieces = nodes.len().min(MOST_PIECES);
     loop {
         row.rows_each = options.rows.max(1).div_ceil(pieces as u64) + SPARE_ROWS;
-        row.pieces = vec![PieceRow::default(); pieces];
         if let Some(slab) = options.slab_each(pieces as u64) {
             (row.chunks_each, row.chunk_bytes) = (slab.chunks(), slab.chunk_bytes());
         }
-        let shape = || {
+        (row.layer, row.most_times) = (pieces as u32, 1);
+        (row.regions, row.first_units) = (vec![0; pieces], vec![0; pieces]);
+        let bad_shape = || {
             let (rows, bytes) = (options.rows, row.row_bytes);
             TxError::BadOptions(format!("a table cannot have {rows} rows of {bytes} bytes"))
         };
-        let layouts = row.layouts().ok_or_else(shape)?;
-        let units = |bytes: u64| bytes.div_ceil(at.layout.unit_bytes());
-        let mut taken = maps.to_vec();
-        if let Some(placed) = place(&mut taken, &nodes, pieces, layouts.bytes().map(units)) {
-            return Ok((placed, taken));
+        let bytes = row.layouts().ok_or_else(bad_shape)?.bytes_of(0);
+        row.most_times = (at.layout.shape.region_bytes / MOST_PIECE_DIVISOR / bytes).max(1);
+        (row.regions, row.first_units) = (Vec::new(), Vec::new());
+        if let Ok(taken) = place_layer(at, maps, row) {
+            return Ok(taken);
         }
         if pieces == MOST_PIECES {
-            let free: u64 = maps.iter().map(Map::units_free).sum();
-            let needed = layouts.bytes().iter().sum::<u64>() * pieces as u64;
-            let free = free * at.layout.unit_bytes();
-            return Err(TxError::NoSpace(format!(
-                "the table needs {needed} bytes in large pieces; {free} bytes are free in parts"
-            )));
+            return Err(no_space(at, maps, bytes * pieces as u64));
         }
         pieces = (pieces * 2).min(MOST_PIECES);
     }
+}
+
+/// Places another layer of a table's pieces: enters their places in its row, and returns the maps with them.
+///
+/// # Errors
+/// [`TxError::NoSpace`] when they do not fit. The row must not be used then.
+fn place_layer(at: DatabaseAt<'_>, maps: &[Map], row: &mut TableRow) -> Result<Vec<Map>, TxError> {
+    let new = row.pieces()..row.pieces() + row.layer as usize;
+    if new.end > MOST_PIECES {
+        return Err(TxError::NoSpace(format!("a table has at most {MOST_PIECES} pieces")));
+    }
+    row.regions.resize(new.end, 0);
+    row.first_units.resize(new.end, 0);
+    let layouts = row.layouts().ok_or_else(|| TxError::NoSpace("the table would be too large".to_owned()))?;
+    let nodes: Vec<_> = at.layout.regions.iter().map(|region| region.node).collect();
+    let mut taken = maps.to_vec();
+    let placed = place(&mut taken, &nodes, new.clone().map(|piece| layouts.units_of(piece, at)));
+    let needed = || new.clone().map(|piece| layouts.bytes_of(piece)).sum();
+    for (piece, Placed { region, unit }) in
+        new.clone().zip(placed.ok_or_else(|| no_space(at, maps, needed()))?)
+    {
+        (row.regions[piece], row.first_units[piece]) = (region as u32, unit as u32);
+    }
+    // One transaction gives all the memory back one day.
+    let regions: BTreeSet<_> = row.regions.iter().collect();
+    let logged = regions.len() * Intent::bytes_for(MAP_BYTES) + Intent::bytes_for(ROW_BYTES);
+    if logged as u64 > at.layout.log.most_bytes() {
+        return Err(TxError::NoSpace(format!(
+            "the table would lie in {} regions, and a log has no room for a change of so many maps: make the \
+             database with larger logs (--log-size)",
+            regions.len()
+        )));
+    }
+    Ok(taken)
+}
+
+fn no_space(at: DatabaseAt<'_>, maps: &[Map], needed: u64) -> TxError {
+    let free = maps.iter().map(Map::units_free).sum::<u64>() * at.layout.unit_bytes();
+    TxError::NoSpace(format!(
+        "the table needs {needed} bytes in large pieces; {free} bytes are free in parts"
+    ))
+}
+
+/// What can be done for a table that was full.
+pub(crate) enum Outlook {
+    /// Nothing: it has grown, or is another table now.
+    Changed,
+    /// It may grow.
+    MayGrow,
+    /// There is no memory for it, also not once dropped tables are cleared.
+    CannotGrow,
+}
+
+/// What can be done for a table that was full, as of a snapshot. This needs no role: whoever takes the role
+/// uses up a generation of the catalog's slot.
+pub(crate) async fn outlook<R: MemberRules>(
+    at: DatabaseAt<'_>,
+    transaction: &Transaction<'_, R>,
+    catalog: &Catalog,
+    full: &FullTable,
+) -> Result<Outlook, Stop> {
+    let found = catalog.find(transaction, &full.name).await.map_err(|error| of_key(error, TABLES))?;
+    let is_as_it_was = |row: &TableRow| row.first_record == full.first_record && row.pieces() <= full.pieces;
+    let Some(mut row) = found.filter(is_as_it_was) else { return Ok(Outlook::Changed) };
+    let maps = read_maps(at, transaction, catalog).await?;
+    let may_grow =
+        place_layer(at, &maps, &mut row).is_ok() || has_memory_to_clear(at, transaction, catalog).await?;
+    Ok(if may_grow { Outlook::MayGrow } else { Outlook::CannotGrow })
+}
+
+/// Adds a layer of pieces to a table that has no more than it had when it was full. If it has more, another
+/// client has added them, and nothing is done.
+///
+/// # Errors
+/// [`TxError::NoSpace`] when they do not fit; [`TxError::Dropped`] when it is another table, or none.
+pub(crate) async fn grow<E: Environment>(
+    member: &MemberCore<E>,
+    endpoint: &Endpoint,
+    full: &FullTable,
+) -> Result<(), TxError> {
+    let name = full.name.as_str();
+    let key = key_of(name).ok_or_else(|| TxError::BadName(name.to_owned()))?;
+    let add = async |transaction: &Transaction<'_, E::Rules>, catalog: &Catalog| {
+        let found = catalog.find(transaction, name).await.map_err(|error| of_key(error, TABLES))?;
+        let row = found.filter(|row| row.first_record == full.first_record);
+        let mut row = row.ok_or_else(|| TxError::Dropped(name.to_owned()))?;
+        if row.pieces() > full.pieces {
+            return Ok(()); // another client was first
+        }
+        let maps = read_maps(member.at(), transaction, catalog).await?;
+        let taken = place_layer(member.at(), &maps, &mut row)?;
+        if E::Rules::enters_growth_in_maps() {
+            write_maps(transaction, catalog, &maps, &taken).await?;
+        }
+        let row = row.encode_row().ok_or_else(|| TxError::NoSpace("too many pieces".to_owned()))?;
+        let updated = catalog.names.update(transaction, &key, &row).await;
+        updated.map(drop).map_err(|error| of_key(error, TABLES))
+    };
+    change(member, endpoint, async |change| match change.transact(&add).await {
+        Err(TxError::NoSpace(_)) => {
+            clear_tombstones(change).await?;
+            change.transact(&add).await
+        }
+        done => done,
+    })
+    .await
 }

@@ -10,9 +10,10 @@ use farpool_wire::Version;
 
 use super::changing::Change;
 use super::making::{read_maps, write_maps};
-use super::{Catalog, Layouts, PieceRow, TABLES, TableRow};
+use super::{Catalog, Layouts, TABLES, TableRow};
 use crate::environment::Environment;
-use crate::error::{Stop, TxError, of_read};
+use crate::error::{Stop, TxError, of_memory, of_read};
+use crate::maps::Placed;
 use crate::rules::MemberRules;
 
 /// Bytes that are cleared between two announcements.
@@ -27,27 +28,22 @@ struct Gone {
     layouts: Layouts,
 }
 
-/// One part of a piece's memory: the records, the index or the slab.
-struct Part {
-    region: usize,
-    first_unit: u64,
-    bytes: u64,
+impl Gone {
+    /// The places of its pieces, and the bytes that each has.
+    fn extents(&self) -> impl Iterator<Item = (Placed, u64)> {
+        self.row.places().zip((0..).map(|piece| self.layouts.bytes_of(piece)))
+    }
 }
 
-impl Gone {
-    /// Its memory.
-    fn parts(&self) -> impl Iterator<Item = Part> {
-        let bytes = self.layouts.bytes();
-        let parts = move |piece: &PieceRow| {
-            let (region, firsts) = (piece.region as usize, [piece.records, piece.index, piece.slab]);
-            firsts.into_iter().zip(bytes).map(move |(first, bytes)| Part {
-                region,
-                first_unit: first.into(),
-                bytes,
-            })
-        };
-        self.row.pieces.iter().flat_map(parts)
-    }
+/// Whether there are dropped tables that no snapshot has any more.
+pub(super) async fn has_memory_to_clear<R: MemberRules>(
+    at: DatabaseAt<'_>,
+    transaction: &Transaction<'_, R>,
+    catalog: &Catalog,
+) -> Result<bool, Stop> {
+    let found = horizon(transaction.memory(), &at.horizon()).await;
+    let Some(horizon) = found.map_err(of_memory)? else { return Ok(false) };
+    Ok(!tables_gone(transaction, catalog, &horizon).await?.is_empty())
 }
 
 /// Gives back the memory of dropped tables that no snapshot has any more.
@@ -86,9 +82,9 @@ async fn give_back<R: MemberRules>(
     }
     let maps = read_maps(at, transaction, catalog).await?;
     let mut free = maps.clone();
-    for Part { region, first_unit, bytes } in table.parts() {
+    for (Placed { region, unit }, bytes) in table.extents() {
         if let Some(map) = free.get_mut(region) {
-            map.free(first_unit, bytes.div_ceil(at.layout.unit_bytes()));
+            map.free(unit, bytes.div_ceil(at.layout.unit_bytes()));
         }
     }
     let emptied = transaction.write(&catalog.tombstones, table.tombstone, None).await;
@@ -120,8 +116,10 @@ async fn clear<E: Environment>(change: &Change<'_, E>, table: &Gone) -> Result<(
         return Ok(());
     }
     let at = change.member.at();
-    for Part { region, first_unit, bytes } in table.parts().filter(|part| part.region < at.grants.len()) {
-        let at = at.piece(region, first_unit * at.layout.unit_bytes());
+    for (Placed { region, unit }, bytes) in
+        table.extents().filter(|(placed, _)| placed.region < at.grants.len())
+    {
+        let at = at.piece(region, at.layout.start_of(unit));
         for start in (0..bytes).step_by(CLEARED_AT_ONCE as usize) {
             let end = bytes.min(start + CLEARED_AT_ONCE);
             change.memory().clear(&at, start..end).await.map_err(TxError::Memory)?;

@@ -9,6 +9,7 @@ use farpool_txn::recovery::{Fate, fate};
 use farpool_txn::{CommitError, Fetched, SessionState, Worker};
 use farpool_wire::Version;
 
+use super::growing::Growing;
 use crate::catalog::{self, Catalog, TableInfo, TableRow};
 use crate::environment::Environment;
 use crate::error::{DatabaseError, Ended, Stop, TxError, of_memory};
@@ -16,7 +17,7 @@ use crate::key::Key;
 use crate::member::MemberCore;
 use crate::member::living::IN_DOUBT;
 use crate::table::{Table, TableOptions};
-use crate::transacting::Tx;
+use crate::transacting::{FullTable, Tx};
 use crate::workers::ClientPlace;
 
 /// How often opening or creating a table is tried: between two tries another client has created or dropped
@@ -41,7 +42,20 @@ pub struct BusyGuard<'a, E: Environment> {
     client: &'a ClientCore<E>,
 }
 
-impl<E: Environment> ClientCore<E> {
+/// Why one try of a transaction did not commit.
+enum Failed {
+    Stop(Stop),
+    /// A table was full; with the error that the caller gets if the table cannot grow.
+    Full(FullTable, TxError),
+}
+
+impl<S: Into<Stop>> From<S> for Failed {
+    fn from(stop: S) -> Failed {
+        Failed::Stop(stop.into())
+    }
+}
+
+impl<E: Environment + 'static> ClientCore<E> {
     /// Another client of a member.
     ///
     /// # Errors
@@ -88,6 +102,10 @@ impl<E: Environment> ClientCore<E> {
         &self.member
     }
 
+    pub(super) fn catalog(&self) -> &Catalog {
+        &self.catalog
+    }
+
     /// The worker that runs its transactions. A caller that uses it itself first [marks](Self::mark_busy) the
     /// client as busy.
     pub fn worker(&self) -> &Worker<E::Rules> {
@@ -108,12 +126,13 @@ impl<E: Environment> ClientCore<E> {
         session: &mut SessionState,
         body: &impl AsyncFn(&mut Tx<'_, E::Rules>) -> Result<T, TxError>,
     ) -> Result<T, TxError> {
-        let _busy = match self.mark_busy().await {
-            Ok(busy) => busy,
+        let mut busy = match self.mark_busy().await {
+            Ok(busy) => Some(busy),
             Err(error) => return Err(self.find_cause(error).await),
         };
         let timing = self.member.timing();
         let (mut pause, mut last) = (timing.first_pause, TxError::Conflict);
+        let mut growing = Growing::default();
         // The records that a dead member has locked are free a little after its heartbeat timeout.
         let patience_ns = (2 * self.member.patience()).as_nanos() as u64;
         let mut patient_until = self.endpoint().now_ns() + patience_ns;
@@ -125,10 +144,19 @@ impl<E: Environment> ClientCore<E> {
             if tries >= timing.tries && self.endpoint().now_ns() > patient_until {
                 break;
             }
-            match self.try_once(session, body).await {
+            match self.try_once(session, body, growing.is_possible()).await {
                 Ok(done) => return Ok(done),
-                Err(Stop::For(error)) => return Err(self.find_cause(error).await),
-                Err(Stop::Again(error)) => last = error,
+                Err(Failed::Stop(Stop::For(error))) => return Err(self.find_cause(error).await),
+                Err(Failed::Stop(Stop::Again(error))) => last = error,
+                Err(Failed::Full(full, error)) => {
+                    last = error;
+                    match self.make_room(session, &full, &mut growing, &mut busy).await {
+                        Ok(has_grown) if has_grown => pause = timing.first_pause,
+                        Ok(_) => {}
+                        Err(Stop::Again(error)) => last = error,
+                        Err(Stop::For(error)) => return Err(self.find_cause(error).await),
+                    }
+                }
             }
             self.endpoint().sleep(self.random_pause(pause)).await;
             pause = (pause * 2).min(timing.longest_pause);
@@ -140,21 +168,26 @@ impl<E: Environment> ClientCore<E> {
         &self,
         session: &mut SessionState,
         body: &impl AsyncFn(&mut Tx<'_, E::Rules>) -> Result<T, TxError>,
-    ) -> Result<T, Stop> {
+        lets_tables_grow: bool,
+    ) -> Result<T, Failed> {
         self.member.check().map_err(TxError::Ended)?;
         let transaction = self.worker.begin(session).await.map_err(TxError::from)?;
-        let mut tx = Tx::new(transaction, &self.catalog);
+        let mut tx = Tx::new(transaction, &self.catalog, lets_tables_grow);
         let done = body(&mut tx).await;
+        if let Some(full) = tx.take_full() {
+            let error = done.err().unwrap_or_else(|| TxError::Full(full.name.clone()));
+            return Err(Failed::Full(full, error));
+        }
         let (transaction, done) = match (tx.into_inner(), done) {
             (Some(transaction), done) => (transaction, done?),
-            (None, done) => return Err(Stop::Again(done.err().unwrap_or(TxError::Conflict))),
+            (None, done) => return Err(Stop::Again(done.err().unwrap_or(TxError::Conflict)).into()),
         };
         match transaction.commit().await {
             Ok(_) => Ok(done),
-            Err(CommitError::Conflict | CommitError::Busy) => Err(Stop::Again(TxError::Conflict)),
-            Err(CommitError::LogFull) => Err(Stop::Again(TxError::NoRoomForVersions)),
+            Err(CommitError::Conflict | CommitError::Busy) => Err(Stop::Again(TxError::Conflict).into()),
+            Err(CommitError::LogFull) => Err(Stop::Again(TxError::NoRoomForVersions).into()),
             Err(CommitError::Unknown(version)) => Err(TxError::Unknown(version).into()),
-            Err(CommitError::Nothing(error)) => Err(of_memory(error)),
+            Err(CommitError::Nothing(error)) => Err(of_memory(error).into()),
             Err(error @ CommitError::TooLarge { .. }) => Err(TxError::TooLarge(error).into()),
             Err(CommitError::Stuck) => Err(TxError::Ended(Ended::Failed(IN_DOUBT.to_owned())).into()),
         }
@@ -192,7 +225,7 @@ impl<E: Environment> ClientCore<E> {
         if row.first_record != first_record {
             return Err(TxError::Dropped(name.to_owned()));
         }
-        Table::new(&*self.member, name, row, schema)
+        Table::new(&self.member, name, row, schema)
     }
 
     /// Opens a table, or creates it if it does not exist.
@@ -228,11 +261,10 @@ impl<E: Environment> ClientCore<E> {
         name: &str,
     ) -> Result<Table<K, V>, TxError> {
         let (schema, row) = self.find_table(session, name).await?;
-        Table::new(&*self.member, name, row, schema)
+        Table::new(&self.member, name, row, schema)
     }
 
-    /// The catalog's row of a table, and how often tables had been made and dropped in the snapshot that has
-    /// it.
+    /// The catalog's row of a table, and how often the catalog had changed in the snapshot that has it.
     async fn find_table(&self, session: &mut SessionState, name: &str) -> Result<(u64, TableRow), TxError> {
         let find = async |tx: &mut Tx<'_, E::Rules>| Ok((tx.schema(), tx.find_table(name).await?));
         let (schema, row) = self.transact_up_to_date(session, &find).await?;

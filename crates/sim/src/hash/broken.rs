@@ -67,3 +67,12 @@ impl IndexRules for DoubtIgnored {
         true
     }
 }
+
+/// An entry of a record in a piece that the client does not know is taken for another key's.
+pub(super) enum UnknownPassedOver {}
+
+impl IndexRules for UnknownPassedOver {
+    fn stops_at_unknown_pieces() -> bool {
+        false
+    }
+}

@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use farpool_fabric::sim::{ProcessId, Random};
 use farpool_txn::Memory;
-use farpool_txn::hash::{Index, IndexError, IndexRules};
+use farpool_txn::hash::{IndexError, IndexRules};
 
 use super::judge::Question;
 use super::keys::STRANGERS;
+use super::known::Known;
 use super::{ClientPlace, DEADLINE, LAST_DEADLINE, Run};
 
 /// Questions of each task.
@@ -21,10 +22,10 @@ const PAUSE: Duration = Duration::from_micros(100);
 /// Starts the tasks of a client's current process. They share what they remember of the index.
 pub(super) fn start<R: IndexRules>(run: &Rc<Run>, place: ClientPlace) {
     let process = run.clients.borrow()[place.index];
-    let index = Rc::new(run.index::<R>());
     let mut random = run.notes.random();
+    let known = Known::<R>::some(run, &mut random);
     for _ in 0..1 + random.below(3) {
-        let mut client = Client::new(run, &index, process, place, DEADLINE);
+        let mut client = Client::new(run, &known, process, place, DEADLINE);
         let staying = run.left.stay();
         run.tasks.spawn(process, async move {
             client.live().await;
@@ -46,7 +47,8 @@ pub(super) fn start_last<R: IndexRules>(run: &Rc<Run>, places: &[ClientPlace]) {
         here.world.note("nothing goes wrong any more", &[]);
         for place in places {
             let process = here.world.add_process(place.host);
-            let mut client = Client::new(&here, &Rc::new(here.index::<R>()), process, place, LAST_DEADLINE);
+            let known = Known::<R>::some(&here, &mut here.notes.random());
+            let mut client = Client::new(&here, &known, process, place, LAST_DEADLINE);
             let staying = here.left.stay();
             here.tasks.spawn(process, async move {
                 client.ask_for_all(Question::Insert).await;
@@ -56,14 +58,14 @@ pub(super) fn start_last<R: IndexRules>(run: &Rc<Run>, places: &[ClientPlace]) {
         while here.left.get() > 0 {
             here.world.sleep(PAUSE).await;
         }
-        let index = Rc::new(here.index::<R>());
-        Client::new(&here, &index, finder, finder_place, LAST_DEADLINE).ask_for_all(Question::Find).await;
+        let known = Known::<R>::all(&here);
+        Client::new(&here, &known, finder, finder_place, LAST_DEADLINE).ask_for_all(Question::Find).await;
     });
 }
 
 struct Client<R> {
     run: Rc<Run>,
-    index: Rc<Index<R>>,
+    known: Rc<Known<R>>,
     process: ProcessId,
     place: ClientPlace,
     deadline: Duration,
@@ -75,13 +77,13 @@ struct Client<R> {
 impl<R: IndexRules> Client<R> {
     fn new(
         run: &Rc<Run>,
-        index: &Rc<Index<R>>,
+        known: &Rc<Known<R>>,
         process: ProcessId,
         place: ClientPlace,
         deadline: Duration,
     ) -> Self {
         let random = run.notes.random();
-        Client { run: run.clone(), index: index.clone(), process, place, deadline, random, memory: None }
+        Client { run: run.clone(), known: known.clone(), process, place, deadline, random, memory: None }
     }
 
     async fn live(&mut self) {
@@ -121,12 +123,14 @@ impl<R: IndexRules> Client<R> {
             Question::Find => {
                 self.run.world.note("client {} looks for key {}", &numbers);
                 let place = self.run.history.borrow_mut().begin(key, question);
-                (place, self.index.find(&memory, self.run.keys.get(key)).await)
+                let wanted = self.run.keys.get(key);
+                (place, self.known.ask(async |index| index.find(&memory, wanted).await).await)
             }
             Question::Insert => {
                 self.run.world.note("client {} inserts key {}", &numbers);
                 let place = self.run.history.borrow_mut().begin(key, question);
-                let found = self.index.find_or_insert(&memory, self.run.keys.get(key)).await;
+                let wanted = self.run.keys.get(key);
+                let found = self.known.ask(async |index| index.find_or_insert(&memory, wanted).await).await;
                 (place, found.map(|found| Some(found.number())))
             }
         };
@@ -138,7 +142,7 @@ impl<R: IndexRules> Client<R> {
             }
             // The outcome is in doubt, and the connections are unusable.
             (_, Err(IndexError::Memory(_))) => return false,
-            (_, Err(IndexError::Full)) if !self.run.is_roomy => {}
+            (_, Err(IndexError::Full | IndexError::Crowded)) if !self.run.is_roomy => {}
             (_, Err(error)) => self.run.notes.complain(format!("key {key}: {error}")),
         }
         self.memory = Some(memory);

@@ -18,7 +18,7 @@ use farpool_txn::{
 };
 use farpool_wire::Slot;
 
-use super::{ClientPlace, LAST_DEADLINE, ORACLE, RECORDS, REGION_BYTES, Run, piece};
+use super::{ClientPlace, LAST_DEADLINE, ORACLE, RECORDS, Run, lay_out, piece};
 use crate::staying::Staying;
 
 /// Transactions of each session.
@@ -58,18 +58,15 @@ impl Transactions {
         random: &mut Random,
     ) -> Rc<Self> {
         let board = Board::new(places.len() as u16).expect("a few slots");
-        let records = run.layout.shape().records;
-        let layout = RecordLayout::new(records, DATA_WORDS * 8).expect("small records");
-        let pieces_each = run.pieces.len() as u64 / run.nodes.len() as u64;
-        assert!(pieces_each * layout.bytes() <= REGION_BYTES && board.bytes() as u64 <= LOGS_START);
-        let pieces = (0..).zip(&run.pieces).map(|(place, of_index)| {
-            let start = place % pieces_each * layout.bytes();
-            piece(of_index.region.node, RECORDS, start)
-        });
+        let records = run.growth.numbering(run.layout.shape().records);
+        let layout = RecordLayout::new(records.each(), DATA_WORDS * 8).expect("small records");
+        assert!(board.bytes() as u64 <= LOGS_START);
+        let bytes = (0..run.pieces.len() as u64).map(|piece| layout.bytes() * records.times(piece));
+        let pieces = lay_out(&run.nodes, RECORDS, bytes);
         let here = Rc::new(Transactions {
             run: run.clone(),
             oracle: OracleAt { piece: piece(run.nodes[0].peer.node, ORACLE, 0), board },
-            table: Table::new(RecordId(100), layout, pieces.collect()),
+            table: Table::grown(RecordId(100), layout, records, pieces).expect("of this layout"),
             history: RefCell::default(),
             values: Cell::default(),
             lives: Cell::default(),

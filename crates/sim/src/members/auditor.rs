@@ -141,8 +141,8 @@ async fn examine_as(auditor: &Rc<Member>, client: &Client) -> Result<(), String>
     // The member that changed the catalog last may have died.
     tables::audit(run, client).await.map_err(told)?;
     let rows = tables::open_rows(run, client).await.map_err(told)?;
-    let mut transactor = Transactor::new(&run.ledger, rows.records().clone());
-    let numbers: Vec<u64> = tables::numbers(rows.records()).collect();
+    let mut transactor = Transactor::new(&run.ledger, rows.records());
+    let numbers: Vec<u64> = tables::numbers(&rows.records()).collect();
     let mut session = SessionState::new();
     for &record in &numbers {
         write(run, client, &mut transactor, &mut session, record).await?;

@@ -47,7 +47,7 @@ impl<'a> Banker<'a> {
         let options = TableOptions::rows(ACCOUNTS + 1).row_bytes(16);
         let mut session = SessionState::new();
         let accounts: Table<u64, u64> = client.open_or_create_table(&mut session, "bank", &options).await?;
-        run.observer.lock().watch_table(accounts.records());
+        run.observer.lock().watch_table(&accounts.records());
         let found = async |tx: &mut Tx<'_, Engine>| {
             if tx.get(&accounts, COUNTER).await?.is_none() {
                 for account in 0..ACCOUNTS {

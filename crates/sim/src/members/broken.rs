@@ -39,6 +39,8 @@ pub(super) const NOT_CLEARED: &str = "memory-reused-uncleared";
 pub(super) const BUSY_FORGOTTEN: &str = "busy-client-forgotten";
 /// A transaction uses a table without checking that it still exists, although the catalog has changed.
 pub(super) const CATALOG_BLIND: &str = "catalog-version-not-looked-at";
+/// The pieces that a table gets when it grows are not entered in the maps of their regions.
+pub(super) const GROWN_UNMAPPED: &str = "grown-pieces-not-in-the-maps";
 
 pub(super) const MUTATIONS: &[&str] = &[
     LISTED_LATE,
@@ -56,6 +58,7 @@ pub(super) const MUTATIONS: &[&str] = &[
     NOT_CLEARED,
     BUSY_FORGOTTEN,
     CATALOG_BLIND,
+    GROWN_UNMAPPED,
 ];
 
 impl MemberRules for Engine {
@@ -73,6 +76,10 @@ impl MemberRules for Engine {
 
     fn looks_at_the_catalog() -> bool {
         !is(CATALOG_BLIND) && Shipped::looks_at_the_catalog()
+    }
+
+    fn enters_growth_in_maps() -> bool {
+        !is(GROWN_UNMAPPED) && Shipped::enters_growth_in_maps()
     }
 }
 

@@ -76,7 +76,7 @@ async fn work_as(member: &Member, client: &Client) -> Result<(), TxError> {
     let rows = tables::open_rows(run, client).await?;
     let mut random = run.ledger.notes.random();
     let judged = (0..1 + random.below(2)).map(|_| {
-        let transactor = Transactor::new(&run.ledger, rows.records().clone());
+        let transactor = Transactor::new(&run.ledger, rows.records());
         live(run, client, transactor)
     });
     let judged = join_all(judged.collect::<Vec<_>>());

@@ -1,6 +1,7 @@
 //! Tables of a run. The table of judged records is created once. *Scratch* tables are created and dropped all
 //! the time, and their memory is reused for one another, so each value in them names its table.
 
+use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -21,6 +22,11 @@ const ROW_BYTES: usize = crate::transacting::DATA_WORDS * size_of::<u64>();
 pub(super) const SCRATCH: [&str; 2] = ["scratch-0", "scratch-1"];
 /// Keys of a scratch table.
 const KEYS: u64 = 3;
+/// Keys of some scratch tables: more than there is room for at first, so such a table grows.
+const MANY_KEYS: u64 = KEYS + 72;
+/// Thousandths of the scratch tables that get so many, and how many of these a transaction inserts.
+const GROWING_PERMILLE: u32 = 250;
+const AT_ONCE: u64 = 12;
 /// Changes of the catalog that a member makes, and the longest pause before each.
 const CHANGES: u64 = 3;
 const MOST_PAUSE_NS: u64 = 300_000;
@@ -38,7 +44,7 @@ type Scratch = Table<u64, u64>;
 pub(super) async fn open_rows(run: &Run, client: &Client) -> Result<Table<u64, ()>, TxError> {
     let options = TableOptions::rows(1).row_bytes(ROW_BYTES);
     let rows: Table<u64, ()> = client.open_or_create_table(&mut SessionState::new(), ROWS, &options).await?;
-    run.observer.lock().watch_table(rows.records());
+    run.observer.lock().watch_table(&rows.records());
     Ok(rows)
 }
 
@@ -72,14 +78,15 @@ async fn change_now_and_then(run: &Run, client: &Client) -> Result<(), TxError> 
         if client.member().has_ended() {
             break;
         }
-        change(run, client, SCRATCH[random.index(SCRATCH.len())]).await?;
+        let keys = if random.chance(GROWING_PERMILLE) { MANY_KEYS } else { KEYS };
+        change(run, client, SCRATCH[random.index(SCRATCH.len())], keys).await?;
     }
     Ok(())
 }
 
 /// Creates a scratch table and fills it, or drops it if it exists.
-async fn change(run: &Run, client: &Client, name: &str) -> Result<(), TxError> {
-    let done = match create(run, client, name).await {
+async fn change(run: &Run, client: &Client, name: &str, keys: u64) -> Result<(), TxError> {
+    let done = match create(run, client, name, keys).await {
         Err(TxError::TableExists(_)) => client.drop_table(name).await,
         created => created,
     };
@@ -90,12 +97,20 @@ async fn change(run: &Run, client: &Client, name: &str) -> Result<(), TxError> {
     })
 }
 
-/// Creates a scratch table and fills it.
-async fn create(run: &Run, client: &Client, name: &str) -> Result<(), TxError> {
+/// Creates a scratch table with so many keys.
+async fn create(run: &Run, client: &Client, name: &str, keys: u64) -> Result<(), TxError> {
     let mut session = SessionState::new();
     let options = TableOptions::rows(KEYS).row_bytes(16);
     let table = client.create_table(&mut session, name, &options).await?;
-    fill(run, client, &mut session, &table).await
+    fill(run, client, &mut session, &table, 0..KEYS).await?;
+    let before = table.records().records();
+    for first in (KEYS..keys).step_by(AT_ONCE as usize) {
+        fill(run, client, &mut session, &table, first..first + AT_ONCE).await?;
+    }
+    if keys > KEYS && table.records().records() <= before {
+        run.ledger.notes.complain(format!("table {name} has more rows than room, and has not grown"));
+    }
+    Ok(())
 }
 
 /// Whether there was no tombstone because snapshots still have tables that were dropped.
@@ -112,7 +127,8 @@ pub(super) async fn audit(run: &Run, client: &Client) -> Result<(), TxError> {
         {
             return Err(error);
         }
-        create(run, client, name).await?;
+        // One of the two grows.
+        create(run, client, name, if name == SCRATCH[0] { MANY_KEYS } else { KEYS }).await?;
         drop_at_last(run, client, name).await?;
     }
     Ok(())
@@ -129,15 +145,16 @@ async fn drop_at_last(run: &Run, client: &Client, name: &str) -> Result<(), TxEr
     client.drop_table(name).await
 }
 
-/// Inserts a value for each key. No key may have one yet, since the memory was cleared.
+/// Inserts a value for each of these keys. No key may have one yet, since the memory was cleared.
 async fn fill(
     run: &Run,
     client: &Client,
     session: &mut SessionState,
     table: &Scratch,
+    keys: Range<u64>,
 ) -> Result<(), TxError> {
     let insert_all = async |tx: &mut Tx<'_, Engine>| {
-        for key in 0..KEYS {
+        for key in keys.clone() {
             tx.insert(table, key, table.first_record()).await?;
         }
         Ok(())
@@ -168,7 +185,8 @@ pub(super) async fn look_on(run: &Run, client: &Client, rounds: u64) -> Result<(
             },
         };
         let lingers = Duration::from_nanos(random.below(MOST_LINGERING_NS));
-        let touched = touch(run, client, &mut session, &table, lingers).await;
+        let look = Look { keys: (0..KEYS).chain([KEYS + random.below(MANY_KEYS - KEYS)]).collect(), lingers };
+        let touched = touch(run, client, &mut session, &table, look).await;
         let is_gone = matches!(touched, Err(TxError::Dropped(_)));
         ignore_expected(touched, |error| matches!(error, TxError::Dropped(_) | TxError::Conflict))?;
         if !is_gone {
@@ -178,19 +196,25 @@ pub(super) async fn look_on(run: &Run, client: &Client, rounds: u64) -> Result<(
     Ok(())
 }
 
-/// Reads all rows of a scratch table twice, and writes one of them. Checks that all values name this table,
-/// and that the snapshot does not change.
+/// A transaction that reads these keys of a scratch table twice, with a pause in between.
+struct Look {
+    keys: Vec<u64>,
+    lingers: Duration,
+}
+
+/// Looks at a scratch table, and writes one of its rows. Checks that all values name this table, and that the
+/// snapshot does not change.
 async fn touch(
     run: &Run,
     client: &Client,
     session: &mut SessionState,
     table: &Scratch,
-    lingers: Duration,
+    Look { keys, lingers }: Look,
 ) -> Result<(), TxError> {
     let own = table.first_record();
     let look = async |tx: &mut Tx<'_, Engine>| {
         let mut found = Vec::new();
-        for key in 0..KEYS {
+        for &key in &keys {
             found.push(tx.get(table, key).await?);
         }
         if found.iter().any(|value| value.is_some_and(|value| value != own)) {

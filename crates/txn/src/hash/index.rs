@@ -42,6 +42,14 @@ pub enum IndexError {
     /// The index has no room for another key: all its numbers or buckets are taken.
     #[error("the table is full")]
     Full,
+    /// The key's bucket is full and cannot be split again: its keys agree in all bits by which buckets are
+    /// split. More memory does not help.
+    #[error("a bucket of the index is full and cannot be split again")]
+    Crowded,
+    /// The index names a record or a bucket of a piece that this client does not know. The index has grown,
+    /// or its memory was damaged.
+    #[error("an index names a piece that is unknown here: it has grown, or its memory was damaged")]
+    BeyondPieces,
     /// The bytes in far memory are not those of an index: memory was damaged.
     #[error("an index holds bytes that no client writes: its memory was damaged")]
     Damaged,
@@ -88,9 +96,16 @@ impl<R: IndexRules> Index<R> {
     /// The same for one of a process's threads, which share the numbers and buckets that they have taken.
     /// `None`: as above, or the spares belong to another index.
     pub fn sharing(layout: IndexLayout, pieces: Vec<Piece>, spares: Arc<IndexSpares>) -> Option<Self> {
-        let is_right = pieces.len() as u64 == layout.pieces() && spares.is_of(&layout);
-        let splits = RefCell::default();
-        is_right.then_some(Index { layout, pieces, spares, splits, rules: PhantomData })
+        if pieces.len() as u64 != layout.pieces() || !spares.is_of(&layout) {
+            return None;
+        }
+        spares.grow(&layout);
+        Some(Index { layout, pieces, spares, splits: RefCell::default(), rules: PhantomData })
+    }
+
+    /// Remembers the splits that the same index remembered when it had fewer pieces.
+    pub(crate) fn remember_splits_of(&self, before: &Index<R>) {
+        self.splits.replace(before.splits.borrow().clone());
     }
 
     /// The layout.
@@ -124,8 +139,8 @@ impl<R: IndexRules> Index<R> {
     /// The number of a key's record. A key that has none gets one.
     ///
     /// # Errors
-    /// [`IndexError::Full`]; or when far memory does not answer: then another call tells whether the key has
-    /// a number.
+    /// [`IndexError::Full`], [`IndexError::Crowded`], or [`IndexError::BeyondPieces`]; or when far memory
+    /// does not answer: then another call tells whether the key has a number.
     pub async fn find_or_insert(&self, memory: &Memory, key: &[u8]) -> Result<Numbered, IndexError> {
         let hash = self.hash(key)?;
         let mut at = Position::home(self.layout.home(hash));
@@ -180,7 +195,8 @@ impl<R: IndexRules> Index<R> {
 
     fn remember_split(&self, bucket: u64, children: u64) -> Result<(), IndexError> {
         if !self.layout.is_pair(children) {
-            return Err(IndexError::Damaged);
+            let is_known = self.layout.buckets_from(children, 1).is_some();
+            return Err(if is_known { IndexError::Damaged } else { IndexError::BeyondPieces });
         }
         let mut splits = self.splits.borrow_mut();
         if splits.len() < MOST_SPLITS_KNOWN {
@@ -200,7 +216,12 @@ impl<R: IndexRules> Index<R> {
     ) -> Result<Option<(u64, T)>, IndexError> {
         for entry in bucket.entries().filter(|entry| entry.fits(hash)) {
             let number = entry.number();
-            let spot = self.layout.key(number).ok_or(IndexError::Damaged)?;
+            let Some(spot) = self.layout.key(number) else {
+                if R::stops_at_unknown_pieces() {
+                    return Err(IndexError::BeyondPieces);
+                }
+                continue;
+            };
             let is_its_key = async {
                 let bytes = memory.read(&self.pieces[spot.piece], spot.range).await?;
                 let found = decode_key(number, key.len(), &bytes).ok_or(IndexError::Damaged)?;
@@ -225,7 +246,7 @@ impl<R: IndexRules> Index<R> {
     ) -> Result<Option<Entry>, IndexError> {
         let bucket = self.layout.buckets_from(at.bucket, 1).ok_or(IndexError::Damaged)?;
         let (piece, within) = self.take(memory, &self.spares.numbers, bucket.piece).await?;
-        let number = piece as u64 * self.layout.shape().records + within;
+        let number = self.layout.number(piece, within);
         let entry = Entry::new(hash, number);
         let entry_at = bucket.range.start + (1 + place as u64) * WORD_BYTES;
         let found = self.publish(memory, (bucket.piece, entry_at), entry, key).await;
@@ -266,7 +287,7 @@ impl<R: IndexRules> Index<R> {
     /// Splits a full bucket (H4), unless another client does so first. Either way the split is remembered.
     async fn split(&self, memory: &Memory, at: Position, bucket: &Bucket) -> Result<(), IndexError> {
         if at.depth == MOST_DEPTH {
-            return Err(IndexError::Full);
+            return Err(IndexError::Crowded);
         }
         let spot = self.layout.buckets_from(at.bucket, 1).ok_or(IndexError::Damaged)?;
         let (piece, within) = self.take(memory, &self.spares.pairs, spot.piece).await?;
@@ -285,16 +306,15 @@ impl<R: IndexRules> Index<R> {
         self.remember_split(at.bucket, first.unwrap_or(pair))
     }
 
-    /// Takes a spare of the preferred piece, or, if it has none left, of the next one. Returns the piece, and
-    /// the spare's place in it.
+    /// Takes a spare of the first piece that has one, in [the order](IndexLayout::search_order) for
+    /// `preferred`. Returns the piece, and the spare's place in it.
     async fn take(
         &self,
         memory: &Memory,
         spares: &Mutex<Spares>,
         preferred: usize,
     ) -> Result<(usize, u64), IndexError> {
-        for step in 0..self.pieces.len() {
-            let piece = (preferred + step) % self.pieces.len();
+        for piece in self.layout.search_order(preferred) {
             for look in 0.. {
                 let (ask, counter_at) = {
                     let mut spares = spares.lock();

@@ -49,6 +49,12 @@ pub trait IndexRules: 'static {
     fn reuses_numbers_in_doubt() -> bool {
         false
     }
+
+    /// Whether a client that finds an entry with a number beyond the pieces that it knows stops there.
+    /// Otherwise it passes the entry over.
+    fn stops_at_unknown_pieces() -> bool {
+        true
+    }
 }
 
 impl IndexRules for Shipped {}

@@ -6,7 +6,7 @@
 
 use rustix_futex_sync::Mutex;
 
-use super::layout::{IndexLayout, NUMBERS_AT, PAIRS_AT};
+use super::layout::{IndexLayout, IndexShape, NUMBERS_AT, PAIRS_AT};
 
 /// The most record numbers that are taken at once: the fetch-and-add is then a small part of the cost of an
 /// insert, and little is lost when a process dies.
@@ -18,7 +18,9 @@ const PAIRS_AT_ONCE: u64 = 8;
 /// The spares that the threads of a process have taken from an index for each other.
 #[derive(Debug)]
 pub struct IndexSpares {
-    layout: IndexLayout,
+    shape: IndexShape,
+    /// Pieces of a layer.
+    layer: u64,
     pub(super) numbers: Mutex<Spares>,
     pub(super) pairs: Mutex<Spares>,
 }
@@ -26,17 +28,25 @@ pub struct IndexSpares {
 impl IndexSpares {
     /// No spares yet of an index with this layout.
     pub fn new(layout: &IndexLayout) -> IndexSpares {
-        let (pieces, shape) = (layout.pieces() as usize, layout.shape());
-        let spares = |each, counter_at, at_once| Mutex::new(Spares::new(pieces, each, counter_at, at_once));
-        IndexSpares {
-            layout: *layout,
-            numbers: spares(shape.records, NUMBERS_AT, NUMBERS_AT_ONCE),
-            pairs: spares(shape.pairs, PAIRS_AT, PAIRS_AT_ONCE),
-        }
+        let spares = IndexSpares {
+            shape: *layout.shape(),
+            layer: layout.pieces_per_layer(),
+            numbers: Mutex::new(Spares::new(NUMBERS_AT, NUMBERS_AT_ONCE)),
+            pairs: Mutex::new(Spares::new(PAIRS_AT, PAIRS_AT_ONCE)),
+        };
+        spares.grow(layout);
+        spares
+    }
+
+    /// The index has this layout now: it may have more pieces than before.
+    pub(super) fn grow(&self, layout: &IndexLayout) {
+        let pieces = 0..layout.pieces() as usize;
+        self.numbers.lock().grow(pieces.clone().map(|piece| layout.numbers_of(piece)));
+        self.pairs.lock().grow(pieces.map(|piece| layout.pairs_of(piece)));
     }
 
     pub(super) fn is_of(&self, layout: &IndexLayout) -> bool {
-        self.layout == *layout
+        (&self.shape, self.layer) == (layout.shape(), layout.pieces_per_layer())
     }
 }
 
@@ -47,13 +57,13 @@ pub(super) struct Spares {
     pub(super) counter_at: u64,
     /// Most that are taken at once.
     at_once: u64,
-    /// How many each piece has.
-    each: u64,
     pieces: Vec<OfPiece>,
 }
 
 #[derive(Clone, Debug)]
 struct OfPiece {
+    /// How many the piece has.
+    all: u64,
     /// How many are taken next.
     run: u64,
     /// The spares, with the next one last.
@@ -88,13 +98,14 @@ impl Drop for Taking<'_> {
 }
 
 impl Spares {
-    pub(super) fn new(pieces: usize, each: u64, counter_at: u64, at_once: u64) -> Spares {
-        Spares {
-            counter_at,
-            at_once,
-            each,
-            pieces: vec![OfPiece { run: 1, spare: Vec::new(), is_used_up: false, is_taking: false }; pieces],
-        }
+    pub(super) fn new(counter_at: u64, at_once: u64) -> Spares {
+        Spares { counter_at, at_once, pieces: Vec::new() }
+    }
+
+    /// Each piece has so many. There may be more pieces than before.
+    pub(super) fn grow(&mut self, all: impl Iterator<Item = u64>) {
+        let new = |all| OfPiece { all, run: 1, spare: Vec::new(), is_used_up: false, is_taking: false };
+        self.pieces.extend(all.skip(self.pieces.len()).map(new));
     }
 
     /// A spare of a piece: its place in the piece.
@@ -130,9 +141,9 @@ impl Spares {
 
     /// Adds the spares of a run: the counter was at `first` before `run` was added to it.
     pub(super) fn refill(&mut self, piece: usize, first: u64, run: u64) {
-        let end = first.saturating_add(run).min(self.each);
         let of_piece = &mut self.pieces[piece];
-        of_piece.is_used_up |= end == self.each;
+        let end = first.saturating_add(run).min(of_piece.all);
+        of_piece.is_used_up |= end == of_piece.all;
         of_piece.spare.splice(0..0, (first.min(end)..end).rev());
     }
 }
@@ -140,6 +151,12 @@ impl Spares {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn new(pieces: usize, each: u64) -> Spares {
+        let mut spares = Spares::new(0, 4);
+        spares.grow(std::iter::repeat_n(each, pieces));
+        spares
+    }
 
     /// Asks, as a caller that has then taken some.
     fn taken(spares: &mut Spares, piece: usize) -> Ask {
@@ -150,7 +167,7 @@ mod tests {
 
     #[test]
     fn one_takes_some_while_others_wait() {
-        let spares = Mutex::new(Spares::new(1, 10, 0, 4));
+        let spares = Mutex::new(new(1, 10));
         assert_eq!(spares.lock().ask(0, true), Ask::Take(1));
         let taking = Taking { spares: &spares, piece: 0 };
         assert_eq!([(); 2].map(|()| spares.lock().ask(0, true)), [Ask::Wait; 2]);
@@ -161,7 +178,7 @@ mod tests {
 
     #[test]
     fn runs_are_used_one_after_the_other_up_to_the_end() {
-        let mut spares = Spares::new(2, 10, 0, 4);
+        let mut spares = new(2, 10);
         assert_eq!((spares.take(1), taken(&mut spares, 1)), (None, Ask::Take(1)));
         spares.refill(1, 4, 1);
         assert_eq!((spares.take(1), taken(&mut spares, 1)), (Some(4), Ask::Take(2)));
@@ -175,13 +192,25 @@ mod tests {
 
     #[test]
     fn runs_grow_up_to_the_longest() {
-        let mut spares = Spares::new(1, 100, 0, 4);
+        let mut spares = new(1, 100);
         assert_eq!([(); 5].map(|()| taken(&mut spares, 0)), [1, 2, 4, 4, 4].map(Ask::Take));
     }
 
     #[test]
+    fn pieces_are_added_and_those_before_keep_their_spares() {
+        let mut spares = new(1, 10);
+        spares.refill(0, 0, 2);
+        spares.grow([10, 20].into_iter());
+        assert_eq!((spares.take(0), spares.ask(1, true)), (Some(0), Ask::Take(1)));
+        spares.refill(1, 19, 1);
+        assert_eq!((spares.take(1), spares.ask(1, true)), (Some(19), Ask::UsedUp));
+        spares.grow([10].into_iter());
+        assert_eq!(spares.take(0), Some(1), "a thread that knows fewer pieces takes none away");
+    }
+
+    #[test]
     fn a_spare_that_is_given_back_comes_next() {
-        let mut spares = Spares::new(1, 10, 0, 4);
+        let mut spares = new(1, 10);
         spares.refill(0, 0, 4);
         let one = spares.take(0).unwrap();
         spares.give_back(0, one);
@@ -190,7 +219,7 @@ mod tests {
 
     #[test]
     fn a_counter_past_the_end_gives_nothing() {
-        let mut spares = Spares::new(1, 10, 0, 4);
+        let mut spares = new(1, 10);
         spares.refill(0, 10, 4);
         assert_eq!((spares.take(0), spares.ask(0, true)), (None, Ask::UsedUp));
         spares.refill(0, u64::MAX, 4);

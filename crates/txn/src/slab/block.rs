@@ -116,17 +116,17 @@ impl Slab {
         payload: &[u8],
     ) -> Result<(), MemoryError> {
         let Some((piece, place)) = self.place(at) else { unreachable!("the block is this member's") };
-        let (_, chunk) = self.chunk(at.chunk).expect("its place is known");
-        let header = self.layout.header(chunk, at.block).start;
+        let (_, layout, chunk) = self.chunk(at.chunk).expect("its place is known");
+        let header = layout.header(chunk, at.block).start;
         let words = encode_header(record, number);
         let data = async {
             for part in parts(payload.len() as u64) {
                 let bytes = &payload[part.start as usize..part.end as usize];
-                memory.write(piece, place.start + part.start, bytes).await?;
+                memory.write(&piece, place.start + part.start, bytes).await?;
             }
             Ok(())
         };
-        let (header, data) = join(memory.write(piece, header, &words), data).await;
+        let (header, data) = join(memory.write(&piece, header, &words), data).await;
         header.and(data)
     }
 
@@ -142,16 +142,16 @@ impl Slab {
         let mut payload = Vec::with_capacity(pointer.length);
         for part in parts(pointer.length as u64) {
             payload.extend_from_slice(
-                &memory.read(piece, place.start + part.start..place.start + part.end).await?,
+                &memory.read(&piece, place.start + part.start..place.start + part.end).await?,
             );
         }
         Ok(Some(payload).filter(|payload| R::takes_payload(pointer.is_of(record, payload))))
     }
 
     /// The place of a block.
-    fn place(&self, at: BlockAt) -> Option<(&Piece, Range<u64>)> {
-        let (piece, chunk) = self.chunk(at.chunk)?;
-        Some((piece, self.layout.block(chunk, at.class, at.block)?))
+    fn place(&self, at: BlockAt) -> Option<(Piece, Range<u64>)> {
+        let (piece, layout, chunk) = self.chunk(at.chunk)?;
+        Some((piece, layout.block(chunk, at.class, at.block)?))
     }
 }
 

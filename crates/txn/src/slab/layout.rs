@@ -102,6 +102,11 @@ impl SlabLayout {
         SlabLayout::new((bytes / chunk_bytes).max(1), chunk_bytes)
     }
 
+    /// The layout of a piece with this many times as many chunks.
+    pub fn with_times(self, times: u64) -> SlabLayout {
+        SlabLayout { chunks: self.chunks * times, ..self }
+    }
+
     /// Chunks of a piece.
     pub fn chunks(&self) -> u64 {
         self.chunks

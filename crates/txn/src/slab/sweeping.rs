@@ -53,7 +53,7 @@ impl Slab {
         class: Class,
     ) -> Result<Option<BlockAt>, ReadError> {
         let (mut has_looked_at_all, mut waits) = (false, MOST_WAITS);
-        for _ in 0..TRIES + self.layout.chunks() * self.pieces.len() as u64 {
+        for _ in 0..TRIES + self.count_chunks() {
             if let Some(taken) = self.take_patiently(worker.memory(), class, &mut waits).await {
                 return Ok(Some(taken));
             }
@@ -136,6 +136,8 @@ impl Slab {
         for (at, written) in used {
             match table.place_of(written.record) {
                 Some(place) => candidates.push(Candidate { at, written, place }),
+                // Perhaps in a piece that this thread does not know yet: the block is kept.
+                None if table.is_beyond(written.record) => {}
                 // The header names no record of this table: its writer died before the header was whole.
                 None => freed += usize::from(self.chunks.lock().free_unneeded(at, written)),
             }

@@ -1,5 +1,7 @@
 //! Taking chunks and giving them up (B3).
 
+use std::ops::Range;
+
 use farpool_wire::Epoch;
 
 use super::Slab;
@@ -90,10 +92,10 @@ impl Slab {
     /// All chunks with their owners, starting with a chunk that differs between members.
     async fn owners(&self, memory: &Memory) -> Result<Vec<(u32, u64)>, MemoryError> {
         let mut owners = Vec::new();
-        for piece in &self.pieces {
-            let words = self.layout.words();
+        for (piece, layout) in self.pieces() {
+            let words = layout.words();
             for start in words.clone().step_by(BYTES_AT_ONCE as usize) {
-                let bytes = memory.read(piece, start..words.end.min(start + BYTES_AT_ONCE)).await?;
+                let bytes = memory.read(&piece, start..words.end.min(start + BYTES_AT_ONCE)).await?;
                 let (words, _) = bytes.as_chunks::<WORD_BYTES>();
                 owners.extend(words.iter().step_by(2).map(|word| u64::from_le_bytes(*word)));
             }
@@ -121,8 +123,8 @@ impl Slab {
         }
         let moving = self.moving(worker, chunk);
         let memory = worker.memory();
-        let (piece, within) = self.chunk(chunk).expect("it was found in a piece");
-        let found = memory.compare_and_swap(piece, self.layout.owner(within), owner, self.claim.0).await?;
+        let (piece, layout, within) = self.chunk(chunk).expect("it was found in a piece");
+        let found = memory.compare_and_swap(&piece, layout.owner(within), owner, self.claim.0).await?;
         if found != owner {
             moving.remove();
             return Ok(false);
@@ -132,10 +134,10 @@ impl Slab {
             return Ok(true);
         }
         // Read only now: the previous owner may have changed the class until it was gone.
-        let word = memory.read_word(piece, self.layout.class(within)).await?;
+        let word = memory.read_word(&piece, layout.class(within)).await?;
         match Class::from_word(word) {
             Some(class) => {
-                let written = self.headers(memory, piece, within, class).await?;
+                let written = headers(memory, &piece, layout.headers(within, class)).await?;
                 moving.add(class, &written);
             }
             // Its owner died before the chunk had a class: none of its blocks was ever written.
@@ -151,27 +153,10 @@ impl Slab {
         moving: Moving<'_>,
         class: Class,
     ) -> Result<(), MemoryError> {
-        let (piece, within) = self.chunk(moving.chunk).expect("it was found in a piece");
-        worker.memory().write_word(piece, self.layout.class(within), class.word()).await?;
+        let (piece, layout, within) = self.chunk(moving.chunk).expect("it was found in a piece");
+        worker.memory().write_word(&piece, layout.class(within), class.word()).await?;
         moving.add(class, &[]);
         Ok(())
-    }
-
-    /// The versions that the blocks of a chunk were written for.
-    async fn headers(
-        &self,
-        memory: &Memory,
-        piece: &Piece,
-        chunk: u64,
-        class: Class,
-    ) -> Result<Vec<Option<(RecordId, u64)>>, MemoryError> {
-        let range = self.layout.headers(chunk, class);
-        let mut headers = Vec::new();
-        for start in range.clone().step_by(BYTES_AT_ONCE as usize) {
-            let bytes = memory.read(piece, start..range.end.min(start + BYTES_AT_ONCE)).await?;
-            headers.extend(bytes.as_chunks::<{ HEADER_BYTES as usize }>().0.iter().map(decode_header));
-        }
-        Ok(headers)
     }
 
     /// Gives up all chunks that have no block in use, except those of class `kept`.
@@ -184,12 +169,26 @@ impl Slab {
             let empty = self.chunks.lock().begin_giving_up(kept);
             let Some(chunk) = empty else { return Ok(()) };
             let moving = self.moving(worker, chunk);
-            let (piece, within) = self.chunk(chunk).expect("it was taken in a piece");
-            let at = self.layout.owner(within);
-            worker.memory().compare_and_swap(piece, at, self.claim.0, NO_OWNER).await?;
+            let (piece, layout, within) = self.chunk(chunk).expect("it was taken in a piece");
+            let at = layout.owner(within);
+            worker.memory().compare_and_swap(&piece, at, self.claim.0, NO_OWNER).await?;
             moving.remove();
         }
     }
+}
+
+/// The versions that the blocks of a chunk were written for; `range` has the headers of these blocks.
+async fn headers(
+    memory: &Memory,
+    piece: &Piece,
+    range: Range<u64>,
+) -> Result<Vec<Option<(RecordId, u64)>>, MemoryError> {
+    let mut headers = Vec::new();
+    for start in range.clone().step_by(BYTES_AT_ONCE as usize) {
+        let bytes = memory.read(piece, start..range.end.min(start + BYTES_AT_ONCE)).await?;
+        headers.extend(bytes.as_chunks::<{ HEADER_BYTES as usize }>().0.iter().map(decode_header));
+    }
+    Ok(headers)
 }
 
 impl Moving<'_> {
