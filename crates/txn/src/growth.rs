@@ -52,10 +52,10 @@ impl Growth {
 
     /// How many times as much a piece has as those of the first layer.
     pub fn times(&self, piece: u64) -> u64 {
-        match piece / self.pieces {
-            0 => 1,
-            layer => 1 << (layer.min(u64::from(self.last_doubling)) - 1),
+        if piece < self.pieces {
+            return 1;
         }
+        1 << ((piece / self.pieces).min(u64::from(self.last_doubling)) - 1)
     }
 
     /// What a piece has.

@@ -274,8 +274,8 @@ pub(crate) enum Outlook {
     CannotGrow,
 }
 
-/// What can be done for a table that was full, as of a snapshot. This needs no role: whoever takes the role
-/// uses up a generation of the catalog's slot.
+/// What can be done for a table that was full, as of a snapshot. The caller does not need the catalog's role:
+/// taking that role uses up a generation of the catalog's slot.
 pub(crate) async fn outlook<R: MemberRules>(
     at: DatabaseAt<'_>,
     transaction: &Transaction<'_, R>,

@@ -103,7 +103,7 @@ fn a_table_that_cannot_grow_is_an_error_that_the_body_may_handle() {
         };
         client.transact(insert).unwrap();
     }
-    assert_eq!(changes(), before, "who asks in vain does not use up generations of the catalog");
+    assert_eq!(changes(), before, "a client that cannot let a table grow does not change the catalog");
     let found = client.transact(async |tx| tx.get_many(&others, 0..20).await).unwrap();
     assert_eq!(found, [Some(7); 20]);
 }
