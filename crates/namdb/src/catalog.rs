@@ -32,6 +32,7 @@ use prost::Message;
 use crate::environment::Environment;
 use crate::maps::Placed;
 use crate::member::MemberCore;
+pub(crate) use changing::Turn;
 pub(crate) use making::{Outlook, create, drop_table, grow, outlook};
 
 /// Bytes of the longest name of a key type.

@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 
 use crate::catalog::TableRow;
 use crate::environment::Environment;
-use crate::error::TxError;
+use crate::error::{Ended, TxError};
 use crate::key::{Key, KeyBytes};
 use crate::member::MemberCore;
 
@@ -137,7 +137,7 @@ pub struct Table<K: ?Sized, V> {
 }
 
 /// Opens a table as a row of the catalog describes it.
-type Open = dyn Fn(&TableRow) -> Option<KeyedTable>;
+type Open = dyn Fn(&TableRow) -> Result<KeyedTable, TxError>;
 
 impl<K: Key + ?Sized, V> Table<K, V> {
     pub(crate) fn new<E: Environment + 'static>(
@@ -153,7 +153,10 @@ impl<K: Key + ?Sized, V> Table<K, V> {
         let keyed = row.keyed(member).ok_or_else(|| damaged(name))?;
         // A table that outlives its database does not hold the leases.
         let member = Arc::downgrade(member);
-        let open = Box::new(move |row: &TableRow| row.keyed(&*member.upgrade()?));
+        let open = Box::new(move |row: &TableRow| {
+            let member = member.upgrade().ok_or(TxError::Ended(Ended::Closed))?;
+            row.keyed(&member).ok_or_else(|| damaged(&row.name))
+        });
         Ok(Table {
             name: name.to_owned(),
             first_record: row.first_record,
@@ -211,7 +214,7 @@ impl<K: ?Sized, V> Table<K, V> {
     /// The table exists in a snapshot, with this row. It may have grown.
     pub(crate) fn note_existing(&self, row: &TableRow, schema: u64) -> Result<(), TxError> {
         if row.pieces() > self.keyed().table().pieces() {
-            let grown = (self.open)(row).ok_or_else(|| damaged(&self.name))?;
+            let grown = (self.open)(row)?;
             grown.remember_splits_of(&self.keyed());
             self.keyed.replace(Rc::new(grown));
         }

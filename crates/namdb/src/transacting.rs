@@ -47,7 +47,8 @@ const AT_ONCE: usize = 16;
 pub struct Tx<'a, R: MemberRules = Shipped> {
     transaction: Transaction<'a, R>,
     catalog: &'a Catalog,
-    lets_tables_grow: bool,
+    /// The first records of tables that cannot grow: for them, *full* is an error like others.
+    vain: Vec<u64>,
     /// There was a conflict: the body is run again, whatever it does with the error.
     is_again: Cell<bool>,
     /// A table that was full. It has to grow before the body is run again.
@@ -58,18 +59,28 @@ pub struct Tx<'a, R: MemberRules = Shipped> {
 pub(crate) struct FullTable {
     pub(crate) name: String,
     pub(crate) first_record: u64,
-    /// The pieces that it had,
+    /// The pieces that it had.
     pub(crate) pieces: usize,
-    /// and the snapshot of the transaction.
-    pub(crate) cut: Cut,
     /// The slab was full, not the index. Room for long rows becomes free once no snapshot needs older ones.
     pub(crate) is_slab: bool,
+    /// So many tries look at all blocks of the slab that the member has.
+    pub(crate) tries: u64,
+}
+
+impl FullTable {
+    /// The error for this, if the table cannot grow.
+    pub(crate) fn error(&self) -> TxError {
+        if self.is_slab {
+            return TxError::NoSpace(format!("table {} has no room for another long row", self.name));
+        }
+        TxError::Full(self.name.clone())
+    }
 }
 
 impl<'a, R: MemberRules> Tx<'a, R> {
-    /// If not `lets_tables_grow`, a full table is an error like others.
-    pub(crate) fn new(transaction: Transaction<'a, R>, catalog: &'a Catalog, lets_tables_grow: bool) -> Self {
-        Tx { transaction, catalog, lets_tables_grow, is_again: Cell::new(false), full: RefCell::default() }
+    /// Tables with these first records cannot grow.
+    pub(crate) fn new(transaction: Transaction<'a, R>, catalog: &'a Catalog, vain: Vec<u64>) -> Self {
+        Tx { transaction, catalog, vain, is_again: Cell::new(false), full: RefCell::default() }
     }
 
     /// The table that has to grow before this transaction is tried again, if there is one.
@@ -293,10 +304,11 @@ impl<'a, R: MemberRules> Tx<'a, R> {
         found: Result<T, KeyError>,
     ) -> Result<T, TxError> {
         let is_slab = matches!(found, Err(KeyError::Record(ReadError::NoSpace { .. })));
-        if self.lets_tables_grow && (is_slab || matches!(found, Err(KeyError::Index(IndexError::Full)))) {
+        let may_grow = !self.vain.contains(&table.first_record());
+        if may_grow && (is_slab || matches!(found, Err(KeyError::Index(IndexError::Full)))) {
             let (name, first_record) = (table.name().to_owned(), table.first_record());
-            let (pieces, cut) = (keyed.table().pieces(), self.cut().clone());
-            self.full.replace(Some(FullTable { name, first_record, pieces, cut, is_slab }));
+            let (pieces, tries) = (keyed.table().pieces(), keyed.table().tries_of_slab());
+            self.full.replace(Some(FullTable { name, first_record, pieces, is_slab, tries }));
             self.is_again.set(true);
         }
         self.told(table.name(), found)

@@ -37,9 +37,11 @@ pub use payload::{Held, LEAST_DATA_BYTES, Pointer};
 /// The slab of a table, for use by all threads of one member.
 #[derive(Debug)]
 pub struct Slab {
-    /// The pieces that the member knows; none is ever removed. No thread waits for far memory while it holds
-    /// this lock.
-    pieces: RwLock<Vec<Piece>>,
+    /// The pieces that it had when the member found it,
+    first: Box<[Piece]>,
+    /// and those that it got later. None is ever removed. No thread waits for far memory while it holds this
+    /// lock.
+    later: RwLock<Vec<Piece>>,
     /// The layout of a piece of the first layer.
     layout: SlabLayout,
     growth: Growth,
@@ -71,20 +73,21 @@ impl Slab {
         members: MembersAt,
         claim: Epoch,
     ) -> Option<Arc<Slab>> {
-        let is_right = !pieces.is_empty() && growth.each() == layout.chunks();
+        let is_right =
+            !pieces.is_empty() && growth.each() == layout.chunks() && Slab::can_count(&growth, pieces.len());
         let chunks = Mutex::new(Chunks::new(layout));
-        let slab = Slab { pieces: RwLock::default(), layout, growth, members, claim, chunks };
-        (is_right && slab.grow(&pieces)).then(|| Arc::new(slab))
+        let (first, later) = (pieces.into(), RwLock::default());
+        is_right.then(|| Arc::new(Slab { first, later, layout, growth, members, claim, chunks }))
     }
 
     /// Adds the pieces that the slab does not know yet. From then on all threads of the member use them, even
     /// those that have not learned that the table has grown. False: there are too many pieces.
     pub fn grow(&self, pieces: &[Piece]) -> bool {
-        let mut known = self.pieces.write();
-        let new = pieces.get(known.len()..).unwrap_or_default();
         let is_right = Slab::can_count(&self.growth, pieces.len());
-        if is_right {
-            known.extend_from_slice(new);
+        if is_right && pieces.len() > self.first.len() {
+            let mut later = self.later.write();
+            let new = pieces.get(self.first.len() + later.len()..).unwrap_or_default();
+            later.extend_from_slice(new);
         }
         is_right
     }
@@ -95,7 +98,7 @@ impl Slab {
     }
 
     fn count_chunks(&self) -> u64 {
-        self.growth.total(self.pieces.read().len() as u64)
+        self.growth.total((self.first.len() + self.later.read().len()) as u64)
     }
 
     /// Its layout in a piece of the first layer. Larger pieces have more chunks.
@@ -105,15 +108,21 @@ impl Slab {
 
     /// Its pieces, each with its layout.
     fn pieces(&self) -> impl Iterator<Item = (Piece, SlabLayout)> {
-        let pieces = self.pieces.read().clone();
-        (0..).zip(pieces).map(|(number, piece)| (piece, self.layout.with_times(self.growth.times(number))))
+        let later = self.later.read().clone();
+        (0..)
+            .zip(self.first.iter().copied().chain(later))
+            .map(|(number, piece)| (piece, self.layout.with_times(self.growth.times(number))))
     }
 
     /// The piece of a chunk with its layout, and the chunk's number in that piece. `None`: there is no such
     /// chunk.
     fn chunk(&self, chunk: u32) -> Option<(Piece, SlabLayout, u64)> {
         let (number, within) = self.growth.find(chunk.into());
-        let piece = *self.pieces.read().get(usize::try_from(number).ok()?)?;
+        let index = usize::try_from(number).ok()?;
+        let piece = match self.first.get(index) {
+            Some(piece) => *piece,
+            None => *self.later.read().get(index - self.first.len())?,
+        };
         Some((piece, self.layout.with_times(self.growth.times(number)), within))
     }
 }

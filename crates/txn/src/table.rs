@@ -112,6 +112,11 @@ impl Table {
         self.place(record.0.checked_sub(self.first.0)?)
     }
 
+    /// How many writes of long rows that fail for lack of room look at all blocks that the member has.
+    pub fn tries_of_slab(&self) -> u64 {
+        self.slab().map_or(1, |slab| slab.tries())
+    }
+
     /// How many pieces it has.
     pub fn pieces(&self) -> usize {
         self.pieces.len()

@@ -1,5 +1,6 @@
 //! Transactions that change the catalog (C1, C2).
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -9,6 +10,8 @@ use farpool_txn::recovery::recover;
 use farpool_txn::{
     CommitError, LeaveError, Memory, MemoryError, SessionState, SharedSlot, Transaction, Worker,
 };
+
+use farpool_wire::Epoch;
 
 use super::Catalog;
 use crate::environment::Environment;
@@ -33,21 +36,19 @@ type Changed<T> = (Result<T, TxError>, Result<(), LeaveError>);
 
 /// Changes the catalog. No other client changes it meanwhile.
 pub(super) async fn change<T, E: Environment>(
+    _turn: Turn<'_>,
     member: &MemberCore<E>,
     endpoint: &Endpoint,
     task: impl AsyncFnOnce(&Change<'_, E>) -> Result<T, TxError>,
 ) -> Result<T, TxError> {
-    let _turn = Turn::wait_for(member, endpoint).await?;
+    let place = Taken { member, place: Some(member.take_place()?), is_idle: Cell::new(true) };
     let memory = match member.memory(endpoint.clone()).await {
         Ok(memory) => memory,
         Err(error) => return Err(member.find_cause(endpoint, error).await.into()),
     };
-    let place = member.take_place()?;
-    let number = place.number();
-    let place = Taken { member, place: Some(place) };
     // If this thread stands still while others wait for the role, the member's heartbeats stop.
     let _held = member.slot().held_by(endpoint);
-    match change_in_role(member, memory, number, task).await {
+    match change_in_role(member, memory, &place, task).await {
         Ok((changed, left)) => {
             member.return_place(place.back(), left);
             changed
@@ -71,13 +72,13 @@ pub(super) async fn change<T, E: Environment>(
 async fn change_in_role<T, E: Environment>(
     member: &MemberCore<E>,
     memory: Memory,
-    number: u16,
+    place: &Taken<'_, E>,
     task: impl AsyncFnOnce(&Change<'_, E>) -> Result<T, TxError>,
 ) -> Result<Changed<T>, TxError> {
     let (at, claim, timing) = (member.at(), member.seat().claim, member.timing());
     let endpoint = memory.endpoint().clone();
     let give_up_at = endpoint.now_ns() + timing.catalog_timeout.as_nanos() as u64;
-    while !take_role(&memory, &at.members(), Role::Catalog, claim).await.map_err(TxError::Memory)? {
+    while !place.try_to_take_role(&memory, claim).await? {
         if let Err(ended) = member.check() {
             return Ok((Err(TxError::Ended(ended)), Ok(())));
         }
@@ -91,7 +92,7 @@ async fn change_in_role<T, E: Environment>(
     let recovered = recover(&memory, &oracle, &at.log(slot), slot).await.map_err(DatabaseError::from)?;
     let slot = SharedSlot::recovered(slot, at.logs(), &recovered).expect("each slot has a log");
     let worker = Worker::sharing(memory, oracle, Arc::new(slot)).expect("the oracle has a slot for it");
-    let worker = member.announce_in_place(worker, number).await?;
+    let worker = member.announce_in_place(worker, place.number()).await?;
     let change = Change { member, worker, catalog: Catalog::new(at) };
     let changed = task(&change).await;
     let left = change.worker.leave().await;
@@ -107,10 +108,11 @@ async fn change_in_role<T, E: Environment>(
 }
 
 /// The right to change the catalog, which one client of a member has at a time.
-struct Turn<'a>(&'a AtomicBool);
+pub(crate) struct Turn<'a>(&'a AtomicBool);
 
 impl<'a> Turn<'a> {
-    async fn wait_for<E: Environment>(
+    /// Waits for it.
+    pub(crate) async fn wait_for<E: Environment>(
         member: &'a MemberCore<E>,
         endpoint: &Endpoint,
     ) -> Result<Turn<'a>, TxError> {
@@ -137,9 +139,27 @@ impl Drop for Turn<'_> {
 struct Taken<'a, E: Environment> {
     member: &'a MemberCore<E>,
     place: Option<ClientPlace>,
+    /// It does not have the role, and nothing is in flight: it may be dropped.
+    is_idle: Cell<bool>,
 }
 
 impl<E: Environment> Taken<'_, E> {
+    fn number(&self) -> u16 {
+        self.place.as_ref().expect("it was not given back").number()
+    }
+
+    /// Tries to take the role. False: another member has it, or this thread's buffers are all in use.
+    async fn try_to_take_role(&self, memory: &Memory, claim: Epoch) -> Result<bool, TxError> {
+        self.is_idle.set(false);
+        match take_role(memory, &self.member.at().members(), Role::Catalog, claim).await {
+            Ok(true) => return Ok(true),
+            Ok(false) | Err(MemoryError::Short(_)) => {}
+            Err(error) => return Err(TxError::Memory(error)),
+        }
+        self.is_idle.set(true);
+        Ok(false)
+    }
+
     /// Gives the place back: nothing is in flight any more.
     fn back(mut self) -> ClientPlace {
         self.place.take().expect("it was not given back")
@@ -148,8 +168,9 @@ impl<E: Environment> Taken<'_, E> {
 
 impl<E: Environment> Drop for Taken<'_, E> {
     fn drop(&mut self) {
-        if self.place.is_none() {
-            return;
+        let Some(place) = self.place.take() else { return };
+        if self.is_idle.get() {
+            return place.free();
         }
         self.member.end(Ended::Failed(
             "a change of tables was interrupted half-way: open the database again".to_owned(),

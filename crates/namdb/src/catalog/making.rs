@@ -9,8 +9,8 @@ use farpool_txn::log::Intent;
 use farpool_txn::slab::MOST_PAYLOAD_BYTES;
 use farpool_txn::{DatabaseAt, Rules, Transaction};
 
-use super::changing::change;
-use super::tombstones::{clear_tombstones, has_memory_to_clear};
+use super::changing::{Turn, change};
+use super::tombstones::{clear_tombstones, outlook_after_clearing};
 use super::{Catalog, MOST_PIECES, MOST_TYPE_BYTES, RECORDS_EACH, TABLES, TableRow, key_of};
 use crate::environment::Environment;
 use crate::error::{Stop, TxError, of_key, of_read};
@@ -72,7 +72,8 @@ pub(crate) async fn create<E: Environment>(
         seed: member.environment().random(),
         ..TableRow::default()
     };
-    change(member, endpoint, async |change| {
+    let turn = Turn::wait_for(member, endpoint).await?;
+    change(turn, member, endpoint, async |change| {
         let is_there = async |transaction: &Transaction<'_, E::Rules>, catalog: &Catalog| {
             Ok(catalog.find(transaction, name).await.map_err(|error| of_key(error, TABLES))?.is_some())
         };
@@ -130,7 +131,8 @@ pub(crate) async fn drop_table<E: Environment>(
         }
         Err(TxError::NoSpace(NO_TOMBSTONE.to_owned()).into())
     };
-    change(member, endpoint, async |change| match change.transact(move_to_tombstone).await {
+    let turn = Turn::wait_for(member, endpoint).await?;
+    change(turn, member, endpoint, async |change| match change.transact(move_to_tombstone).await {
         Err(TxError::NoSpace(_)) => {
             clear_tombstones(change).await?;
             change.transact(move_to_tombstone).await
@@ -213,11 +215,10 @@ fn shape_and_place(
         let bytes = row.layouts().ok_or_else(bad_shape)?.bytes_of(0);
         row.most_times = (at.layout.shape.region_bytes / MOST_PIECE_DIVISOR / bytes).max(1);
         (row.regions, row.first_units) = (Vec::new(), Vec::new());
-        if let Ok(taken) = place_layer(at, maps, row) {
-            return Ok(taken);
-        }
-        if pieces == MOST_PIECES {
-            return Err(no_space(at, maps, bytes * pieces as u64));
+        match place_layer(at, maps, row) {
+            Err(error) if pieces == MOST_PIECES => return Err(error),
+            Err(_) => {}
+            Ok(taken) => return Ok(taken),
         }
         pieces = (pieces * 2).min(MOST_PIECES);
     }
@@ -246,7 +247,8 @@ fn place_layer(at: DatabaseAt<'_>, maps: &[Map], row: &mut TableRow) -> Result<V
     }
     // One transaction gives all the memory back one day.
     let regions: BTreeSet<_> = row.regions.iter().collect();
-    let logged = regions.len() * Intent::bytes_for(MAP_BYTES) + Intent::bytes_for(ROW_BYTES);
+    let others = Intent::bytes_for(ROW_BYTES) + Intent::bytes_for(size_of::<u64>());
+    let logged = regions.len() * Intent::bytes_for(MAP_BYTES) + others;
     if logged as u64 > at.layout.log.most_bytes() {
         return Err(TxError::NoSpace(format!(
             "the table would lie in {} regions, and a log has no room for a change of so many maps: make the \
@@ -265,12 +267,15 @@ fn no_space(at: DatabaseAt<'_>, maps: &[Map], needed: u64) -> TxError {
 }
 
 /// What can be done for a table that was full.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Outlook {
     /// Nothing: it has grown, or is another table now.
     Changed,
     /// It may grow.
     MayGrow,
-    /// There is no memory for it, also not once dropped tables are cleared.
+    /// It may grow once no snapshot has a table any more that was dropped.
+    Later,
+    /// There is no memory for it.
     CannotGrow,
 }
 
@@ -286,9 +291,10 @@ pub(crate) async fn outlook<R: MemberRules>(
     let is_as_it_was = |row: &TableRow| row.first_record == full.first_record && row.pieces() <= full.pieces;
     let Some(mut row) = found.filter(is_as_it_was) else { return Ok(Outlook::Changed) };
     let maps = read_maps(at, transaction, catalog).await?;
-    let may_grow =
-        place_layer(at, &maps, &mut row).is_ok() || has_memory_to_clear(at, transaction, catalog).await?;
-    Ok(if may_grow { Outlook::MayGrow } else { Outlook::CannotGrow })
+    if place_layer(at, &maps, &mut row).is_ok() {
+        return Ok(Outlook::MayGrow);
+    }
+    outlook_after_clearing(at, transaction, catalog).await
 }
 
 /// Adds a layer of pieces to a table that has no more than it had when it was full. If it has more, another
@@ -297,6 +303,7 @@ pub(crate) async fn outlook<R: MemberRules>(
 /// # Errors
 /// [`TxError::NoSpace`] when they do not fit; [`TxError::Dropped`] when it is another table, or none.
 pub(crate) async fn grow<E: Environment>(
+    turn: Turn<'_>,
     member: &MemberCore<E>,
     endpoint: &Endpoint,
     full: &FullTable,
@@ -319,7 +326,7 @@ pub(crate) async fn grow<E: Environment>(
         let updated = catalog.names.update(transaction, &key, &row).await;
         updated.map(drop).map_err(|error| of_key(error, TABLES))
     };
-    change(member, endpoint, async |change| match change.transact(&add).await {
+    change(turn, member, endpoint, async |change| match change.transact(&add).await {
         Err(TxError::NoSpace(_)) => {
             clear_tombstones(change).await?;
             change.transact(&add).await

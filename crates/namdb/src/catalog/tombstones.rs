@@ -10,7 +10,7 @@ use farpool_wire::Version;
 
 use super::changing::Change;
 use super::making::{read_maps, write_maps};
-use super::{Catalog, Layouts, TABLES, TableRow};
+use super::{Catalog, Layouts, Outlook, TABLES, TableRow};
 use crate::environment::Environment;
 use crate::error::{Stop, TxError, of_memory, of_read};
 use crate::maps::Placed;
@@ -19,7 +19,7 @@ use crate::rules::MemberRules;
 /// Bytes that are cleared between two announcements.
 const CLEARED_AT_ONCE: u64 = 4 << 20;
 
-/// A dropped table that no snapshot has any more.
+/// A dropped table that still has its memory.
 struct Gone {
     /// The number of its tombstone, and the commit that wrote it.
     tombstone: u64,
@@ -35,15 +35,19 @@ impl Gone {
     }
 }
 
-/// Whether there are dropped tables that no snapshot has any more.
-pub(super) async fn has_memory_to_clear<R: MemberRules>(
+/// Whether dropped tables have memory for a table that is full.
+pub(super) async fn outlook_after_clearing<R: MemberRules>(
     at: DatabaseAt<'_>,
     transaction: &Transaction<'_, R>,
     catalog: &Catalog,
-) -> Result<bool, Stop> {
-    let found = horizon(transaction.memory(), &at.horizon()).await;
-    let Some(horizon) = found.map_err(of_memory)? else { return Ok(false) };
-    Ok(!tables_gone(transaction, catalog, &horizon).await?.is_empty())
+) -> Result<Outlook, Stop> {
+    let dropped = dropped_tables(transaction, catalog).await?;
+    if dropped.is_empty() {
+        return Ok(Outlook::CannotGrow);
+    }
+    let horizon = horizon(transaction.memory(), &at.horizon()).await.map_err(of_memory)?;
+    let is_gone = |table: &Gone| horizon.as_ref().is_some_and(|horizon| horizon.sees(table.since));
+    Ok(if dropped.iter().any(is_gone) { Outlook::MayGrow } else { Outlook::Later })
 }
 
 /// Gives back the memory of dropped tables that no snapshot has any more.
@@ -98,17 +102,25 @@ async fn tables_gone<R: MemberRules>(
     catalog: &Catalog,
     horizon: &Cut,
 ) -> Result<Vec<Gone>, Stop> {
-    let mut gone = Vec::new();
+    let mut tables = dropped_tables(transaction, catalog).await?;
+    tables.retain(|table| horizon.sees(table.since) || !R::keeps_memory_for_snapshots());
+    Ok(tables)
+}
+
+/// The tables in tombstones.
+async fn dropped_tables<R: MemberRules>(
+    transaction: &Transaction<'_, R>,
+    catalog: &Catalog,
+) -> Result<Vec<Gone>, Stop> {
+    let mut tables = Vec::new();
     for tombstone in 0..catalog.tombstones.records() {
         let found =
             transaction.read(&catalog.tombstones, tombstone).await.map_err(|error| of_read(error, TABLES))?;
         let row = found.data.and_then(|data| TableRow::decode_row(&data));
         let Some((layouts, row)) = row.and_then(|row| Some((row.layouts()?, row))) else { continue };
-        if horizon.sees(found.version) || !R::keeps_memory_for_snapshots() {
-            gone.push(Gone { tombstone, since: found.version, row, layouts });
-        }
+        tables.push(Gone { tombstone, since: found.version, row, layouts });
     }
-    Ok(gone)
+    Ok(tables)
 }
 
 async fn clear<E: Environment>(change: &Change<'_, E>, table: &Gone) -> Result<(), TxError> {

@@ -136,7 +136,8 @@ impl<E: Environment + 'static> ClientCore<E> {
         // The records that a dead member has locked are free a little after its heartbeat timeout.
         let patience_ns = (2 * self.member.patience()).as_nanos() as u64;
         let mut patient_until = self.endpoint().now_ns() + patience_ns;
-        for tries in 0.. {
+        let mut tries = 0;
+        loop {
             if pause == timing.longest_pause && !self.member.environment().nodes_answer() {
                 // Other clients wait for a node that has stopped, and keep their locks until it goes on.
                 patient_until = self.endpoint().now_ns() + patience_ns;
@@ -144,15 +145,22 @@ impl<E: Environment + 'static> ClientCore<E> {
             if tries >= timing.tries && self.endpoint().now_ns() > patient_until {
                 break;
             }
-            match self.try_once(session, body, growing.is_possible()).await {
+            match self.try_once(session, body, growing.vain()).await {
                 Ok(done) => return Ok(done),
                 Err(Failed::Stop(Stop::For(error))) => return Err(self.find_cause(error).await),
                 Err(Failed::Stop(Stop::Again(error))) => last = error,
                 Err(Failed::Full(full, error)) => {
                     last = error;
                     match self.make_room(session, &full, &mut growing, &mut busy).await {
-                        Ok(has_grown) if has_grown => pause = timing.first_pause,
-                        Ok(_) => {}
+                        Ok(true) => {
+                            (pause, tries) = (timing.first_pause, 0);
+                            patient_until = self.endpoint().now_ns() + patience_ns;
+                        }
+                        Ok(false) => {}
+                        // Such a try may take long.
+                        Err(Stop::Again(error)) if self.endpoint().now_ns() > patient_until => {
+                            return Err(error);
+                        }
                         Err(Stop::Again(error)) => last = error,
                         Err(Stop::For(error)) => return Err(self.find_cause(error).await),
                     }
@@ -160,6 +168,7 @@ impl<E: Environment + 'static> ClientCore<E> {
             }
             self.endpoint().sleep(self.random_pause(pause)).await;
             pause = (pause * 2).min(timing.longest_pause);
+            tries += 1;
         }
         Err(last)
     }
@@ -168,14 +177,14 @@ impl<E: Environment + 'static> ClientCore<E> {
         &self,
         session: &mut SessionState,
         body: &impl AsyncFn(&mut Tx<'_, E::Rules>) -> Result<T, TxError>,
-        lets_tables_grow: bool,
+        vain: Vec<u64>,
     ) -> Result<T, Failed> {
         self.member.check().map_err(TxError::Ended)?;
         let transaction = self.worker.begin(session).await.map_err(TxError::from)?;
-        let mut tx = Tx::new(transaction, &self.catalog, lets_tables_grow);
+        let mut tx = Tx::new(transaction, &self.catalog, vain);
         let done = body(&mut tx).await;
         if let Some(full) = tx.take_full() {
-            let error = done.err().unwrap_or_else(|| TxError::Full(full.name.clone()));
+            let error = done.err().unwrap_or_else(|| full.error());
             return Err(Failed::Full(full, error));
         }
         let (transaction, done) = match (tx.into_inner(), done) {

@@ -4,29 +4,42 @@ use farpool_txn::horizon::horizon;
 use farpool_txn::{Cut, MemoryError, SessionState};
 
 use super::core::{BusyGuard, ClientCore};
-use crate::catalog::{self, Outlook};
+use crate::catalog::{self, Outlook, Turn};
 use crate::environment::Environment;
-use crate::error::{Stop, TxError, of_memory};
+use crate::error::{Ended, Stop, TxError, of_memory};
+use crate::member::living::IN_DOUBT;
 use crate::transacting::FullTable;
 
 /// What the tries of one transaction have found out about full tables.
 #[derive(Default)]
 pub(super) struct Growing {
-    /// When a slab was found full first, and the snapshot then.
-    slab_full: Option<(Cut, u64)>,
-    /// There is no memory for more pieces.
-    is_vain: bool,
+    /// A slab that was full.
+    slab: Option<FullSlab>,
+    /// The first records of tables that cannot grow: for them, *full* is an error like others.
+    vain: Vec<u64>,
+    /// The table that has grown last, by its first record, and the pieces that it had before.
+    grown: Option<(u64, usize)>,
+}
+
+/// A slab that was full, and perhaps gets room by itself.
+struct FullSlab {
+    /// Older snapshots than this may need its blocks.
+    since: Cut,
+    /// When it was found full first.
+    at_ns: u64,
+    /// None of these snapshots is open any more. So many further tries look at all blocks of the member.
+    tries_left: Option<u64>,
 }
 
 impl Growing {
-    /// Whether a full table may still grow; if not, *full* is an error like others.
-    pub(super) fn is_possible(&self) -> bool {
-        !self.is_vain
+    /// The first records of tables that cannot grow.
+    pub(super) fn vain(&self) -> Vec<u64> {
+        self.vain.clone()
     }
 }
 
 impl<E: Environment + 'static> ClientCore<E> {
-    /// Lets a full table grow, if nothing else helps. Returns whether it has grown.
+    /// Lets a full table grow, if nothing else helps. Returns whether it has grown since the last try.
     pub(super) async fn make_room<'a>(
         &'a self,
         session: &mut SessionState,
@@ -34,41 +47,58 @@ impl<E: Environment + 'static> ClientCore<E> {
         growing: &mut Growing,
         busy: &mut Option<BusyGuard<'a, E>>,
     ) -> Result<bool, Stop> {
-        if full.is_slab && !self.is_full_for_good(full, growing).await? {
+        if full.is_slab && !self.is_full_for_good(session, full, growing).await? {
             return Ok(false);
         }
-        match self.outlook(session, full).await? {
-            Outlook::Changed => {}
-            Outlook::CannotGrow => growing.is_vain = true,
-            Outlook::MayGrow => {
-                // Idle meanwhile: growing may have to wait for the horizon, which a snapshot of this client
-                // would hold back.
-                drop(busy.take());
-                let grown = self.grow(session, full).await;
-                *busy = Some(self.mark_busy().await?);
-                match grown {
-                    Err(Stop::For(TxError::NoSpace(_))) => growing.is_vain = true,
-                    grown => grown?,
-                }
-            }
+        let mut outlook = self.outlook(session, full).await?;
+        if outlook == Outlook::MayGrow {
+            outlook = self.grow_in_turn(session, full, busy).await?;
         }
-        growing.slab_full = None;
-        Ok(growing.is_possible())
+        match outlook {
+            Outlook::Changed => {
+                growing.slab = None;
+                let before = Some((full.first_record, full.pieces));
+                Ok(std::mem::replace(&mut growing.grown, before) != before)
+            }
+            Outlook::CannotGrow => {
+                growing.vain.push(full.first_record);
+                Ok(false)
+            }
+            Outlook::MayGrow | Outlook::Later => Err(Stop::Again(full.error())),
+        }
     }
 
-    /// Whether a slab will not get room by itself: all snapshots have ended that were open when it was found
-    /// full first, or that was long ago.
-    async fn is_full_for_good(&self, full: &FullTable, growing: &mut Growing) -> Result<bool, Stop> {
-        let now = self.endpoint().now_ns();
-        let Some((cut, first)) = &growing.slab_full else {
-            growing.slab_full = Some((full.cut.clone(), now));
+    /// Whether a slab will not get room by itself: it is still full after all snapshots have ended that were
+    /// open when it was found full first, or that was long ago.
+    async fn is_full_for_good(
+        &self,
+        session: &mut SessionState,
+        full: &FullTable,
+        growing: &mut Growing,
+    ) -> Result<bool, Stop> {
+        let at_ns = self.endpoint().now_ns();
+        let Some(slab) = &mut growing.slab else {
+            let since = self.latest_cut(session).await?;
+            growing.slab = Some(FullSlab { since, at_ns, tries_left: None });
             return Ok(false);
         };
-        if now > first + self.member().patience().as_nanos() as u64 {
+        if at_ns > slab.at_ns + self.member().patience().as_nanos() as u64 {
             return Ok(true);
         }
+        if let Some(left) = &mut slab.tries_left {
+            *left = left.saturating_sub(1);
+            return Ok(*left == 0);
+        }
         let horizon = horizon(self.worker().memory(), &self.member().at().horizon()).await;
-        Ok(horizon.map_err(of_memory)?.is_some_and(|horizon| horizon.reaches(cut)))
+        if horizon.map_err(of_memory)?.is_some_and(|horizon| horizon.reaches(&slab.since)) {
+            slab.tries_left = Some(full.tries);
+        }
+        Ok(false)
+    }
+
+    async fn latest_cut(&self, session: &mut SessionState) -> Result<Cut, Stop> {
+        self.worker().catch_up(session).await.map_err(TxError::from)?;
+        Ok(self.worker().begin(session).await.map_err(TxError::from)?.cut().clone())
     }
 
     /// What can be done for a table that was full, as of now.
@@ -78,18 +108,41 @@ impl<E: Environment + 'static> ClientCore<E> {
         catalog::outlook(self.member().at(), &transaction, self.catalog(), full).await
     }
 
-    /// Lets a table grow, unless another client has done so. The session's next transaction has the new
-    /// pieces.
-    async fn grow(&self, session: &mut SessionState, full: &FullTable) -> Result<(), Stop> {
-        catalog::grow(self.member(), self.endpoint(), full).await.map_err(|error| match error {
+    /// Lets a table grow, unless other clients of this member, for which it waits, have done so. The client
+    /// is idle meanwhile: growing may have to wait for the horizon, which its snapshot would hold back.
+    async fn grow_in_turn<'a>(
+        &'a self,
+        session: &mut SessionState,
+        full: &FullTable,
+        busy: &mut Option<BusyGuard<'a, E>>,
+    ) -> Result<Outlook, Stop> {
+        drop(busy.take());
+        let turn = Turn::wait_for(self.member(), self.endpoint()).await?;
+        *busy = Some(self.mark_busy().await?);
+        let outlook = self.outlook(session, full).await?;
+        if outlook != Outlook::MayGrow {
+            return Ok(outlook);
+        }
+        drop(busy.take());
+        let grown = catalog::grow(turn, self.member(), self.endpoint(), full).await;
+        // First: if the member has ended, that is why.
+        *busy = Some(self.mark_busy().await?);
+        match grown {
+            Ok(()) => {
+                self.worker().catch_up(session).await.map_err(TxError::from)?;
+                Ok(Outlook::Changed)
+            }
+            Err(TxError::NoSpace(_)) => Ok(Outlook::CannotGrow),
             // Others change the catalog, or have the place or the buffers for that.
-            TxError::CatalogBusy
-            | TxError::NoRoomForVersions
-            | TxError::TooManyClients(_)
-            | TxError::Memory(MemoryError::Short(_)) => Stop::Again(error),
-            error => Stop::For(error),
-        })?;
-        self.worker().catch_up(session).await.map_err(TxError::from)?;
-        Ok(())
+            Err(
+                error @ (TxError::CatalogBusy
+                | TxError::NoRoomForVersions
+                | TxError::TooManyClients(_)
+                | TxError::Memory(MemoryError::Short(_))),
+            ) => Err(Stop::Again(error)),
+            // Not the transaction is in doubt, but the growth.
+            Err(TxError::Unknown(_)) => Err(TxError::Ended(Ended::Failed(IN_DOUBT.to_owned())).into()),
+            Err(error) => Err(error.into()),
+        }
     }
 }

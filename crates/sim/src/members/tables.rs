@@ -37,8 +37,16 @@ const PAUSE: Duration = Duration::from_micros(500);
 /// The longest pause of a transaction that looks twice at a scratch table.
 const MOST_LINGERING_NS: u64 = 150_000;
 
-/// A table whose values name the table.
-type Scratch = Table<u64, u64>;
+/// A table whose values name the table: all words of a row are its first record. Rows with odd keys are so
+/// long that they lie in the slab.
+type Scratch = Table<u64, Vec<u64>>;
+
+/// Words of a long row.
+const LONG: usize = 40;
+
+fn value(table: &Scratch, key: u64) -> Vec<u64> {
+    vec![table.first_record(); if key % 2 == 1 { LONG } else { 1 }]
+}
 
 /// The table of judged records.
 pub(super) async fn open_rows(run: &Run, client: &Client) -> Result<Table<u64, ()>, TxError> {
@@ -100,14 +108,14 @@ async fn change(run: &Run, client: &Client, name: &str, keys: u64) -> Result<(),
 /// Creates a scratch table with so many keys.
 async fn create(run: &Run, client: &Client, name: &str, keys: u64) -> Result<(), TxError> {
     let mut session = SessionState::new();
-    let options = TableOptions::rows(KEYS).row_bytes(16);
-    let table = client.create_table(&mut session, name, &options).await?;
+    let options = TableOptions::rows(KEYS).row_bytes(24).longest(LONG * 10);
+    let table: Scratch = client.create_table(&mut session, name, &options).await?;
     fill(run, client, &mut session, &table, 0..KEYS).await?;
     let before = table.records().records();
     for first in (KEYS..keys).step_by(AT_ONCE as usize) {
         fill(run, client, &mut session, &table, first..first + AT_ONCE).await?;
     }
-    if keys > KEYS && table.records().records() <= before {
+    if keys > before && table.records().records() <= before {
         run.ledger.notes.complain(format!("table {name} has more rows than room, and has not grown"));
     }
     Ok(())
@@ -155,7 +163,7 @@ async fn fill(
 ) -> Result<(), TxError> {
     let insert_all = async |tx: &mut Tx<'_, Engine>| {
         for key in keys.clone() {
-            tx.insert(table, key, table.first_record()).await?;
+            tx.insert(table, key, value(table, key)).await?;
         }
         Ok(())
     };
@@ -202,7 +210,7 @@ struct Look {
     lingers: Duration,
 }
 
-/// Looks at a scratch table, and writes one of its rows. Checks that all values name this table, and that the
+/// Looks at a scratch table, and writes two of its rows. Checks that all values name this table, and that the
 /// snapshot does not change.
 async fn touch(
     run: &Run,
@@ -217,7 +225,10 @@ async fn touch(
         for &key in &keys {
             found.push(tx.get(table, key).await?);
         }
-        if found.iter().any(|value| value.is_some_and(|value| value != own)) {
+        let is_foreign = |(key, found): (&u64, &Option<Vec<u64>>)| {
+            found.as_ref().is_some_and(|found| *found != value(table, *key))
+        };
+        if keys.iter().zip(&found).any(is_foreign) {
             run.ledger.notes.complain(format!("table {own} has values of other tables: {found:?}"));
         }
         Ok::<_, TxError>(found)
@@ -229,8 +240,10 @@ async fn touch(
         if before != after {
             run.ledger.notes.complain(format!("a snapshot of table {own} changes: {before:?}, {after:?}"));
         }
-        if before[0].is_some() {
-            tx.update(table, 0, own).await?;
+        for (&key, found) in keys.iter().zip(before).take(2) {
+            if found.is_some() {
+                tx.update(table, key, value(table, key)).await?;
+            }
         }
         Ok(())
     };

@@ -16,7 +16,7 @@ impl Memory {
 
     /// Writes a word.
     pub(crate) async fn write_word(&self, piece: &Piece, at: u64, word: u64) -> Result<(), MemoryError> {
-        let buffer = self.word_buffer()?;
+        let buffer = self.take_soon(WORD_BYTES).await?;
         self.write_word_from(buffer, piece, at, word).await.map(drop)
     }
 

@@ -77,6 +77,11 @@ impl Slab {
         Ok(None)
     }
 
+    /// How many allocations that fail look at all blocks in use.
+    pub(crate) fn tries(&self) -> u64 {
+        1 + (self.chunks.lock().count_taken(Of::All) / LOOKED_AT) as u64
+    }
+
     /// Takes a free block. While there is none and this member is taking a chunk, which may have blocks
     /// enough for all that need one, waits for it, as long as `waits` is not zero.
     async fn take_patiently(&self, memory: &Memory, class: Class, waits: &mut u32) -> Option<BlockAt> {
