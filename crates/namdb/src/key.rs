@@ -5,12 +5,11 @@
 //! | numbers without sign | big-endian |
 //! | numbers with sign | big-endian, with the sign bit flipped |
 //! | arrays of bytes | as they are |
-//! | strings, bytes of any length | each zero byte followed by 255; a zero byte at the end |
+//! | strings, bytes of any length | 1 1 for each byte 0, 1 2 for each byte 1, other bytes as they are; a zero byte at the end |
 //! | pairs, triples | their parts, one after the other |
 //!
-//! Strings are encoded as in the tuple layer of FoundationDB, so that no encoding is the beginning of
-//! another. Keys of any length are padded with zeros to the key length of their table: that keeps their
-//! order.
+//! Within a string no byte is zero, so no encoding is the beginning of another, whatever follows the string.
+//! Keys of any length are padded with zeros to the key length of their table: that keeps their order.
 
 use farpool_txn::hash::MOST_KEY_BYTES;
 
@@ -49,6 +48,9 @@ pub trait Key {
     fn encode(&self, to: &mut KeyBytes);
 }
 
+/// Before the bytes 0 and 1 of a string, which are one more then.
+const ESCAPE: u8 = 1;
+
 /// The bytes of a key.
 #[derive(Clone)]
 pub struct KeyBytes {
@@ -86,7 +88,7 @@ impl KeyBytes {
     fn push_escaped(&mut self, more: &[u8]) {
         for &byte in more {
             match byte {
-                0 => self.push(&[0, 0xFF]),
+                0 | 1 => self.push(&[ESCAPE, byte + 1]),
                 byte => self.push(&[byte]),
             }
         }
@@ -203,13 +205,21 @@ mod tests {
     fn keys_have_the_bytes_that_the_table_above_says() {
         assert_eq!(KeyBytes::of(&0x0102_u16).padded(2), Some(&[1, 2][..]));
         assert_eq!(KeyBytes::of(&-1_i16).padded(2), Some(&[0x7F, 0xFF][..]));
-        assert_eq!(KeyBytes::of("a\0b").padded(7), Some(&[b'a', 0, 0xFF, b'b', 0, 0, 0][..]));
+        assert_eq!(KeyBytes::of("a\0b\x01").padded(8), Some(&[b'a', 1, 1, b'b', 1, 2, 0, 0][..]));
         assert_eq!(KeyBytes::of("abc").padded(3), None, "the end has no room");
         let key = (1_u8, "x".to_owned(), *b"yz");
         assert_eq!(KeyBytes::of(&key).padded(5), Some(&[1, b'x', 0, b'y', b'z'][..]));
         assert_eq!(<(u16, u32, [u8; 3])>::BYTES, Some(9));
         assert_eq!((<(u16, String)>::BYTES, <(u16, String)>::type_name()), (None, "(u16, string)".into()));
         assert_eq!(KeyBytes::of(&"x".repeat(1_000)).padded(MOST_KEY_BYTES), None);
+    }
+
+    #[test]
+    fn what_follows_a_string_is_not_taken_for_a_part_of_it() {
+        let keys =
+            [("", 0_u8), ("", 1), ("", 255), ("\0", 0), ("\0", 255), ("\0\0", 0), ("\x01", 0), ("\x02", 0)];
+        let bytes: Vec<_> = keys.iter().map(|(text, number)| bytes(&((*text).to_owned(), *number))).collect();
+        assert!(bytes.is_sorted_by(|one, other| one < other), "{bytes:?}");
     }
 
     proptest! {

@@ -46,7 +46,7 @@ pub struct TableOptions {
     /// Bytes of the longest row, if rows of more than `row_bytes` are to lie in a slab beside the table.
     pub longest: Option<usize>,
     /// Bytes of the longest encoded key, if keys have variable length: a string takes one byte more than its
-    /// length, and one more for each zero byte in it. At most 256.
+    /// length, and one more for each byte 0 or 1 in it. At most 256.
     pub key_bytes: usize,
     /// Bytes of that slab at first. `None`: room for as many of the longest rows as the table has keys.
     pub slab_bytes: Option<u64>,
