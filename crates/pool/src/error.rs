@@ -221,6 +221,9 @@ pub enum JointError {
     /// The bytes are not keys that a holder has encoded.
     #[error("the keys of the leases are damaged")]
     Damaged,
+    /// This process is giving the leases up.
+    #[error("the leases are being closed: acquire or join them again")]
+    Closed,
     /// The limit on threads or descriptors is too low.
     #[error("cannot start the thread that renews leases: {0}; raise the limits on processes and open files")]
     Start(#[source] std::io::Error),

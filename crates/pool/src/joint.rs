@@ -27,7 +27,7 @@ use farpool_wire::control::node_client::NodeClient;
 use farpool_wire::control::{AddGrantRequest, Lease, NodeAddress, ReleaseRequest};
 use farpool_wire::{AccessKey, Epoch, GrantMode, NodeId, OwnerId, RegionId};
 use prost::Message;
-use rustix_futex_sync::Mutex;
+use rustix_futex_sync::{Mutex, RwLock};
 use tokio::runtime::{Handle, Runtime};
 use tonic::transport::Channel;
 
@@ -109,14 +109,44 @@ pub struct JointLeases {
 }
 
 struct Shared {
+    /// The leases that there were when this process became a holder.
     keys: JointKeys,
-    peers: BTreeMap<RegionId, Peer>,
+    known: RwLock<Known>,
     holder: Mutex<Holder>,
-    clients: BTreeMap<NodeId, NodeClient<Channel>>,
     transport: Transports,
     tls: Option<Tls>,
     /// Nodes that were last logged as not answering.
     silent: Mutex<BTreeSet<NodeId>>,
+}
+
+/// How the nodes of all leases are reached.
+#[derive(Default)]
+struct Known {
+    /// Of each region, under which lease. A region may be leased again after it was given back.
+    peers: BTreeMap<RegionId, (Epoch, Peer)>,
+    clients: BTreeMap<NodeId, NodeClient<Channel>>,
+}
+
+impl Known {
+    /// Adds the nodes of these leases. Call it inside the runtime to which the channels shall belong.
+    fn add(&mut self, leases: &[Lease], transport: Transports, tls: Option<&Tls>) -> Result<(), JointError> {
+        for lease in leases {
+            let (Some(region), Some(address)) = (lease.region_id(), &lease.address) else {
+                return Err(JointError::Damaged);
+            };
+            self.peers.insert(region, (Epoch(lease.epoch), peer_of(address, transport.choice)));
+            if let std::collections::btree_map::Entry::Vacant(place) = self.clients.entry(region.node) {
+                place.insert(dial_node(region.node, &address.control, tls)?);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether this lease is among them.
+    fn has(&self, lease: &Lease) -> bool {
+        let known = lease.region_id().and_then(|region| self.peers.get(&region));
+        known.is_some_and(|(epoch, _)| *epoch == Epoch(lease.epoch))
+    }
 }
 
 struct Renewing {
@@ -150,9 +180,10 @@ impl JointLeases {
         let region_bytes = Self::region_bytes_of(config)?;
         let runtime = runtime()?;
         let owner = random_id();
-        let mut keys = JointKeys { owner, region_bytes, leases: Vec::new() };
-        let mut holder = Holder::new(OwnerId(owner), region_bytes);
-        let acquired = runtime.block_on(acquire_all(config, regions, &mut holder, &mut keys));
+        let holder = Mutex::new(Holder::new(OwnerId(owner), region_bytes));
+        let mut leases = Vec::new();
+        let acquired = runtime.block_on(acquire_all(config, regions, &holder, region_bytes, &mut leases));
+        let keys = JointKeys { owner, region_bytes, leases };
         if let Err(error) = acquired {
             runtime.block_on(release_all(&keys, config.tls.as_ref()));
             return Err(error);
@@ -167,8 +198,8 @@ impl JointLeases {
     pub fn join(keys: JointKeys, transport: Transports, tls: Option<Tls>) -> Result<JointLeases, JointError> {
         outside_of_runtimes(|| {
             let runtime = runtime()?;
-            let mut holder = Holder::new(OwnerId(keys.owner), keys.region_bytes);
-            runtime.block_on(adopt_all(&keys, &mut holder, tls.as_ref()))?;
+            let holder = Mutex::new(Holder::new(OwnerId(keys.owner), keys.region_bytes));
+            runtime.block_on(adopt_all(&keys, &holder, tls.as_ref()))?;
             Self::start(runtime, keys, holder, transport, tls)
         })
     }
@@ -176,28 +207,19 @@ impl JointLeases {
     fn start(
         runtime: Runtime,
         keys: JointKeys,
-        holder: Holder,
+        holder: Mutex<Holder>,
         transport: Transports,
         tls: Option<Tls>,
     ) -> Result<JointLeases, JointError> {
-        let (mut peers, mut clients) = (BTreeMap::new(), BTreeMap::new());
+        let mut known = Known::default();
         {
-            let _inside = runtime.enter(); // channels belong to a runtime
-            for lease in &keys.leases {
-                let (Some(region), Some(address)) = (lease.region_id(), &lease.address) else {
-                    return Err(JointError::Damaged);
-                };
-                peers.insert(region, peer_of(address, transport.choice));
-                if let std::collections::btree_map::Entry::Vacant(place) = clients.entry(region.node) {
-                    place.insert(dial_node(region.node, &address.control, tls.as_ref())?);
-                }
-            }
+            let _inside = runtime.enter();
+            known.add(&keys.leases, transport, tls.as_ref())?;
         }
         let shared = Arc::new(Shared {
             keys,
-            peers,
-            holder: Mutex::new(holder),
-            clients,
+            known: RwLock::new(known),
+            holder,
             transport,
             tls,
             silent: Mutex::default(),
@@ -212,14 +234,80 @@ impl JointLeases {
         Ok(JointLeases { shared, runtime: handle, _renewing: renewing })
     }
 
-    /// What another process needs to become a holder.
+    /// What another process needs to become a holder. Leases that were acquired later are not part of it.
     pub fn keys(&self) -> &JointKeys {
         &self.shared.keys
     }
 
     /// How to reach a region's node. `None`: the region is not one of these.
-    pub fn peer(&self, region: RegionId) -> Option<&Peer> {
-        self.shared.peers.get(&region)
+    pub fn peer(&self, region: RegionId) -> Option<Peer> {
+        self.shared.known.read().peers.get(&region).map(|(_, peer)| peer.clone())
+    }
+
+    /// Leases up to so many more regions, at least one, for the same owner. This process renews them from now
+    /// on. Other holders [adopt](Self::adopt) them.
+    ///
+    /// # Errors
+    /// When the pool has none, or they cannot be used.
+    pub async fn acquire_more(&self, config: &PoolConfig, regions: u32) -> Result<Vec<Lease>, JointError> {
+        let (shared, config) = (self.shared.clone(), config.clone());
+        self.inside(async move {
+            let (region_bytes, mut leases) = (shared.keys.region_bytes, Vec::new());
+            let acquired = acquire_all(&config, regions, &shared.holder, region_bytes, &mut leases).await;
+            let all = shared.known.write().add(&leases, shared.transport, shared.tls.as_ref());
+            match (all, acquired) {
+                (Ok(()), acquired) if acquired.is_ok() || !leases.is_empty() => Ok(leases),
+                (all, acquired) => {
+                    shared.give_back(leases).await;
+                    Err(all.and(acquired).expect_err("one of them has failed"))
+                }
+            }
+        })
+        .await
+    }
+
+    /// Becomes a holder of leases that another holder has [got](Self::acquire_more). Those that this process
+    /// has already are left out.
+    ///
+    /// # Errors
+    /// When a lease has ended, or its node does not answer: then none of them is adopted.
+    pub async fn adopt(&self, leases: Vec<Lease>) -> Result<(), JointError> {
+        let shared = self.shared.clone();
+        self.inside(async move {
+            let mut keys = JointKeys { leases, ..shared.keys.clone() };
+            keys.leases.retain(|lease| !shared.known.read().has(lease));
+            let adopted = adopt_all(&keys, &shared.holder, shared.tls.as_ref()).await;
+            let adopted = adopted
+                .and_then(|()| shared.known.write().add(&keys.leases, shared.transport, shared.tls.as_ref()));
+            if adopted.is_err() {
+                shared.forget(&keys.leases);
+            }
+            adopted
+        })
+        .await
+    }
+
+    /// Stops renewing these leases. Other holders may go on.
+    pub fn forget(&self, leases: &[Lease]) {
+        self.shared.forget(leases);
+    }
+
+    /// Gives leases back, for all holders: their regions are overwritten.
+    pub async fn give_back(&self, leases: Vec<Lease>) {
+        let shared = self.shared.clone();
+        let given_back = self.inside(async move {
+            shared.give_back(leases).await;
+            Ok(())
+        });
+        let _ = given_back.await; // leases that are not given back run out
+    }
+
+    /// Runs a request on the thread that renews the leases. The caller may wait on any executor.
+    async fn inside<T: Send + 'static>(
+        &self,
+        request: impl Future<Output = Result<T, JointError>> + Send + 'static,
+    ) -> Result<T, JointError> {
+        self.runtime.spawn(request).await.map_err(|_| JointError::Closed)?
     }
 
     /// The regions whose leases have ended: either their nodes have said so, or this process could not renew
@@ -231,7 +319,7 @@ impl JointLeases {
     pub fn lost(&self) -> Vec<RegionId> {
         let holder = self.shared.holder.lock();
         let held = |region: &RegionId| holder.held(*region).is_some_and(|held| now() < held.ended_by());
-        self.shared.peers.keys().filter(|region| !held(region)).copied().collect()
+        self.shared.known.read().peers.keys().filter(|region| !held(region)).copied().collect()
     }
 
     /// Whether all nodes have answered lately. A node that has not answered may do so before its leases end.
@@ -240,7 +328,7 @@ impl JointLeases {
         let is_answered = |region: &RegionId| {
             holder.held(*region).is_some_and(|held| now().since(held.asked_at()) < SILENCE)
         };
-        self.shared.peers.keys().all(is_answered)
+        self.shared.known.read().peers.keys().all(is_answered)
     }
 
     /// The time after which a posted operation ends as *unknown*. A node that has stopped may continue before
@@ -309,7 +397,25 @@ impl Drop for Renewing {
 
 impl Shared {
     fn client(&self, region: RegionId) -> Result<NodeClient<Channel>, GrantError> {
-        self.clients.get(&region.node).cloned().ok_or(GrantError::LeaseLost { region })
+        self.known.read().clients.get(&region.node).cloned().ok_or(GrantError::LeaseLost { region })
+    }
+
+    /// Stops renewing these leases.
+    fn forget(&self, leases: &[Lease]) {
+        for lease in leases {
+            let Some(region) = lease.region_id() else { continue };
+            let mut known = self.known.write();
+            if known.has(lease) {
+                known.peers.remove(&region);
+            }
+            drop(known);
+            self.holder.lock().dropped(region, Epoch(lease.epoch));
+        }
+    }
+
+    async fn give_back(&self, leases: Vec<Lease>) {
+        self.forget(&leases);
+        release_all(&JointKeys { leases, ..self.keys.clone() }, self.tls.as_ref()).await;
     }
 
     async fn add_grant(&self, region: RegionId) -> Result<ClientGrant, GrantError> {
@@ -358,7 +464,7 @@ async fn renew_until(shared: Arc<Shared>, mut stopped: tokio::sync::oneshot::Rec
 }
 
 async fn renew(shared: Arc<Shared>, renewal: Renewal) {
-    let Some(mut client) = shared.clients.get(&renewal.node).cloned() else { return };
+    let Some(mut client) = shared.known.read().clients.get(&renewal.node).cloned() else { return };
     let request = renewal.request(OwnerId(shared.keys.owner));
     let node = renewal.node;
     match tokio::time::timeout(REQUEST_DEADLINE, client.renew(request)).await {
@@ -383,14 +489,15 @@ async fn renew(shared: Arc<Shared>, renewal: Renewal) {
 async fn acquire_all(
     config: &PoolConfig,
     regions: u32,
-    holder: &mut Holder,
-    keys: &mut JointKeys,
+    holder: &Mutex<Holder>,
+    region_bytes: u64,
+    leases: &mut Vec<Lease>,
 ) -> Result<(), JointError> {
     let broker = BrokerClient::new(dial(&config.broker, config.tls.as_ref())?);
-    while keys.leases.len() < regions as usize {
-        let missing = regions - keys.leases.len() as u32;
+    while leases.len() < regions as usize {
+        let missing = regions - leases.len() as u32;
         let asked_at = now();
-        let request = holder.acquisition(asked_at, LeaseClass::Pinned, missing.min(MOST_PER_REQUEST));
+        let request = holder.lock().acquisition(asked_at, LeaseClass::Pinned, missing.min(MOST_PER_REQUEST));
         // Leases whose answer was lost expire, since no process renews them.
         let answer = ask(ACQUIRE_DEADLINE, || {
             let (mut broker, request) = (broker.clone(), request.clone());
@@ -403,25 +510,25 @@ async fn acquire_all(
             }
             Err(status) => (None, no_broker(&status)),
         };
-        if answer.is_none() && keys.leases.is_empty() {
+        if answer.is_none() && leases.is_empty() {
             return Err(PoolError::BrokerUnreachable { broker: config.broker.clone(), reason }.into());
         }
-        let acquired = holder.acquisition_answered(now(), asked_at, answer);
+        let acquired = holder.lock().acquisition_answered(now(), asked_at, answer);
         if acquired.leases.is_empty() {
-            let mib = |regions: u64| (regions * keys.region_bytes) >> 20;
+            let mib = |regions: u64| (regions * region_bytes) >> 20;
             return Err(JointError::NoSpace {
                 wanted_mib: mib(regions.into()),
-                free_mib: mib(keys.leases.len() as u64),
+                free_mib: mib(leases.len() as u64),
                 reason,
             });
         }
-        keys.leases.extend(acquired.leases.into_iter().map(|held| held.lease));
+        leases.extend(acquired.leases.into_iter().map(|held| held.lease));
     }
     Ok(())
 }
 
 /// Asks all nodes about the leases; all leases must still run.
-async fn adopt_all(keys: &JointKeys, holder: &mut Holder, tls: Option<&Tls>) -> Result<(), JointError> {
+async fn adopt_all(keys: &JointKeys, holder: &Mutex<Holder>, tls: Option<&Tls>) -> Result<(), JointError> {
     for (node, control, leases) in by_node(keys)? {
         for leases in leases.chunks(MAX_LEASES_PER_REQUEST) {
             let question = Renewal::of(node, now(), leases.iter().cloned());
@@ -432,7 +539,7 @@ async fn adopt_all(keys: &JointKeys, holder: &mut Holder, tls: Option<&Tls>) -> 
             let answer = answer
                 .map_err(|_| silent(format!("nothing within {} s", REQUEST_DEADLINE.as_secs())))?
                 .map_err(|status| silent(explain(&status)))?;
-            let adopted = holder.adoption_answered(now(), &question, answer.get_ref());
+            let adopted = holder.lock().adoption_answered(now(), &question, answer.get_ref());
             if let Some((region, _)) = adopted.iter().find(|(_, held)| held.is_none()) {
                 return Err(JointError::Ended { region: *region });
             }

@@ -12,11 +12,11 @@ use farpool_pool::{Pool, PoolConfig};
 use farpool_wire::OwnerId;
 use farpool_wire::control::broker_client::BrokerClient;
 use farpool_wire::control::node_client::NodeClient;
-use farpool_wire::control::{RevokeRequest, StatusRequest};
+use farpool_wire::control::{NodeStatus, RevokeRequest, StatusRequest};
 use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
 
-/// Size of the pool's regions.
+/// Size of the regions of [`Rig::new`].
 pub const REGION_BYTES: u64 = 1 << 20;
 
 /// A broker and nodes, ended when dropped.
@@ -25,6 +25,7 @@ pub struct Rig {
     pub runtime: Runtime,
     /// The broker's address.
     pub broker: SocketAddr,
+    region_bytes: u64,
     nodes: Vec<JoinHandle<()>>,
     /// Nodes that were ever started.
     started: usize,
@@ -37,6 +38,14 @@ impl Rig {
     /// # Panics
     /// If they do not start.
     pub fn new(nodes: u32, regions_each: u64) -> Rig {
+        Rig::with_regions_of(REGION_BYTES, nodes, regions_each)
+    }
+
+    /// The same with regions of this size.
+    ///
+    /// # Panics
+    /// If they do not start.
+    pub fn with_regions_of(region_bytes: u64, nodes: u32, regions_each: u64) -> Rig {
         let runtime = Runtime::new().unwrap();
         let directory = tempfile::tempdir().unwrap();
         let (ready, is_ready) = mpsc::channel();
@@ -47,13 +56,21 @@ impl Rig {
             farpool_broker::run(config, on_ready, std::future::pending()).await.unwrap();
         });
         let broker = is_ready.recv_timeout(Duration::from_secs(20)).unwrap();
-        let mut rig = Rig { runtime, broker, nodes: Vec::new(), started: 0, directory };
-        for _ in 0..nodes {
-            rig.start_node(regions_each);
-        }
-        let lent = nodes as u64 * regions_each * REGION_BYTES;
-        wait_until(|| rig.pool(TransportChoice::Auto).capacity().total_bytes == lent);
+        let mut rig = Rig { runtime, broker, region_bytes, nodes: Vec::new(), started: 0, directory };
+        rig.add_nodes(nodes, regions_each);
         rig
+    }
+
+    /// Starts more nodes, and waits until the pool has them.
+    ///
+    /// # Panics
+    /// If they do not start.
+    pub fn add_nodes(&mut self, nodes: u32, regions_each: u64) {
+        let there = self.nodes_known().len() + nodes as usize;
+        for _ in 0..nodes {
+            self.start_node(regions_each);
+        }
+        wait_until(|| self.nodes_known().len() == there);
     }
 
     /// Starts one more node.
@@ -66,9 +83,9 @@ impl Rig {
             register_within: std::time::Duration::from_secs(20),
             shm_socket: Some(self.directory.path().join(format!("node{}.sock", self.started))),
             card: None,
-            memory_bytes: regions * REGION_BYTES,
+            memory_bytes: regions * self.region_bytes,
             reserve_bytes: 0,
-            region_bytes: REGION_BYTES,
+            region_bytes: self.region_bytes,
             locking: farpool_node::Locking::None,
             state_dir: None,
             tls: None,
@@ -87,6 +104,17 @@ impl Rig {
         let node = self.nodes.remove(index);
         node.abort();
         let _ = self.runtime.block_on(node);
+    }
+
+    /// The nodes that the broker knows, with how many regions they have free.
+    ///
+    /// # Panics
+    /// If the broker does not answer.
+    pub fn nodes_known(&self) -> Vec<NodeStatus> {
+        self.runtime.block_on(async {
+            let mut broker = BrokerClient::new(dial(&self.broker.to_string(), None).unwrap());
+            broker.status(StatusRequest::default()).await.unwrap().into_inner().nodes
+        })
     }
 
     /// A client of the pool.
@@ -109,9 +137,8 @@ impl Rig {
     /// # Panics
     /// If the broker does not answer, or no node is alive.
     pub fn take_back_from(&self, owner: OwnerId, count: u32, grace: Duration) -> u32 {
+        let nodes = self.nodes_known();
         self.runtime.block_on(async {
-            let mut broker = BrokerClient::new(dial(&self.broker.to_string(), None).unwrap());
-            let nodes = broker.status(StatusRequest::default()).await.unwrap().into_inner().nodes;
             let alive = || nodes.iter().filter(|node| node.alive);
             let share = count.div_ceil(alive().count() as u32);
             let request = RevokeRequest { owner: owner.0, count: share, grace_ms: grace.as_millis() as u64 };

@@ -46,9 +46,8 @@ fn holder_since(asked_at: Millis) -> Holder {
 fn shared_of(holder: Holder) -> Shared {
     Shared {
         keys: keys(Vec::new()),
-        peers: BTreeMap::new(),
+        known: RwLock::default(),
         holder: Mutex::new(holder),
-        clients: BTreeMap::new(),
         transport: Transports::default(),
         tls: None,
         silent: Mutex::default(),
@@ -57,11 +56,23 @@ fn shared_of(holder: Holder) -> Shared {
 
 /// The lease of [`REGION`], which nothing renews.
 fn unrenewed() -> JointLeases {
-    let address = lease(REGION.node.0, REGION.index).address.unwrap();
-    let peers = BTreeMap::from([(REGION, peer_of(&address, Transports::default().choice))]);
-    let shared = Arc::new(Shared { peers, ..shared_of(holder_since(Millis(0))) });
+    let lease = lease(REGION.node.0, REGION.index);
+    let peer = peer_of(lease.address.as_ref().unwrap(), Transports::default().choice);
+    let peers = BTreeMap::from([(REGION, (Epoch(lease.epoch), peer))]);
+    let known = RwLock::new(Known { peers, ..Known::default() });
+    let shared = Arc::new(Shared { known, ..shared_of(holder_since(Millis(0))) });
     let runtime = runtime().unwrap().handle().clone();
     JointLeases { shared, runtime, _renewing: Renewing { stop: None, thread: None } }
+}
+
+#[test]
+fn a_region_that_was_leased_again_is_not_forgotten_with_its_earlier_lease() {
+    let leases = unrenewed();
+    let now = lease(REGION.node.0, REGION.index);
+    leases.forget(&[Lease { epoch: now.epoch + 1, ..now.clone() }]);
+    assert!(leases.peer(REGION).is_some());
+    leases.forget(&[now]);
+    assert!(leases.peer(REGION).is_none());
 }
 
 /// From now on the leases were last renewed when their node was asked at this time.
@@ -234,7 +245,7 @@ fn no_thread_renews_leases_any_more_once_they_are_dropped() {
     let keys = keys(vec![lease_at(REGION.node.0, REGION.index, NOBODY)]);
     // Several times, since a thread that is not waited for may happen to end at once.
     for _ in 0..8 {
-        let (holder, transport) = (holder_since(now()), Transports::default());
+        let (holder, transport) = (Mutex::new(holder_since(now())), Transports::default());
         let leases = JointLeases::start(runtime().unwrap(), keys.clone(), holder, transport, None).unwrap();
         let shared = Arc::downgrade(&leases.shared);
         drop(leases);
@@ -255,6 +266,31 @@ fn a_process_joins_only_if_each_lease_has_been_answered() {
 }
 
 #[test]
+fn a_holder_adopts_leases_that_another_got_later_all_or_none() {
+    let served = Served::new();
+    let lease = |region| lease_at(1, region, &served.address);
+    served.renews(1);
+    let holder = JointLeases::join(keys(vec![lease(0)]), Transports::default(), None).unwrap();
+    let region = |index| RegionId { node: NodeId(1), index };
+    let adopt = |regions: &[u32]| {
+        let leases = regions.iter().map(|&region| lease(region)).collect();
+        runtime().unwrap().block_on(holder.adopt(leases))
+    };
+    let known = || [1, 2, 3].map(|index| holder.peer(region(index)).is_some());
+    // The node does not answer about one of them.
+    assert!(matches!(adopt(&[1, 2]), Err(JointError::Damaged)));
+    assert_eq!(known(), [false; 3]);
+    served.renews(2);
+    adopt(&[1, 2]).unwrap();
+    assert_eq!(known(), [true, true, false]);
+    served.renews(1);
+    adopt(&[1, 2, 3]).unwrap();
+    assert_eq!((known(), holder.lost()), ([true; 3], vec![]));
+    runtime().unwrap().block_on(holder.give_back(vec![lease(3)]));
+    assert_eq!((known(), holder.lost()), ([true, true, false], vec![]));
+}
+
+#[test]
 fn an_operator_reads_once_that_a_node_does_not_renew_leases_and_once_that_it_does_again() {
     let (served, here) = (Served::new(), runtime().unwrap());
     let holder = holder_since(now());
@@ -263,7 +299,9 @@ fn an_operator_reads_once_that_a_node_does_not_renew_leases_and_once_that_it_doe
         let _inside = here.enter(); // channels belong to a runtime
         dial_node(REGION.node, &served.address, None).unwrap()
     };
-    let shared = Arc::new(Shared { clients: BTreeMap::from([(REGION.node, client)]), ..shared_of(holder) });
+    let clients = BTreeMap::from([(REGION.node, client)]);
+    let known = RwLock::new(Known { clients, ..Known::default() });
+    let shared = Arc::new(Shared { known, ..shared_of(holder) });
     let warnings = Arc::new(Warnings(AtomicU32::new(0)));
     let _set = tracing::subscriber::set_default(warnings.clone());
     let renewing_warns = || {
