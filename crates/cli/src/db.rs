@@ -4,6 +4,7 @@ mod bank;
 mod judge;
 mod status;
 mod up;
+mod verify;
 mod work;
 
 use std::io::ErrorKind;
@@ -31,6 +32,7 @@ use crate::reach::BrokerAt;
 Examples:
   farpool db up bank.far                      creates a database, or joins it, until Ctrl-C
   farpool db status bank.far                  its compute servers and tables
+  farpool db verify bank.far                  whether keys lead to all rows
   farpool db bank bank.far --seconds 10       moves money between accounts, and checks the sum
   farpool db work bank.far --history a.jsonl  random transactions that record what they saw
   farpool db judge a.jsonl b.jsonl            whether the records show snapshot isolation"
@@ -44,6 +46,7 @@ pub struct DbArgs {
 enum DbCommand {
     Up(up::UpArgs),
     Status(status::StatusArgs),
+    Verify(verify::VerifyArgs),
     Bank(bank::BankArgs),
     Work(work::WorkArgs),
     Judge(judge::JudgeArgs),
@@ -54,6 +57,7 @@ pub fn run(args: DbArgs) -> Result<()> {
     match args.command {
         DbCommand::Up(args) => up::run(args),
         DbCommand::Status(args) => status::run(args),
+        DbCommand::Verify(args) => verify::run(args),
         DbCommand::Bank(args) => bank::run(args),
         DbCommand::Work(args) => work::run(args),
         DbCommand::Judge(args) => judge::run(args),

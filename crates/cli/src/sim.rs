@@ -134,8 +134,22 @@ Mutations:
   entry-before-its-key            an entry points to a record before its key is written
   hash-taken-for-the-key          an entry with the right hash counts as the key
   number-in-doubt-used-again      a number that an entry may already have named is used for another key
-  unknown-piece-passed-over       an entry of a piece that the client does not know is passed over")]
+  unknown-piece-passed-over       an entry of a piece that the client does not know is passed over
+  key-committed-without-its-place a record is committed without an entry in the order of keys
+  scan-trusts-the-index           a scan takes each entry for a row, whether it is visible or not")]
     Hash(SeedArgs),
+    /// Ordered indexes over one-sided operations: records entered, removed and read in order while leaves are
+    /// replaced and clients die
+    #[command(after_help = "\
+Mutations:
+  leaf-fences-not-checked              a client uses a leaf that is not for the wanted key
+  reserved-entry-survives-replacement  an entry becomes live after its leaf was replaced
+  live-before-its-key                  an entry is live before its key is written
+  entry-written-unreserved             several clients write their keys to the same empty entry
+  entry-removed-under-insert           an entry is removed although an insert has just relied on it
+  replaced-leaf-trusted                a client that reads takes a leaf for current that was replaced
+  half-split-leaf-without-sibling      the first of two new leaves does not name the second one")]
+    Index(SeedArgs),
     /// Compute servers of a database: seats, recovery of dead members, roles, transactions and changes of the
     /// catalog, while servers and connections fail
     #[command(after_help = "\
@@ -155,7 +169,11 @@ Mutations:
   memory-reused-uncleared              the memory of a dropped table is reused without being cleared
   busy-client-forgotten                the word of a client is cleared while it runs a transaction
   catalog-version-not-looked-at        a transaction uses a table without checking that it still exists
-  grown-pieces-not-in-the-maps         the pieces of a table that grows are not entered in the maps")]
+  grown-pieces-not-in-the-maps         the pieces of a table that grows are not entered in the maps
+  grown-region-not-listed              a member uses a region that the database got later without listing it
+  later-regions-not-opened-by-recoverers  a recoverer does not look for regions that the database got later
+  region-given-back-under-members      a region goes back to the pool before all members have left it
+  region-given-back-with-tables        a region goes back to the pool although tables have something there")]
     Members(SeedArgs),
     /// The page cache: reads, writes and truncations while pages are evicted and processes stop and die
     #[command(after_help = "\
@@ -219,6 +237,7 @@ pub fn run(args: SimArgs) -> Result<()> {
         What::File(args) => ("file", args),
         What::Txn(args) => ("txn", args),
         What::Hash(args) => ("hash", args),
+        What::Index(args) => ("index", args),
         What::Members(args) => ("members", args),
         What::Cache(args) => ("cache", args),
     };

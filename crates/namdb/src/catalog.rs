@@ -10,21 +10,24 @@
 //! C3. Memory that a table takes is zeros. The transaction that makes the table, or lets it grow, also takes
 //!     the memory, so both happen or neither does.
 //! C4. A dropped table keeps its memory in a *tombstone* until the horizon has the drop. From then on all
-//!     snapshots have the drop, and no transaction reads that table any more. Before another table is made or
-//!     grows, the memory is overwritten with zeros, and a transaction gives it back.
+//!     snapshots have the drop, and no transaction reads that table any more. Then the collector, or a member
+//!     that needs the memory sooner, overwrites it with zeros, and a transaction gives it back.
 //! C5. The pieces of a table only become more, and none changes its place. So a client that knows an older
 //!     row of a table knows some of its pieces, and nothing false.
 
 mod changing;
+mod leasing;
 mod making;
+mod returning;
 mod tombstones;
 
 use farpool_txn::hash::{Index, IndexLayout, IndexShape};
 use farpool_txn::layout::{NAME_BYTES, ROW_BYTES};
 use farpool_txn::slab::{Slab, SlabLayout};
+use farpool_txn::tree::{LeafLayout, Tree, TreeLayout};
 use farpool_txn::{
-    Cut, DatabaseAt, Growth, KeyError, KeyedTable, Piece, ReadError, RecordId, RecordLayout, Rules, Table,
-    Transaction,
+    Cut, DatabaseAt, DatabaseLayout, Growth, KeyError, KeyedTable, Memory, Piece, ReadError, RecordId,
+    RecordLayout, Rules, Table, Transaction,
 };
 use farpool_wire::Slot;
 use prost::Message;
@@ -32,8 +35,10 @@ use prost::Message;
 use crate::environment::Environment;
 use crate::maps::Placed;
 use crate::member::MemberCore;
+use crate::regions::Regions;
 pub(crate) use changing::Turn;
 pub(crate) use making::{Outlook, create, drop_table, grow, outlook};
+pub(crate) use returning::{Waste, look_for_waste, tidy};
 
 /// Bytes of the longest name of a key type.
 const MOST_TYPE_BYTES: usize = 64;
@@ -90,6 +95,9 @@ pub struct TableRow {
     /// A piece is at most this many times as large as those of the first layer.
     #[prost(uint64, tag = "15")]
     most_times: u64,
+    /// Its keys are kept in order.
+    #[prost(bool, tag = "16")]
+    is_ordered: bool,
 }
 
 /// A description of a table.
@@ -109,6 +117,8 @@ pub struct TableInfo {
     pub pieces: usize,
     /// Far memory that it takes.
     pub bytes: u64,
+    /// Whether its keys are kept in order.
+    pub is_ordered: bool,
 }
 
 /// The layouts of the parts of a table's pieces.
@@ -120,6 +130,8 @@ struct Layouts {
     index: IndexLayout,
     /// The same as for records for the chunks of the slab, if there is one.
     slab: Option<(SlabLayout, Growth)>,
+    /// The order of keys in all pieces, if there is one.
+    order: Option<TreeLayout>,
 }
 
 /// A part of a piece.
@@ -127,27 +139,33 @@ struct Layouts {
 enum Part {
     Records,
     Index,
+    Order,
     Slab,
 }
 
 impl Layouts {
     /// Where the parts of a piece start, by their order in [`Part`], and where the last one ends.
-    fn starts(&self, piece: usize) -> [u64; 4] {
+    fn starts(&self, piece: usize) -> [u64; 5] {
         let times = self.numbering.times(piece as u64);
+        let order = self.order.map_or(0, |order| order.bytes_of(piece));
         let slab = self.slab.map_or(0, |(slab, _)| slab.with_times(times).bytes());
-        let index = (self.records.bytes() * times).next_multiple_of(PART_ALIGN);
-        let slab_at = (index + self.index.bytes_of(piece)).next_multiple_of(PART_ALIGN);
-        [0, index, slab_at, slab_at + slab]
+        let sizes = [self.records.bytes() * times, self.index.bytes_of(piece), order];
+        let mut starts = [0; 5];
+        for (part, size) in sizes.into_iter().enumerate() {
+            starts[part + 1] = (starts[part] + size).next_multiple_of(PART_ALIGN);
+        }
+        starts[4] = starts[3] + slab;
+        starts
     }
 
     /// Bytes of a piece.
     fn bytes_of(&self, piece: usize) -> u64 {
-        self.starts(piece)[3]
+        self.starts(piece)[4]
     }
 
     /// Units of a region that a piece takes.
-    fn units_of(&self, piece: usize, at: DatabaseAt<'_>) -> u64 {
-        self.bytes_of(piece).div_ceil(at.layout.unit_bytes())
+    fn units_of(&self, piece: usize, layout: &DatabaseLayout) -> u64 {
+        self.bytes_of(piece).div_ceil(layout.unit_bytes())
     }
 }
 
@@ -170,8 +188,16 @@ impl TableRow {
             }
         };
         let index = IndexLayout::grown(shape, pieces, layer, self.most_times)?;
+        let order = match self.is_ordered {
+            true => {
+                let leaf = LeafLayout::new(self.key_bytes as usize)?;
+                let pairs = TreeLayout::pairs_for(&leaf, self.rows_each);
+                Some(TreeLayout::grown(leaf, pairs, pieces, layer, self.most_times)?)
+            }
+            false => None,
+        };
         let numbering = numbering(self.rows_each)?;
-        (index.records() <= RECORDS_EACH).then_some(Layouts { records, numbering, index, slab })
+        (index.records() <= RECORDS_EACH).then_some(Layouts { records, numbering, index, slab, order })
     }
 
     /// Bytes of a row at most.
@@ -185,20 +211,25 @@ impl TableRow {
 
     /// The table, for use by one thread. `None`: the row makes no sense; no compute server writes such a row.
     pub(crate) fn keyed<E: Environment>(&self, member: &MemberCore<E>) -> Option<KeyedTable> {
-        let (at, layouts, mut table) = (member.at(), self.layouts()?, self.table(member.at())?);
+        let regions = member.regions();
+        let (layouts, mut table) = (self.layouts()?, self.table(&regions)?);
         if let Some((slab, numbering)) = layouts.slab {
-            let pieces = self.parts(at, &layouts, Part::Slab);
+            let pieces = self.parts(&regions, &layouts, Part::Slab)?;
             table = table.with_slab(member.slab(self.first_record, slab, numbering, pieces)?)?;
         }
         let spares = member.spares(self.first_record, &layouts.index);
-        let pieces = self.parts(at, &layouts, Part::Index);
-        KeyedTable::new(table, Index::sharing(layouts.index, pieces, spares)?)
+        let pieces = self.parts(&regions, &layouts, Part::Index)?;
+        let keyed = KeyedTable::new(table, Index::sharing(layouts.index, pieces, spares)?)?;
+        let Some(order) = layouts.order else { return Some(keyed) };
+        let pieces = self.parts(&regions, &layouts, Part::Order)?;
+        let spares = member.leaves(self.first_record, &order);
+        Some(keyed.with_order(Tree::sharing(order, pieces, spares)?))
     }
 
-    /// A part of each piece.
-    fn parts(&self, at: DatabaseAt<'_>, layouts: &Layouts, part: Part) -> Vec<Piece> {
+    /// A part of each piece. `None`: a region with one is not known.
+    fn parts(&self, regions: &Regions<'_>, layouts: &Layouts, part: Part) -> Option<Vec<Piece>> {
         let start = |(piece, Placed { region, unit }): (usize, Placed)| {
-            at.piece(region, at.layout.start_of(unit) + layouts.starts(piece)[part as usize])
+            regions.piece(region, unit, layouts.starts(piece)[part as usize])
         };
         self.places().enumerate().map(start).collect()
     }
@@ -210,17 +241,22 @@ impl TableRow {
     }
 
     /// Its records. `None`: as above.
-    pub(crate) fn table(&self, at: DatabaseAt<'_>) -> Option<Table> {
-        let layouts = self.layouts()?;
+    fn table(&self, regions: &Regions<'_>) -> Option<Table> {
+        let (layouts, layout) = (self.layouts()?, regions.layout());
         let fits = |(piece, Placed { region, unit }): (usize, Placed)| {
-            let end = at.layout.start_of(unit).checked_add(layouts.bytes_of(piece));
-            region < at.grants.len() && end.is_some_and(|end| end <= at.layout.shape.region_bytes)
+            let end = layout.start_of(unit).checked_add(layouts.bytes_of(piece));
+            region < regions.end() && end.is_some_and(|end| end <= layout.shape.region_bytes)
         };
         if !self.places().enumerate().all(fits) {
             return None;
         }
-        let pieces = self.parts(at, &layouts, Part::Records);
+        let pieces = self.parts(regions, &layouts, Part::Records)?;
         Table::grown(RecordId(self.first_record), layouts.records, layouts.numbering, pieces)
+    }
+
+    /// Whether all regions with its pieces are open for a thread.
+    pub(crate) fn is_open(&self, regions: &Regions<'_>, memory: &Memory) -> bool {
+        self.places().all(|placed| regions.is_open(placed.region, memory))
     }
 
     /// How many pieces it has.
@@ -238,6 +274,7 @@ impl TableRow {
             key_bytes: self.key_bytes,
             pieces: self.regions.len(),
             bytes: (0..self.regions.len()).map(|piece| layouts.bytes_of(piece)).sum(),
+            is_ordered: self.is_ordered,
         })
     }
 
@@ -349,6 +386,7 @@ mod tests {
             chunks_each: u64::MAX,
             chunk_bytes: u64::MAX,
             key_type: "k".repeat(MOST_TYPE_BYTES),
+            is_ordered: true,
         };
         let bytes = row.encode_row().unwrap();
         assert_eq!(bytes.len(), ROW_BYTES);

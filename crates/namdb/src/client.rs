@@ -7,8 +7,8 @@ use std::cell::{RefCell, RefMut};
 use std::sync::Arc;
 
 use farpool_fabric::block_on;
-use farpool_txn::SessionState;
 use farpool_txn::recovery::Fate;
+use farpool_txn::{SessionState, Traffic};
 use farpool_wire::Version;
 
 use crate::catalog::TableInfo;
@@ -86,6 +86,16 @@ impl Client {
         &self.core
     }
 
+    /// The operations on far memory, and the bytes, that transactions of this client have taken so far.
+    pub fn traffic(&self) -> Traffic {
+        self.core.worker().memory().traffic()
+    }
+
+    /// Lets other futures of this thread run.
+    pub async fn yield_now(&self) {
+        self.core.endpoint().yield_now().await;
+    }
+
     /// A new session of this client, for `async` code.
     pub fn session(&self) -> Session<'_> {
         Session { client: self, session: SessionState::new() }
@@ -144,6 +154,11 @@ impl Client {
     pub fn open_table<K: Key + ?Sized, V>(&self, name: &str) -> Result<Table<K, V>, TxError> {
         let mut session = self.own_session();
         self.block_on(self.core.open_table(&mut session, name))
+    }
+
+    pub(crate) fn open_any_table(&self, name: &str) -> Result<Table<(), ()>, TxError> {
+        let mut session = self.own_session();
+        self.block_on(self.core.open_any_table(&mut session, name))
     }
 
     /// Drops a table: transactions that begin from now on do not have it.

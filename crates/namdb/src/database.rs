@@ -12,6 +12,7 @@ use farpool_pool::{ClientGrant, GrantError, JointError, JointLeases, PoolConfig}
 use farpool_txn::layout::MOST_SLOTS;
 use farpool_txn::oracle::Fetched;
 use farpool_txn::{DatabaseLayout, DatabaseShape, LayoutError, Limits, Shipped};
+use farpool_wire::control::Lease;
 use farpool_wire::{Epoch, RegionId};
 
 use crate::client::Client;
@@ -185,6 +186,8 @@ pub struct Database {
 /// A process: the surroundings of a member in production.
 pub struct Process {
     pub(crate) leases: JointLeases,
+    /// How it asks for more memory.
+    pub(crate) pool: PoolConfig,
 }
 
 impl Database {
@@ -220,7 +223,7 @@ impl Database {
             let regions = leases.keys().regions().ok_or_else(not_a_database)?;
             let shape = options.shape(leases.keys().region_bytes(), &regions);
             let patience = options.patience.clamp(LEAST_PATIENCE, MOST_PATIENCE);
-            let written = DatabaseFile::new(shape, patience, leases.keys().clone());
+            let written = DatabaseFile::new(shape, patience, leases.keys().clone(), pool.broker.clone());
             DatabaseLayout::new(shape, Limits::SHIPPED, regions)?;
             written.save(file)?;
             Ok(written)
@@ -228,7 +231,8 @@ impl Database {
         match make_file() {
             Ok(made) => {
                 let keys = leases.keys().clone();
-                Self::join_and_start(file, made, leases, None).inspect_err(|_| {
+                let process = Process { leases, pool: pool.clone() };
+                Self::join_and_start(file, made, process, None).inspect_err(|_| {
                     // No other process uses the database yet.
                     let _ = std::fs::remove_file(file);
                     keys.release(pool.tls.as_ref());
@@ -249,29 +253,30 @@ impl Database {
         let found = DatabaseFile::load(file)?;
         let keys = found.keys().cloned().ok_or_else(|| DatabaseError::NotADatabase(file.to_owned()))?;
         let tls = reach.credentials.clone().into_tls()?;
-        let leases = JointLeases::join(keys, reach.transport, tls).map_err(|error| match error {
+        let leases = JointLeases::join(keys, reach.transport, tls.clone()).map_err(|error| match error {
             JointError::Ended { region } => DatabaseError::Gone { file: file.to_owned(), region },
             JointError::Node(reason @ GrantError::NoAnswer { .. }) => {
                 DatabaseError::NoAnswer { file: file.to_owned(), reason }
             }
             error => error.into(),
         })?;
-        Self::join_and_start(file, found, leases, reach.fetch_thread.then(Arc::default))
+        let (broker, transport) = (found.broker().to_owned(), reach.transport);
+        let process = Process { leases, pool: PoolConfig { broker, tls, transport, limit_bytes: None } };
+        Self::join_and_start(file, found, process, reach.fetch_thread.then(Arc::default))
     }
 
     fn join_and_start(
         path: &Path,
         file: DatabaseFile,
-        leases: JointLeases,
+        process: Process,
         fetched: Option<Arc<Fetched>>,
     ) -> Result<Database, DatabaseError> {
         let damaged = || DatabaseError::NotADatabase(path.to_owned());
         let shape = file.shape().ok_or_else(damaged)?;
-        let regions = leases.keys().regions().ok_or_else(damaged)?;
+        let regions = process.leases.keys().regions().ok_or_else(damaged)?;
         let layout = DatabaseLayout::new(shape, Limits::SHIPPED, regions)?;
-        let endpoint = leases.endpoint(ARENA_BYTES);
-        let joining =
-            MemberCore::join(Process { leases }, layout, file.patience(), fetched, endpoint.clone());
+        let endpoint = process.endpoint();
+        let joining = MemberCore::join(process, layout, file.patience(), fetched, endpoint.clone());
         let core = Arc::new(block_on(&endpoint, joining)?);
         let threads = start_parts(&core).inspect_err(|_| core.end(Ended::Closed))?;
         Ok(Database { core, file, threads })
@@ -363,7 +368,7 @@ impl Process {
 impl Environment for Process {
     type Rules = Shipped;
 
-    fn peer(&self, region: RegionId) -> Option<&Peer> {
+    fn peer(&self, region: RegionId) -> Option<Peer> {
         self.leases.peer(region)
     }
 
@@ -375,8 +380,24 @@ impl Environment for Process {
         self.leases.fence_grant(region, grant).await
     }
 
-    fn lost_region(&self) -> Option<RegionId> {
-        self.leases.lost().first().copied()
+    async fn acquire_regions(&self, regions: u32) -> Result<Vec<Lease>, JointError> {
+        self.leases.acquire_more(&self.pool, regions).await
+    }
+
+    async fn adopt_regions(&self, leases: Vec<Lease>) -> Result<(), JointError> {
+        self.leases.adopt(leases).await
+    }
+
+    fn forget_regions(&self, leases: &[Lease]) {
+        self.leases.forget(leases);
+    }
+
+    async fn give_back_regions(&self, leases: Vec<Lease>) {
+        self.leases.give_back(leases).await;
+    }
+
+    fn lost_regions(&self) -> Vec<RegionId> {
+        self.leases.lost()
     }
 
     fn nodes_answer(&self) -> bool {
@@ -401,6 +422,7 @@ impl Environment for Process {
                 let slot = slot.index();
                 tracing::warn!(slot, undone, "a compute server missed its heartbeats and was evicted");
             }
+            News::NotLent(why) => tracing::warn!(why, "no more memory for this database"),
             News::RecoveryFailed(slot, error) => {
                 let slot = slot.index();
                 tracing::error!(slot, %error, "cannot evict a silent compute server yet; trying again");

@@ -4,10 +4,11 @@
 use std::time::Duration;
 
 use farpool_fabric::Peer;
-use farpool_pool::{ClientGrant, FENCE_DEADLINE, GrantError};
+use farpool_pool::{ClientGrant, FENCE_DEADLINE, GrantError, JointError};
 use farpool_txn::horizon::CollectPauses;
 use farpool_txn::membership::{Part, SeatRecoveryError};
 use farpool_txn::oracle::LOOK;
+use farpool_wire::control::Lease;
 use farpool_wire::{Epoch, RegionId, Slot};
 
 use crate::rules::MemberRules;
@@ -18,7 +19,7 @@ pub trait Environment {
     type Rules: MemberRules;
 
     /// How the node of a region is reached. `None`: the region's lease has ended.
-    fn peer(&self, region: RegionId) -> Option<&Peer>;
+    fn peer(&self, region: RegionId) -> Option<Peer>;
 
     /// Adds a grant of a region.
     fn add_grant(&self, region: RegionId) -> impl Future<Output = Result<ClientGrant, GrantError>>;
@@ -27,8 +28,21 @@ pub trait Environment {
     /// operation under the grant takes effect.
     fn fence_grant(&self, region: RegionId, grant: Epoch) -> impl Future<Output = Result<(), GrantError>>;
 
-    /// A region whose lease has ended, if there is one.
-    fn lost_region(&self) -> Option<RegionId>;
+    /// Leases up to this many more regions for the database. This process renews the leases, until it [gives
+    /// them back](Self::give_back_regions) or ends.
+    fn acquire_regions(&self, regions: u32) -> impl Future<Output = Result<Vec<Lease>, JointError>>;
+
+    /// Renews leases that another member has acquired, too.
+    fn adopt_regions(&self, leases: Vec<Lease>) -> impl Future<Output = Result<(), JointError>>;
+
+    /// Stops renewing these leases. Other members may go on.
+    fn forget_regions(&self, leases: &[Lease]);
+
+    /// Gives back leases that no member uses.
+    fn give_back_regions(&self, leases: Vec<Lease>) -> impl Future<Output = ()>;
+
+    /// The regions whose leases have ended.
+    fn lost_regions(&self) -> Vec<RegionId>;
 
     /// Whether all nodes answer at present, as far as this member knows.
     fn nodes_answer(&self) -> bool;
@@ -52,6 +66,8 @@ pub enum News<'a> {
     Progressing,
     /// This member has recovered the seat of a silent one, and has rolled back this many of its commits.
     Recovered(Slot, usize),
+    /// The pool lends no more memory, for this reason.
+    NotLent(&'a str),
     /// This member could not recover the seat of a silent one, and tries again.
     RecoveryFailed(Slot, &'a SeatRecoveryError<GrantError>),
 }
@@ -76,6 +92,10 @@ pub struct Timing {
     pub catalog_timeout: Duration,
     /// Between two attempts to get the turn or the role to change the catalog, or to change it.
     pub catalog_pause: Duration,
+    /// After the pool has refused more memory: the time until it is asked again.
+    pub lease_pause: Duration,
+    /// Between two looks whether dropped tables have memory that can be freed.
+    pub tidy_pause: Duration,
     /// Between two searches for a free seat.
     pub seat_pause: Duration,
     /// How long to wait for a region whose memory moves while it is attached.
@@ -106,6 +126,8 @@ impl Timing {
         oracle_look: LOOK,
         catalog_timeout: Duration::from_secs(20),
         catalog_pause: Duration::from_millis(2),
+        lease_pause: Duration::from_secs(5),
+        tidy_pause: Duration::from_secs(1),
         seat_pause: Duration::from_millis(20),
         attach_timeout: Duration::from_secs(20),
         attach_pause: Duration::from_millis(1),

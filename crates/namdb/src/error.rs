@@ -6,6 +6,7 @@ use farpool_control::ControlError;
 use farpool_pool::{GrantError, JointError};
 use farpool_txn::hash::IndexError;
 use farpool_txn::recovery::RecoveryError;
+use farpool_txn::tree::TreeError;
 use farpool_txn::{BeginError, CommitError, KeyError, LayoutError, MemoryError, ReadError};
 use farpool_wire::{RegionId, Version};
 
@@ -146,8 +147,8 @@ pub enum TxError {
     },
     /// The table has no room for another row, and cannot grow.
     #[error(
-        "table {0} is full and cannot grow: no part of the memory that is large enough is free, or the table has \
-         as many pieces as a table can have; drop tables, or make a database with more memory"
+        "table {0} is full and cannot grow: neither the database nor the pool has a free part of memory that is \
+         large enough, or the table has as many pieces as a table can have; drop tables, or add a node to the pool"
     )]
     Full(String),
     /// A bucket of the table's index is full, and was split as often as possible. The table has far more rows
@@ -167,6 +168,11 @@ pub enum TxError {
         /// Bytes that rows of the table have at most.
         most: usize,
     },
+    /// Create the table with [`TableOptions::ordered`](crate::TableOptions::ordered), and copy its rows.
+    #[error(
+        "the keys of table {0} are not kept in order: create a table with TableOptions::ordered, and copy the rows"
+    )]
+    Unordered(String),
     /// A row is not of the type that was asked for.
     #[error("a row of table {0} does not have the type that was asked for")]
     WrongType(String),
@@ -193,7 +199,7 @@ pub enum TxError {
     /// Correct the options of the table.
     #[error("{0}")]
     BadOptions(String),
-    /// Drop something, or make the database with more memory.
+    /// Drop tables, or add a node to the pool.
     #[error("no space: {0}")]
     NoSpace(String),
     /// Begin again: the version that the snapshot needs is not kept any more.
@@ -286,6 +292,14 @@ pub(crate) fn of_key(error: KeyError, table: &str) -> Stop {
             return Stop::Again(TxError::Damaged(format!("table {table}: {error}")));
         }
         KeyError::Index(error) => TxError::Damaged(format!("table {table}: {error}")),
+        KeyError::Order(TreeError::Full) => TxError::Full(table.to_owned()),
+        KeyError::Order(TreeError::Memory(error)) => return of_memory(error),
+        KeyError::Order(error @ TreeError::BeyondPieces) => {
+            return Stop::Again(TxError::Damaged(format!("table {table}: {error}")));
+        }
+        KeyError::Order(TreeError::Busy) => return Stop::Again(TxError::Conflict),
+        KeyError::Order(error) => TxError::Damaged(format!("table {table}: {error}")),
+        KeyError::Unordered => TxError::Unordered(table.to_owned()),
         KeyError::Record(error) => return of_read(error, table),
     })
 }

@@ -15,7 +15,7 @@ use prost::Message;
 use crate::error::DatabaseError;
 
 /// The start of each file: the kind of file and its version.
-const MAGIC: &[u8; 16] = b"farpool-namdb 6\n";
+const MAGIC: &[u8; 16] = b"farpool-namdb 7\n";
 /// Bytes of the longest file: the keys of the most regions that a database can have.
 const MOST_BYTES: u64 = 4 << 20;
 
@@ -37,16 +37,25 @@ pub struct DatabaseFile {
     /// Parts of its oracle.
     #[prost(uint32, tag = "5")]
     partitions: u32,
+    /// The broker of its pool, for more memory.
+    #[prost(string, tag = "6")]
+    broker: String,
 }
 
 impl DatabaseFile {
-    pub(crate) fn new(shape: DatabaseShape, patience: Duration, keys: JointKeys) -> DatabaseFile {
+    pub(crate) fn new(
+        shape: DatabaseShape,
+        patience: Duration,
+        keys: JointKeys,
+        broker: String,
+    ) -> DatabaseFile {
         DatabaseFile {
             slots: shape.slots.into(),
             partitions: shape.partitions.into(),
             log_bytes: shape.log_bytes,
             patience_ms: patience.as_millis() as u64,
             keys: Some(keys),
+            broker,
         }
     }
 
@@ -63,6 +72,10 @@ impl DatabaseFile {
 
     pub(crate) fn keys(&self) -> Option<&JointKeys> {
         self.keys.as_ref()
+    }
+
+    pub(crate) fn broker(&self) -> &str {
+        &self.broker
     }
 
     /// Writes the file, readable by its owner only. It appears whole or not at all. A file that exists
@@ -110,7 +123,7 @@ mod tests {
 
     fn file() -> DatabaseFile {
         let shape = DatabaseShape { slots: 3, partitions: 1, log_bytes: 64, region_bytes: 0 };
-        DatabaseFile::new(shape, Duration::from_secs(2), JointKeys::default())
+        DatabaseFile::new(shape, Duration::from_secs(2), JointKeys::default(), "127.0.0.1:7117".to_owned())
     }
 
     #[test]
@@ -130,7 +143,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("notes.txt");
         assert!(matches!(DatabaseFile::load(&path), Err(DatabaseError::File { .. })));
-        std::fs::write(&path, b"farpool-namdb 6\nnothing").unwrap();
+        std::fs::write(&path, b"farpool-namdb 7\nnothing").unwrap();
         assert!(DatabaseFile::load(&path).unwrap_err().to_string().contains("not the file of a database"));
     }
 

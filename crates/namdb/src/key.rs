@@ -48,6 +48,19 @@ pub trait Key {
     fn encode(&self, to: &mut KeyBytes);
 }
 
+/// A type of keys that can be made from their bytes again, as [scans](crate::Tx::scan) need it.
+///
+/// ```
+/// use farpool_namdb::{KeyBytes, OwnedKey};
+///
+/// let bytes = KeyBytes::of(&(7_u16, "x".to_owned()));
+/// assert_eq!(OwnedKey::decode(&mut &bytes[..]), Some((7_u16, "x".to_owned())));
+/// ```
+pub trait OwnedKey: Key + Sized {
+    /// Takes a key from the beginning of these bytes. `None`: they do not begin with one.
+    fn decode(from: &mut &[u8]) -> Option<Self>;
+}
+
 /// Before the bytes 0 and 1 of a string, which are one more then.
 const ESCAPE: u8 = 1;
 
@@ -118,6 +131,14 @@ macro_rules! numbers_are_keys {
                 to.push(&(self ^ $sign).to_be_bytes());
             }
         }
+
+        impl OwnedKey for $number {
+            fn decode(from: &mut &[u8]) -> Option<Self> {
+                let (bytes, rest) = from.split_first_chunk()?;
+                *from = rest;
+                Some(<$number>::from_be_bytes(*bytes) ^ $sign)
+            }
+        }
     )*};
 }
 
@@ -135,6 +156,40 @@ impl<const BYTES: usize> Key for [u8; BYTES] {
 
     fn encode(&self, to: &mut KeyBytes) {
         to.push(self);
+    }
+}
+
+impl<const BYTES: usize> OwnedKey for [u8; BYTES] {
+    fn decode(from: &mut &[u8]) -> Option<Self> {
+        let (bytes, rest) = from.split_first_chunk()?;
+        *from = rest;
+        Some(*bytes)
+    }
+}
+
+impl OwnedKey for Vec<u8> {
+    fn decode(from: &mut &[u8]) -> Option<Self> {
+        let mut bytes = Vec::new();
+        loop {
+            let (byte, rest) = match *from {
+                [0, rest @ ..] => {
+                    *from = rest;
+                    return Some(bytes);
+                }
+                [ESCAPE, escaped @ 1..=2, rest @ ..] => (escaped - 1, rest),
+                [ESCAPE, ..] => return None,
+                [byte, rest @ ..] => (*byte, rest),
+                [] => return None,
+            };
+            bytes.push(byte);
+            *from = rest;
+        }
+    }
+}
+
+impl OwnedKey for String {
+    fn decode(from: &mut &[u8]) -> Option<Self> {
+        String::from_utf8(Vec::decode(from)?).ok()
     }
 }
 
@@ -174,6 +229,18 @@ impl<A: Key, B: Key> Key for (A, B) {
     fn encode(&self, to: &mut KeyBytes) {
         self.0.encode(to);
         self.1.encode(to);
+    }
+}
+
+impl<A: OwnedKey, B: OwnedKey> OwnedKey for (A, B) {
+    fn decode(from: &mut &[u8]) -> Option<Self> {
+        Some((A::decode(from)?, B::decode(from)?))
+    }
+}
+
+impl<A: OwnedKey, B: OwnedKey, C: OwnedKey> OwnedKey for (A, B, C) {
+    fn decode(from: &mut &[u8]) -> Option<Self> {
+        Some((A::decode(from)?, B::decode(from)?, C::decode(from)?))
     }
 }
 
@@ -226,6 +293,15 @@ mod tests {
         #[test]
         fn bytes_sort_as_keys_do(one: (i64, Vec<u8>, u16), other: (i64, Vec<u8>, u16)) {
             prop_assert_eq!(bytes(&one).cmp(&bytes(&other)), one.cmp(&other));
+        }
+
+        #[test]
+        fn keys_are_made_from_their_bytes_again(key: (i64, Vec<u8>, String), number: (u16, [u8; 3])) {
+            let bytes = bytes(&key);
+            prop_assert_eq!(OwnedKey::decode(&mut &bytes[..]), Some(key));
+            let bytes = KeyBytes::of(&number);
+            prop_assert_eq!(OwnedKey::decode(&mut &bytes[..]), Some(number));
+            prop_assert_eq!(<(u16, [u8; 3])>::decode(&mut &bytes[..4]), None);
         }
 
         #[test]

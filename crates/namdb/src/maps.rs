@@ -27,6 +27,21 @@ impl Map {
         Some(Map { words, first })
     }
 
+    /// The map of a region that the database gets later.
+    pub fn empty() -> Map {
+        Map { words: [0; MAP_BYTES / 8], first: 0 }
+    }
+
+    /// A map in which no unit is free.
+    pub fn full() -> Map {
+        Map { words: [u64::MAX; MAP_BYTES / 8], first: 0 }
+    }
+
+    /// Whether no table has a unit.
+    pub fn is_empty(&self) -> bool {
+        self.words.iter().all(|&word| word == 0)
+    }
+
     /// The map's bytes.
     pub fn encode(&self) -> Vec<u8> {
         self.words.iter().flat_map(|word| word.to_le_bytes()).collect()
@@ -77,11 +92,34 @@ pub struct Placed {
     pub unit: u64,
 }
 
-/// Places pieces on the nodes in turn; `pieces` says how many units each takes. `None`: they do not fit, and
-/// the maps must not be used any more.
-pub fn place(maps: &mut [Map], nodes: &[NodeId], pieces: impl Iterator<Item = u64>) -> Option<Vec<Placed>> {
+/// How many regions more are needed for pieces that do not fit. Each new region has the map `empty`. `None`:
+/// a piece does not fit a region.
+pub fn regions_lacking(
+    (maps, nodes): (&[Map], &[Option<NodeId>]),
+    empty: &Map,
+    pieces: impl Iterator<Item = u64> + Clone,
+) -> Option<usize> {
+    if !pieces.clone().all(|units| empty.clone().take(units).is_some()) {
+        return None;
+    }
+    let fits = |more: &usize| {
+        let (mut maps, mut nodes) = (maps.to_vec(), nodes.to_vec());
+        maps.resize(maps.len() + more, empty.clone());
+        nodes.resize(nodes.len() + more, None);
+        place(&mut maps, &nodes, pieces.clone()).is_some()
+    };
+    (1..=pieces.clone().count()).find(fits)
+}
+
+/// Places pieces on the nodes in turn; `pieces` says how many units each takes. A region without a node is
+/// full. `None`: they do not fit, and the maps must not be used any more.
+pub fn place(
+    maps: &mut [Map],
+    nodes: &[Option<NodeId>],
+    pieces: impl Iterator<Item = u64>,
+) -> Option<Vec<Placed>> {
     let mut distinct: Vec<NodeId> = Vec::new();
-    for node in nodes {
+    for node in nodes.iter().flatten() {
         if !distinct.contains(node) {
             distinct.push(*node);
         }
@@ -89,8 +127,8 @@ pub fn place(maps: &mut [Map], nodes: &[NodeId], pieces: impl Iterator<Item = u6
     let mut placed = Vec::new();
     for (piece, units) in pieces.enumerate() {
         let wanted = distinct[piece % distinct.len()];
-        let near = (0..maps.len()).filter(|&region| nodes[region] == wanted);
-        let far = (0..maps.len()).filter(|&region| nodes[region] != wanted);
+        let near = (0..maps.len()).filter(|&region| nodes[region] == Some(wanted));
+        let far = (0..maps.len()).filter(|&region| nodes[region] != Some(wanted));
         let take = |region: usize| Some(Placed { region, unit: maps[region].take(units)? });
         placed.push(near.chain(far).find_map(take)?);
     }
@@ -118,9 +156,19 @@ mod tests {
     }
 
     #[test]
+    fn regions_are_lacking_for_pieces_that_are_not_divided() {
+        let (maps, nodes) = ([empty(4_000), empty(0)], [1, 2].map(|node| Some(NodeId(node))));
+        let lacking = |units: u64, pieces: usize| {
+            regions_lacking((&maps, &nodes), &empty(0), std::iter::repeat_n(units, pieces))
+        };
+        // Three fifths of a region each: one has a place, and each other one needs a region of its own.
+        assert_eq!([lacking(2_500, 4), lacking(1_400, 4), lacking(5_000, 1)], [Some(3), Some(1), None]);
+    }
+
+    #[test]
     fn pieces_go_to_one_node_after_another_while_these_have_room() {
-        let nodes = [1, 1, 2].map(NodeId);
-        let mut maps = [empty(0), empty(0), empty(4_000)];
+        let nodes = [1, 1, 2, 0].map(|node| Some(NodeId(node)).filter(|_| node > 0));
+        let mut maps = [empty(0), empty(0), empty(4_000), Map::full()];
         let placed = place(&mut maps, &nodes, [70; 4].into_iter()).unwrap();
         let at = |region, unit| Placed { region, unit };
         assert_eq!(

@@ -11,8 +11,10 @@
 mod collecting;
 mod ending;
 mod joining;
+mod learning;
 pub(crate) mod living;
 mod recovering;
+mod tidying;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,12 +27,14 @@ use farpool_txn::hash::{IndexLayout, IndexSpares};
 use farpool_txn::membership::{Duties, Duty, Seat};
 use farpool_txn::oracle::Fetched;
 use farpool_txn::slab::{Slab, SlabLayout};
+use farpool_txn::tree::{TreeLayout, TreeSpares};
 use farpool_txn::{DatabaseAt, DatabaseLayout, Growth, Memory, Piece, SharedSlot};
-use farpool_wire::Epoch;
-use rustix_futex_sync::Mutex;
+use farpool_wire::{Epoch, RegionId};
+use rustix_futex_sync::{Mutex, RwLock};
 
-use crate::environment::{Environment, Timing};
-use crate::error::{DatabaseError, Ended};
+use crate::environment::{Environment, News, Timing};
+use crate::error::{DatabaseError, Ended, TxError};
+use crate::regions::{Later, Regions};
 use crate::workers::Places;
 #[cfg(test)]
 pub(crate) use joining::add_grants;
@@ -47,8 +51,12 @@ const BEATS: u32 = 10;
 pub struct MemberCore<E> {
     environment: E,
     layout: DatabaseLayout,
+    /// Those of the layout's regions,
     grants: Vec<ClientGrant>,
+    /// and their epochs.
     epochs: Vec<Epoch>,
+    /// The regions that the database got later.
+    later: RwLock<Arc<Later>>,
     seat: Seat,
     slot: Arc<SharedSlot>,
     patience: Duration,
@@ -61,12 +69,27 @@ pub struct MemberCore<E> {
     slabs: Mutex<BTreeMap<u64, Arc<Slab>>>,
     /// Record numbers and buckets that the member has taken from tables' indexes for later use, likewise.
     spares: Mutex<BTreeMap<u64, Arc<IndexSpares>>>,
+    /// The same of leaves of their orders.
+    leaves: Mutex<BTreeMap<u64, Arc<TreeSpares>>>,
     /// A client changes the catalog.
     pub(crate) changes_catalog: AtomicBool,
+    /// The main part frees memory: it waits until its commits are published, so this member goes on
+    /// publishing.
+    frees_memory: AtomicBool,
+    /// The pool refused more memory.
+    refused: Mutex<Option<Refused>>,
     ended: Mutex<Option<Ended>>,
     has_ended: AtomicBool,
     /// The seat was given back.
     has_left: AtomicBool,
+}
+
+/// The pool did not lend more memory.
+struct Refused {
+    /// It is not asked again before this time.
+    until_ns: u64,
+    /// What it said.
+    why: String,
 }
 
 /// What a member does for all members of its database.
@@ -126,9 +149,15 @@ impl<E: Environment> MemberCore<E> {
         &self.slot
     }
 
-    /// The member's grants, in the order of the database's regions.
-    pub fn grants(&self) -> &[ClientGrant] {
-        &self.grants
+    /// The member's grants: in the order of the layout's regions, then of regions that the database got
+    /// later.
+    pub fn grants(&self) -> Vec<ClientGrant> {
+        self.grants.iter().chain(self.later.read().grants()).copied().collect()
+    }
+
+    /// The regions that it can use.
+    pub(crate) fn regions(&self) -> Regions<'_> {
+        Regions::new(&self.layout, &self.grants, self.later.read().clone())
     }
 
     /// The layout of the database.
@@ -182,7 +211,19 @@ impl<E: Environment> MemberCore<E> {
     /// # Errors
     /// When a node does not answer, or this member was evicted.
     pub async fn memory(&self, endpoint: Endpoint) -> Result<Memory, DatabaseError> {
-        attach_all(&self.environment, endpoint, &self.grants).await
+        let memory = attach_all(&self.environment, endpoint, &self.grants).await?;
+        let later = self.later.read().clone();
+        for grant in later.grants() {
+            self.open_unless_gone(&memory, grant).await?;
+        }
+        Ok(memory)
+    }
+
+    /// A region that the member uses whose lease has ended, if there is one. Leases of regions that it does
+    /// not use yet, or no more, may end.
+    pub(crate) fn lost_region(&self) -> Option<RegionId> {
+        let (lost, used) = (self.environment.lost_regions(), self.grants());
+        lost.into_iter().find(|lost| used.iter().any(|grant| grant.region == *lost))
     }
 
     /// The slab of the table that has this first record. `None`: no table has such a slab.
@@ -204,12 +245,12 @@ impl<E: Environment> MemberCore<E> {
 
     /// What the member has taken from the index of the table that has this first record.
     pub(crate) fn spares(&self, first_record: u64, layout: &IndexLayout) -> Arc<IndexSpares> {
-        let mut spares = self.spares.lock();
-        if spares.len() > MOST_SPARES {
-            // Of tables that no client has open. Some numbers of tables that still exist are lost.
-            spares.retain(|_, of_table| Arc::strong_count(of_table) > 1);
-        }
-        spares.entry(first_record).or_insert_with(|| Arc::new(IndexSpares::new(layout))).clone()
+        shared(&self.spares, first_record, || IndexSpares::new(layout))
+    }
+
+    /// What the member has taken from the order of the table that has this first record.
+    pub(crate) fn leaves(&self, first_record: u64, layout: &TreeLayout) -> Arc<TreeSpares> {
+        shared(&self.leaves, first_record, || TreeSpares::new(layout, self.seat.slot))
     }
 
     /// Checks that this is still a member.
@@ -227,13 +268,13 @@ impl<E: Environment> MemberCore<E> {
 
     /// Whether the member has ended, or is to end.
     pub fn has_ended(&self) -> bool {
-        self.has_ended.load(Ordering::Acquire) // pairs with the release in `end`
+        self.has_ended.load(Ordering::SeqCst) // see `has_ended_publishing`; pairs with the store in `end`
     }
 
     /// Ends the member, for this reason. If the member has ended already, the first reason stays.
     pub fn end(&self, why: Ended) {
         self.ended.lock().get_or_insert(why);
-        self.has_ended.store(true, Ordering::Release);
+        self.has_ended.store(true, Ordering::SeqCst);
     }
 
     /// Whether the seat was given back: nothing is done under the grants any more.
@@ -248,7 +289,32 @@ impl<E: Environment> MemberCore<E> {
     /// Fences the member's own grants, once it [has left](Self::has_left): a region has few grants, and no
     /// other process knows of these. Grants that cannot be fenced end with the leases.
     pub async fn fence_own_grants(&self) {
-        joining::fence_all(&self.environment, &self.grants).await;
+        joining::fence_all(&self.environment, &self.grants()).await;
+    }
+
+    /// Whether the pool may be asked for more memory: it has not refused that a moment ago, and the database
+    /// may get more.
+    pub(crate) fn may_lease(&self, endpoint: &Endpoint) -> bool {
+        let later = self.later.read().grants().count();
+        later < usize::from(self.layout.limits.later_regions) && self.check_may_lease(endpoint).is_ok()
+    }
+
+    /// Checks that the pool has not refused more memory a moment ago.
+    pub(crate) fn check_may_lease(&self, endpoint: &Endpoint) -> Result<(), TxError> {
+        match &*self.refused.lock() {
+            Some(refused) if endpoint.now_ns() < refused.until_ns => {
+                Err(TxError::NoSpace(refused.why.clone()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The pool has refused more memory: it is not asked again for a while. Returns the error for that.
+    pub(crate) fn refused_to_lease(&self, endpoint: &Endpoint, why: String) -> TxError {
+        let until_ns = endpoint.now_ns() + self.timing().lease_pause.as_nanos() as u64;
+        self.environment.report(News::NotLent(&why));
+        *self.refused.lock() = Some(Refused { until_ns, why: why.clone() });
+        TxError::NoSpace(why)
     }
 
     /// Sleeps. Returns early once the member has ended.
@@ -258,6 +324,16 @@ impl<E: Environment> MemberCore<E> {
             endpoint.sleep(long.min(self.timing().role_pause)).await;
         }
     }
+}
+
+/// What the threads of a member share of the table that has this first record.
+fn shared<T>(of_tables: &Mutex<BTreeMap<u64, Arc<T>>>, first_record: u64, new: impl FnOnce() -> T) -> Arc<T> {
+    let mut of_tables = of_tables.lock();
+    if of_tables.len() > MOST_SPARES {
+        // Of tables that no client has open. Some numbers of tables that still exist are lost.
+        of_tables.retain(|_, of_table| Arc::strong_count(of_table) > 1);
+    }
+    of_tables.entry(first_record).or_insert_with(|| Arc::new(new())).clone()
 }
 
 /// Ends the member if this is dropped while `part` is set: then that part was dropped half-way.

@@ -28,6 +28,16 @@ pub trait MemberRules: Rules + SeatRules {
         true
     }
 
+    /// Whether a region goes back to the pool only once no seat has a grant there (L3).
+    fn waits_for_leaving_members() -> bool {
+        true
+    }
+
+    /// Whether a region goes back to the pool only once no table has anything there.
+    fn keeps_regions_in_use() -> bool {
+        true
+    }
+
     /// Whether the pieces that a table gets when it grows are entered in the maps of their regions.
     fn enters_growth_in_maps() -> bool {
         true

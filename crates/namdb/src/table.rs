@@ -5,8 +5,8 @@ use std::marker::PhantomData;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use farpool_txn::KeyedTable;
 use farpool_txn::slab::{Class, LEAST_DATA_BYTES, SlabLayout};
+use farpool_txn::{KeyedTable, Memory};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -50,12 +50,27 @@ pub struct TableOptions {
     pub key_bytes: usize,
     /// Bytes of that slab at first. `None`: room for as many of the longest rows as the table has keys.
     pub slab_bytes: Option<u64>,
+    /// Whether its keys are kept in order, for [scans](crate::Tx::scan).
+    pub is_ordered: bool,
 }
 
 impl TableOptions {
     /// A table with room for this many keys before it grows, with rows of up to 64 bytes.
     pub fn rows(rows: u64) -> TableOptions {
-        TableOptions { rows, row_bytes: 64, longest: None, key_bytes: 64, slab_bytes: None }
+        TableOptions {
+            rows,
+            row_bytes: 64,
+            longest: None,
+            key_bytes: 64,
+            slab_bytes: None,
+            is_ordered: false,
+        }
+    }
+
+    /// With keys in order: [`Tx::scan`](crate::Tx::scan) finds the rows of a range of keys. Inserting a new
+    /// key then takes three more round trips, and keys take more memory (`docs/src/namdb.md`, *limits*).
+    pub fn ordered(self) -> TableOptions {
+        TableOptions { is_ordered: true, ..self }
     }
 
     /// With keys of up to this many bytes, if keys have any length.
@@ -127,7 +142,7 @@ pub struct Table<K: ?Sized, V> {
     has_slab: bool,
     /// Its records and their index. Replaced when this client learns that the table has grown.
     keyed: RefCell<Rc<KeyedTable>>,
-    /// Opens records and index as a row of the catalog describes them.
+    /// Opens records and index as a row of the catalog describes them, if all regions with them are open.
     open: Box<Open>,
     /// How often the catalog had changed (tables created, grown or dropped) when it was found,
     known_since: u64,
@@ -136,8 +151,8 @@ pub struct Table<K: ?Sized, V> {
     types: PhantomData<fn(&K) -> V>,
 }
 
-/// Opens a table as a row of the catalog describes it.
-type Open = dyn Fn(&TableRow) -> Result<KeyedTable, TxError>;
+/// Opens a table as a row of the catalog describes it. `None`: a region with a part of it is not open.
+type Open = dyn Fn(&TableRow, &Memory) -> Result<Option<KeyedTable>, TxError>;
 
 impl<K: Key + ?Sized, V> Table<K, V> {
     pub(crate) fn new<E: Environment + 'static>(
@@ -150,12 +165,31 @@ impl<K: Key + ?Sized, V> Table<K, V> {
             let what = format!("keys of type {}, not {}", row.key_type, K::type_name());
             return Err(TxError::OtherShape { table: name.to_owned(), what });
         }
+        Table::of_any_type(member, name, row, schema)
+    }
+
+    /// The bytes of a key, padded to the key length of this table.
+    pub(crate) fn encode_key(&self, key: &K) -> Result<KeyBytes, TxError> {
+        let too_long = || TxError::KeyTooLong { table: self.name.clone(), most: self.key_bytes };
+        KeyBytes::of(key).into_padded(self.key_bytes).ok_or_else(too_long)
+    }
+}
+
+impl<K: ?Sized, V> Table<K, V> {
+    /// The table of a row, whatever its keys are.
+    pub(crate) fn of_any_type<E: Environment + 'static>(
+        member: &Arc<MemberCore<E>>,
+        name: &str,
+        row: TableRow,
+        schema: u64,
+    ) -> Result<Self, TxError> {
         let keyed = row.keyed(member).ok_or_else(|| damaged(name))?;
         // A table that outlives its database does not hold the leases.
         let member = Arc::downgrade(member);
-        let open = Box::new(move |row: &TableRow| {
+        let open = Box::new(move |row: &TableRow, memory: &Memory| {
             let member = member.upgrade().ok_or(TxError::Ended(Ended::Closed))?;
-            row.keyed(&member).ok_or_else(|| damaged(&row.name))
+            let is_open = row.is_open(&member.regions(), memory);
+            is_open.then(|| row.keyed(&member).ok_or_else(|| damaged(&row.name))).transpose()
         });
         Ok(Table {
             name: name.to_owned(),
@@ -171,14 +205,6 @@ impl<K: Key + ?Sized, V> Table<K, V> {
         })
     }
 
-    /// The bytes of a key, padded to the key length of this table.
-    pub(crate) fn encode_key(&self, key: &K) -> Result<KeyBytes, TxError> {
-        let too_long = || TxError::KeyTooLong { table: self.name.clone(), most: self.key_bytes };
-        KeyBytes::of(key).into_padded(self.key_bytes).ok_or_else(too_long)
-    }
-}
-
-impl<K: ?Sized, V> Table<K, V> {
     /// Its name.
     pub fn name(&self) -> &str {
         &self.name
@@ -211,15 +237,21 @@ impl<K: ?Sized, V> Table<K, V> {
         self.checked_at.get()
     }
 
-    /// The table exists in a snapshot, with this row. It may have grown.
-    pub(crate) fn note_existing(&self, row: &TableRow, schema: u64) -> Result<(), TxError> {
+    /// The table exists in a snapshot, with this row. It may have grown. `false`: into a region that is not
+    /// open.
+    pub(crate) fn note_existing(
+        &self,
+        row: &TableRow,
+        schema: u64,
+        memory: &Memory,
+    ) -> Result<bool, TxError> {
         if row.pieces() > self.keyed().table().pieces() {
-            let grown = (self.open)(row)?;
+            let Some(grown) = (self.open)(row, memory)? else { return Ok(false) };
             grown.remember_splits_of(&self.keyed());
             self.keyed.replace(Rc::new(grown));
         }
         self.checked_at.set(schema);
-        Ok(())
+        Ok(true)
     }
 }
 

@@ -2,17 +2,22 @@
 
 use std::borrow::Borrow;
 use std::cell::{Cell, RefCell};
+use std::ops::RangeBounds;
 use std::rc::Rc;
 
 use farpool_txn::hash::IndexError;
-use farpool_txn::{Cut, KeyError, KeyedTable, ReadError, Shipped, Transaction};
+use farpool_txn::tree::TreeError;
+use farpool_txn::{
+    Cut, Direction, Fault, KeyError, KeyedTable, ReadError, Scan, Scanned, Shipped, Transaction, Verified,
+};
 use futures_util::future::join_all;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::catalog::{Catalog, TableInfo, TableRow};
 use crate::error::{Stop, TxError, of_key};
-use crate::key::Key;
+use crate::key::{Key, OwnedKey};
+use crate::rows::Rows;
 use crate::rules::MemberRules;
 use crate::table::Table;
 
@@ -53,6 +58,8 @@ pub struct Tx<'a, R: MemberRules = Shipped> {
     is_again: Cell<bool>,
     /// A table that was full. It has to grow before the body is run again.
     full: RefCell<Option<FullTable>>,
+    /// A table lies in regions that are not open. They have to be opened before the body is run again.
+    lacks_regions: Cell<bool>,
 }
 
 /// A table that had no room for a row.
@@ -71,7 +78,11 @@ impl FullTable {
     /// The error for this, if the table cannot grow.
     pub(crate) fn error(&self) -> TxError {
         if self.is_slab {
-            return TxError::NoSpace(format!("table {} has no room for another long row", self.name));
+            return TxError::NoSpace(format!(
+                "table {} has no room for another long row: end long transactions, drop tables, or add a node to the \
+                 pool",
+                self.name
+            ));
         }
         TxError::Full(self.name.clone())
     }
@@ -80,12 +91,18 @@ impl FullTable {
 impl<'a, R: MemberRules> Tx<'a, R> {
     /// Tables with these first records cannot grow.
     pub(crate) fn new(transaction: Transaction<'a, R>, catalog: &'a Catalog, vain: Vec<u64>) -> Self {
-        Tx { transaction, catalog, vain, is_again: Cell::new(false), full: RefCell::default() }
+        let (is_again, lacks_regions) = (Cell::new(false), Cell::new(false));
+        Tx { transaction, catalog, vain, is_again, full: RefCell::default(), lacks_regions }
     }
 
     /// The table that has to grow before this transaction is tried again, if there is one.
     pub(crate) fn take_full(&self) -> Option<FullTable> {
         self.full.take()
+    }
+
+    /// Whether regions have to be opened before this transaction is tried again.
+    pub(crate) fn lacks_regions(&self) -> bool {
+        self.lacks_regions.get()
     }
 
     /// The transaction, to be committed. `None`: begin again.
@@ -262,9 +279,77 @@ impl<'a, R: MemberRules> Tx<'a, R> {
         self.told_of(table, &keyed, done).map(drop)
     }
 
+    /// The rows of the keys in a range, in the order of the keys. The table must be
+    /// [ordered](crate::TableOptions::ordered). Another transaction may insert rows into the range meanwhile:
+    /// this one's snapshot does not have them.
+    ///
+    /// ```no_run
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use farpool_namdb::{Table, Tx, TxError};
+    ///
+    /// async fn total(tx: &Tx<'_>, orders: &Table<(u32, u64), i64>, customer: u32) -> Result<i64, TxError> {
+    ///     let (mut total, mut rows) = (0, tx.scan(orders, (customer, 0)..=(customer, u64::MAX)));
+    ///     while let Some((_, cents)) = rows.next().await? {
+    ///         total += cents;
+    ///     }
+    ///     Ok(total)
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn scan<'t, K: OwnedKey, V: DeserializeOwned>(
+        &'t self,
+        table: &'t Table<K, V>,
+        range: impl RangeBounds<K>,
+    ) -> Rows<'t, 'a, K, V, R> {
+        Rows::new(self, table, range, Direction::Ascending)
+    }
+
+    /// As [`scan`](Self::scan), from the highest key to the lowest.
+    pub fn scan_rev<'t, K: OwnedKey, V: DeserializeOwned>(
+        &'t self,
+        table: &'t Table<K, V>,
+        range: impl RangeBounds<K>,
+    ) -> Rows<'t, 'a, K, V, R> {
+        Rows::new(self, table, range, Direction::Descending)
+    }
+
+    /// Some rows of a scan, and the rest of it.
+    pub(crate) async fn scan_some<K: ?Sized, V>(
+        &self,
+        table: &Table<K, V>,
+        scan: Scan,
+    ) -> Result<Scanned, TxError> {
+        let keyed = self.check(table).await?;
+        let found = keyed.scan(&self.transaction, scan).await;
+        self.told_of(table, &keyed, found)
+    }
+
+    /// Whether some records of a table, from this one on, are found where they should be.
+    pub(crate) async fn verify_some<K: ?Sized, V>(
+        &self,
+        table: &Table<K, V>,
+        first: u64,
+    ) -> Result<Verified, TxError> {
+        let keyed = self.check(table).await?;
+        let found = keyed.verify_some(&self.transaction, first).await;
+        self.told_of(table, &keyed, found)
+    }
+
+    /// Whether the order of a table's keys leads to so many rows.
+    pub(crate) async fn verify_count<K: ?Sized, V>(
+        &self,
+        table: &Table<K, V>,
+        rows: u64,
+    ) -> Result<Option<Fault>, TxError> {
+        let keyed = self.check(table).await?;
+        let found = keyed.verify_count(&self.transaction, rows).await;
+        self.told_of(table, &keyed, found)
+    }
+
     /// Checks that this transaction's snapshot has the table, and returns its records with their index. Reads
     /// the catalog only if it has changed since the last check.
-    async fn check<K: Key + ?Sized, V>(&self, table: &Table<K, V>) -> Result<Rc<KeyedTable>, TxError> {
+    async fn check<K: ?Sized, V>(&self, table: &Table<K, V>) -> Result<Rc<KeyedTable>, TxError> {
         let schema = self.schema();
         if table.checked_at() == schema || !R::looks_at_the_catalog() {
             return Ok(table.keyed());
@@ -276,7 +361,11 @@ impl<'a, R: MemberRules> Tx<'a, R> {
         }
         match self.find_table(table.name()).await? {
             Some(row) if row.first_record == table.first_record() => {
-                table.note_existing(&row, schema)?;
+                if !table.note_existing(&row, schema, self.transaction.memory())? {
+                    self.lacks_regions.set(true);
+                    self.is_again.set(true);
+                    return Err(TxError::Conflict);
+                }
                 Ok(table.keyed())
             }
             _ => Err(TxError::Dropped(table.name().to_owned())),
@@ -305,7 +394,9 @@ impl<'a, R: MemberRules> Tx<'a, R> {
     ) -> Result<T, TxError> {
         let is_slab = matches!(found, Err(KeyError::Record(ReadError::NoSpace { .. })));
         let may_grow = !self.vain.contains(&table.first_record());
-        if may_grow && (is_slab || matches!(found, Err(KeyError::Index(IndexError::Full)))) {
+        let is_index =
+            matches!(found, Err(KeyError::Index(IndexError::Full) | KeyError::Order(TreeError::Full)));
+        if may_grow && (is_slab || is_index) {
             let (name, first_record) = (table.name().to_owned(), table.first_record());
             let (pieces, tries) = (keyed.table().pieces(), keyed.table().tries_of_slab());
             self.full.replace(Some(FullTable { name, first_record, pieces, is_slab, tries }));

@@ -9,13 +9,17 @@
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::io::BufRead;
+use std::ops::Bound;
 use std::rc::Rc;
 
 use farpool_fabric::block_on;
 pub use farpool_txn::Step;
+use farpool_txn::hash::IndexError;
 use farpool_txn::judge::{Outcome, Read, Transaction as Judged, Violation, Write, judge};
+use farpool_txn::tree::TreeError;
 use farpool_txn::{
-    CommitError, Cut, KeyError, KeyedTable, MemoryError, Row, Rules, SessionState, Transaction, Worker,
+    CommitError, Cut, Direction, KeyError, KeyedTable, MemoryError, Row, Rules, Scan, Scanned, SessionState,
+    Transaction, Worker,
 };
 use farpool_wire::{Slot, Version};
 pub use rustix::process::Signal;
@@ -24,7 +28,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::client::Client;
 use crate::error::{DatabaseError, Stop, TxError, of_key};
-use crate::key::KeyBytes;
+use crate::key::{KeyBytes, OwnedKey};
 use crate::table::{Table, TableOptions};
 use crate::workers::ClientPlace;
 
@@ -38,11 +42,22 @@ const SHORTEST: usize = 10;
 const LONGEST_ROWS: u64 = 128;
 /// Most rows that a transaction touches.
 const MOST_ROWS: u64 = 5;
+/// Keys of rows that are inserted once, and not changed, start here.
+const INSERTED: u64 = 1 << 63;
+/// A scan of such rows ends after so many.
+const MOST_SCANNED: usize = 30;
+/// There is room for so many of them.
+const MOST_INSERTED: u64 = 10_000;
+/// Odd: it scatters keys.
+const SPREAD: u64 = 0x9E37_79B9_7F4A_7C15;
 /// Per thousand: transactions that only read; rows that the other transactions write; rows that are deleted,
 /// of those written.
 const READ_ONLY: u64 = 300;
 const WRITTEN: u64 = 600;
 const DELETED: u64 = 100;
+/// The same, where rows are scanned: transactions that scan, and transactions that insert a new row.
+const SCANNING: u64 = 300;
+const INSERTING: u64 = 400;
 
 /// One transaction, as it is written down. Fields are stable; new ones may be added.
 #[derive(Serialize, Deserialize)]
@@ -67,15 +82,24 @@ pub struct Work<'a> {
     worker: Rc<Worker<Striking>>,
     place: Option<ClientPlace>,
     keyed: Rc<KeyedTable>,
-    /// Bytes of the longest row, if rows have any length.
-    longest: Option<usize>,
-    rows: u64,
+    rows: Rows,
     session: SessionState,
     /// Identifies the session among those of all processes.
     name: u32,
     number: u64,
     random: u64,
     log: &'a mut dyn std::io::Write,
+}
+
+/// The rows that transactions work on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Rows {
+    /// How many of them are written again and again.
+    pub count: u64,
+    /// Bytes of the longest row, if rows have any length.
+    pub longest: Option<usize>,
+    /// Transactions also insert new rows, and scan rows in the order of their keys.
+    pub are_scanned: bool,
 }
 
 /// For tests: what a process does to itself at a step of a commit.
@@ -144,15 +168,27 @@ pub enum WorkError {
     /// A row has words of several versions.
     #[error("row {0} has words of several versions")]
     Torn(u64),
+    /// A scan does not find what the same transaction finds by key.
+    #[error("a scan from row {first} on finds the rows {found:?} instead of {wanted:?}")]
+    Disagree {
+        /// Where the scan began.
+        first: u64,
+        /// The keys that it found.
+        found: Vec<u64>,
+        /// Those that have rows.
+        wanted: Vec<u64>,
+    },
 }
 
 /// The table that transactions work on. The first process makes it.
 ///
 /// # Errors
 /// When the table can be neither made nor opened.
-pub fn work_table(client: &Client, rows: u64, longest: Option<usize>) -> Result<Table<u64, ()>, TxError> {
-    let options = TableOptions::rows(rows).row_bytes(ROW_WORDS * size_of::<u64>());
-    let options = match longest {
+pub fn work_table(client: &Client, rows: Rows) -> Result<Table<u64, ()>, TxError> {
+    let inserted = if rows.are_scanned { MOST_INSERTED } else { 0 };
+    let options = TableOptions::rows(rows.count + inserted).row_bytes(ROW_WORDS * size_of::<u64>());
+    let options = TableOptions { is_ordered: rows.are_scanned, ..options };
+    let options = match rows.longest {
         Some(longest) => {
             options.longest(longest).slab_bytes(LONGEST_ROWS * longest.next_power_of_two() as u64)
         }
@@ -172,13 +208,13 @@ impl<'a> Work<'a> {
     pub fn new(
         client: &'a Client,
         table: &'a Table<u64, ()>,
-        rows: u64,
+        rows: Rows,
         seed: u64,
         log: &'a mut dyn std::io::Write,
         strike: Option<Strike>,
     ) -> Result<Work<'a>, DatabaseError> {
         let member = client.core().member();
-        let random = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+        let random = seed.wrapping_mul(SPREAD) | 1;
         let name = getrandom::u64().unwrap_or(seed) as u32;
         let place = member.take_place()?;
         let endpoint = member.environment().endpoint();
@@ -197,9 +233,9 @@ impl<'a> Work<'a> {
             Err(error) => return Err(member.end_after(error.into())),
         };
         STRIKE.set(strike);
-        let (keyed, longest, session) = (table.keyed(), table.longest(), SessionState::new());
-        let place = Some(place);
-        Ok(Work { client, worker, place, keyed, longest, rows, session, name, number: 0, random, log })
+        let rows = Rows { longest: table.longest(), ..rows };
+        let (place, keyed, session) = (Some(place), table.keyed(), SessionState::new());
+        Ok(Work { client, worker, place, keyed, rows, session, name, number: 0, random, log })
     }
 
     fn below(&mut self, bound: u64) -> u64 {
@@ -225,36 +261,34 @@ impl<'a> Work<'a> {
         self.number += 1;
         let is_only_reading = self.below(1_000) < READ_ONLY;
         let count = 1 + self.below(MOST_ROWS);
-        let plan: Vec<(u64, u64, u64)> =
-            (0..count).map(|_| (self.below(self.rows), self.below(1_000), self.below(1_000))).collect();
+        let touches =
+            (0..count).map(|_| (self.below(self.rows.count), self.below(1_000), self.below(1_000))).collect();
+        let mut plan = Plan { is_only_reading, touches, scans_from: None, inserts: false };
+        if self.rows.are_scanned {
+            let (first, is_inserted) = (self.below(INSERTED), self.below(2) > 0);
+            let first = if is_inserted { INSERTED | first } else { first % self.rows.count };
+            plan.scans_from = (self.below(1_000) < SCANNING).then_some(first);
+            plan.inserts = !is_only_reading && self.below(1_000) < INSERTING;
+        }
         let mut session = std::mem::take(&mut self.session);
-        let done = self.transact_as(&mut session, is_only_reading, &plan).await;
+        let done = self.transact_as(&mut session, &plan).await;
         self.session = session;
         done
     }
 
-    async fn transact_as(
-        &mut self,
-        session: &mut SessionState,
-        is_only_reading: bool,
-        plan: &[(u64, u64, u64)],
-    ) -> Result<bool, WorkError> {
+    async fn transact_as(&mut self, session: &mut SessionState, plan: &Plan) -> Result<bool, WorkError> {
         self.client.core().member().check().map_err(TxError::Ended)?;
         let worker = self.worker.clone();
         let transaction = worker.begin(session).await.map_err(TxError::from)?;
         let mut seen = Seen::default();
         let cut = transaction.cut().clone();
-        for &(row, writes, deletes) in plan {
-            let writes = !is_only_reading && writes < WRITTEN;
-            let value = (deletes >= DELETED).then(|| self.new_value(&seen));
-            match self.touch(&transaction, &mut seen, row, writes, value).await {
-                Ok(()) => {}
-                Err(Touch::Conflict) => {
-                    self.write_down(&cut, &seen, None, Some(false))?;
-                    return Ok(false);
-                }
-                Err(Touch::Failed(error)) => return Err(error),
+        match self.follow(plan, &transaction, &mut seen).await {
+            Ok(()) => {}
+            Err(Touch::Conflict) => {
+                self.write_down(&cut, &seen, None, Some(false))?;
+                return Ok(false);
             }
+            Err(Touch::Failed(error)) => return Err(error),
         }
         let committing = match transaction.prepare() {
             Ok(Some(committing)) => committing,
@@ -289,6 +323,26 @@ impl<'a> Work<'a> {
         }
     }
 
+    async fn follow(
+        &self,
+        plan: &Plan,
+        transaction: &Transaction<'_, Striking>,
+        seen: &mut Seen,
+    ) -> Result<(), Touch> {
+        for &(row, writes, deletes) in &plan.touches {
+            let writes = !plan.is_only_reading && writes < WRITTEN;
+            let value = (deletes >= DELETED).then(|| self.new_value(seen));
+            self.touch(transaction, seen, row, writes, value).await?;
+        }
+        if let Some(first) = plan.scans_from {
+            self.scan(transaction, seen, first).await?;
+        }
+        if plan.inserts {
+            self.insert(transaction, seen).await?;
+        }
+        Ok(())
+    }
+
     /// A value that no other write of any process has.
     fn new_value(&self, seen: &Seen) -> u64 {
         u64::from(self.name) << 32 | (self.number << 8 | seen.touched) & u64::from(u32::MAX)
@@ -296,7 +350,8 @@ impl<'a> Work<'a> {
 
     /// The row for a value: the value, repeated over the row's whole length.
     fn row_of(&self, value: u64) -> Vec<u8> {
-        let length = self.longest.map_or(ROW_WORDS * size_of::<u64>(), |longest| length_of(value, longest));
+        let length =
+            self.rows.longest.map_or(ROW_WORDS * size_of::<u64>(), |longest| length_of(value, longest));
         value.to_le_bytes().into_iter().cycle().take(length).collect()
     }
 
@@ -317,12 +372,7 @@ impl<'a> Work<'a> {
     ) -> Result<(), Touch> {
         let key = KeyBytes::of(&row);
         seen.touched += 1;
-        let is_first = !seen.writes.iter().any(|write| write.record == row);
-        let found = self.keyed.get(transaction, &key).await.map_err(Touch::of)?;
-        if is_first {
-            let value = self.value_of(&found).ok_or(Touch::Failed(WorkError::Torn(row)))?;
-            seen.reads.push(Read { record: row, version: found.version, value });
-        }
+        let found = self.get(transaction, seen, row).await?;
         if !writes {
             return Ok(());
         }
@@ -339,6 +389,72 @@ impl<'a> Work<'a> {
             None => seen.writes.push(Write { record: row, replaced: replaced.version, value }),
         }
         Ok(())
+    }
+
+    async fn get(
+        &self,
+        transaction: &Transaction<'_, Striking>,
+        seen: &mut Seen,
+        row: u64,
+    ) -> Result<Row, Touch> {
+        let found = self.keyed.get(transaction, &KeyBytes::of(&row)).await.map_err(Touch::of)?;
+        if !seen.writes.iter().any(|write| write.record == row) {
+            let value = self.value_of(&found).ok_or(Touch::Failed(WorkError::Torn(row)))?;
+            seen.reads.push(Read { record: row, version: found.version, value });
+        }
+        Ok(found)
+    }
+
+    /// Scans the rows from a key on, and compares them with those that the transaction finds by key.
+    async fn scan(
+        &self,
+        transaction: &Transaction<'_, Striking>,
+        seen: &mut Seen,
+        first: u64,
+    ) -> Result<(), Touch> {
+        let (is_inserted, bounds) =
+            (first >= INSERTED, [first, self.rows.count].map(|key| KeyBytes::of(&key)));
+        let end = if is_inserted { Bound::Unbounded } else { Bound::Excluded(&bounds[1][..]) };
+        let (mut found, mut rest) =
+            (Vec::new(), Some(Scan::new((Bound::Included(&bounds[0][..]), end), Direction::Ascending)));
+        while let Some(scan) = rest.filter(|_| !is_inserted || found.len() < MOST_SCANNED) {
+            let Scanned { rows, next } = self.keyed.scan(transaction, scan).await.map_err(Touch::of)?;
+            found.extend(
+                rows.iter().filter_map(|(key, row)| Some((u64::decode(&mut &key[..])?, row.version))),
+            );
+            rest = next;
+        }
+        let keys: Vec<u64> = match is_inserted {
+            true => found.iter().map(|(key, _)| *key).collect(),
+            false => (first..self.rows.count).collect(),
+        };
+        let mut wanted = Vec::new();
+        for key in keys {
+            let row = self.get(transaction, seen, key).await?;
+            wanted.extend(row.data.map(|_| (key, row.version)));
+        }
+        if found == wanted {
+            return Ok(());
+        }
+        let [found, wanted] = [found, wanted].map(|rows| rows.into_iter().map(|(key, _)| key).collect());
+        Err(Touch::Failed(WorkError::Disagree { first, found, wanted }))
+    }
+
+    /// Inserts a row that is not changed later, unless there is no room any more.
+    async fn insert(&self, transaction: &Transaction<'_, Striking>, seen: &mut Seen) -> Result<(), Touch> {
+        let value = self.new_value(seen);
+        seen.touched += 1;
+        let row = INSERTED | value.wrapping_mul(SPREAD);
+        match self.keyed.insert(transaction, &KeyBytes::of(&row), &self.row_of(value)).await {
+            Ok(found) => {
+                seen.writes.push(Write { record: row, replaced: found.version, value: Some(value) });
+                Ok(())
+            }
+            Err(
+                KeyError::Duplicate | KeyError::Index(IndexError::Full) | KeyError::Order(TreeError::Full),
+            ) => Ok(()),
+            Err(error) => Err(Touch::of(error)),
+        }
     }
 
     fn write_down(
@@ -378,6 +494,16 @@ impl Drop for Work<'_> {
     }
 }
 
+/// What a transaction does.
+struct Plan {
+    is_only_reading: bool,
+    /// Rows, with random numbers that decide whether they are written and deleted.
+    touches: Vec<(u64, u64, u64)>,
+    /// The first key of a scan.
+    scans_from: Option<u64>,
+    inserts: bool,
+}
+
 #[derive(Default)]
 struct Seen {
     reads: Vec<Read>,
@@ -402,7 +528,7 @@ impl Touch {
 
 /// The length of a row, with short lengths as often as long ones.
 fn length_of(value: u64, longest: usize) -> usize {
-    let drawn = value.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    let drawn = value.wrapping_mul(SPREAD);
     let most = (longest >> ((drawn >> 60) % 12)).max(SHORTEST);
     SHORTEST + (drawn >> 20) as usize % (most - SHORTEST + 1)
 }

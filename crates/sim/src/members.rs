@@ -21,7 +21,7 @@ use std::time::Duration;
 use farpool_fabric::sim::{
     Executor, Faults, HostId, Network, Path, ProcessId, Random, Service, Span, Tasks, World, WorldConfig,
 };
-use farpool_fabric::{Endpoint, EndpointConfig};
+use farpool_fabric::{Endpoint, EndpointConfig, Scrubbed};
 use farpool_namdb::{Ended, TxError};
 use farpool_pool::GrantError;
 use farpool_txn::judge::judge;
@@ -62,8 +62,12 @@ const FENCES_LOST_PERMILLE: u32 = 40;
 const FENCE_PAUSE: Duration = Duration::from_micros(2);
 /// Small limits. There are names for all tables of a run. Tombstones may run out while old snapshots are
 /// open; then tables cannot be dropped.
-const LIMITS: Limits = Limits { clients: 6, names: 8, tombstones: 2 };
+const LIMITS: Limits = Limits { clients: 6, names: 8, tombstones: 2, later_regions: 3 };
 const REGION_BYTES: u64 = 512 << 10;
+/// Regions of each node that the database may get later.
+const SPARE_EACH: u32 = 2;
+/// Thousandths of the runs in which the database soon needs these.
+const TIGHT_PERMILLE: u32 = 300;
 /// Bytes for the intents of a log: room for some changes of the catalog.
 const LOG_BYTES: u64 = 32 << 10;
 const ARENA_BYTES: usize = 32 * 4096;
@@ -79,6 +83,12 @@ struct Run {
     nowhere: ProcessId,
     nodes: Vec<LendingNode>,
     layout: DatabaseLayout,
+    /// Regions that the pool can lend to the database.
+    spare: RefCell<Vec<RegionId>>,
+    /// Those that it has lent, with the epochs of their leases.
+    lent: RefCell<BTreeMap<RegionId, Epoch>>,
+    /// The database has little memory: tables that grow need more of it.
+    is_tight: bool,
     patience: Duration,
     faults: FaultKinds,
     observer: Arc<Mutex<Observer>>,
@@ -97,13 +107,49 @@ struct Run {
 }
 
 impl Run {
-    /// The place of a region in the layout.
-    fn place_of(&self, region: RegionId) -> usize {
-        self.layout.regions.iter().position(|known| *known == region).expect("a region of this database")
-    }
-
     fn node_of(&self, region: RegionId) -> &LendingNode {
         &self.nodes[region.node.0 as usize - 1]
+    }
+
+    /// The pool lends up to so many regions to the database.
+    fn lend(&self, most: usize) -> Vec<(RegionId, Epoch)> {
+        let mut spare = self.spare.borrow_mut();
+        let leased = spare.len().min(most);
+        let lent: Vec<_> = spare
+            .drain(..leased)
+            .map(|region| (region, Epoch(100 + self.ledger.notes.next_name())))
+            .collect();
+        self.lent.borrow_mut().extend(lent.iter().copied());
+        lent
+    }
+
+    /// Whether the database has this lease.
+    fn is_lent(&self, (region, epoch): (RegionId, Epoch)) -> bool {
+        self.lent.borrow().get(&region) == Some(&epoch)
+    }
+
+    /// The pool takes a region back, if the database has this lease of it: no member may hold that any more.
+    /// It is cleared before it is lent again.
+    fn take_back(&self, lease: (RegionId, Epoch)) {
+        if !self.is_lent(lease) {
+            return; // a member that has died was first
+        }
+        let (region, _) = lease;
+        self.lent.borrow_mut().remove(&region);
+        for member in self.members.borrow().iter().filter(|member| member.lives()) {
+            if member.core.environment().holds(lease) {
+                let claim = member.claim();
+                self.ledger
+                    .notes
+                    .complain(format!("region {region} is given back, but member {claim} holds it"));
+            }
+        }
+        let regions = &self.node_of(region).memory.regions;
+        regions.fence(region.index);
+        let scrubbed = regions.scrub(region.index);
+        assert!(matches!(scrubbed, Ok(Scrubbed::Clean)), "{scrubbed:?}: no process has its memory");
+        regions.open(region.index, OWNER, key_of(OWNER));
+        self.spare.borrow_mut().push(region);
     }
 
     /// Draws the number of a judged record.
@@ -266,7 +312,10 @@ fn world_of(seed: u64, trace: bool, kinds: FaultKinds, random: &mut Random) -> W
 fn setting(world: World, tasks: Tasks, seed: u64, faults: FaultKinds, random: &mut Random) -> Run {
     let count = 1 + random.below(2);
     let layout = draw_layout(count, random);
-    let regions = layout.regions.iter().map(|region| region.index + 1).max().expect("there is a root");
+    let own = layout.regions.iter().map(|region| region.index + 1).max().expect("there is a root");
+    let regions = own + SPARE_EACH;
+    let spare = (own..regions).flat_map(|index| (1..=count).map(move |node| (NodeId(node), index)));
+    let spare: Vec<_> = spare.map(|(node, index)| RegionId { node, index }).collect();
     let memories: Vec<Arc<LendingHost>> = (1..=count)
         .map(|node| {
             let memory = Arc::new(LendingHost::new(NodeId(node), regions, REGION_BYTES));
@@ -292,6 +341,9 @@ fn setting(world: World, tasks: Tasks, seed: u64, faults: FaultKinds, random: &m
         tasks,
         nodes,
         layout,
+        spare: RefCell::new(spare),
+        lent: RefCell::default(),
+        is_tight: Random::new(seed, 12).chance(TIGHT_PERMILLE),
         patience,
         faults,
         observer,

@@ -65,8 +65,16 @@ pub struct Scenario {
 }
 
 /// All scenarios.
-const SCENARIOS: &[Scenario] =
-    &[crate::FABRIC, crate::POOL, crate::FILE, crate::TXN, crate::HASH, crate::MEMBERS, crate::CACHE];
+const SCENARIOS: &[Scenario] = &[
+    crate::FABRIC,
+    crate::POOL,
+    crate::FILE,
+    crate::TXN,
+    crate::HASH,
+    crate::INDEX,
+    crate::MEMBERS,
+    crate::CACHE,
+];
 
 /// Finds a scenario by its name.
 pub fn find_scenario(name: &str) -> Option<&'static Scenario> {

@@ -224,7 +224,7 @@ impl Run {
             deadline,
         });
         self.tasks.adopt(process, endpoint.clone());
-        let mut memory = Memory::new(endpoint);
+        let memory = Memory::new(endpoint);
         for node in &self.nodes {
             for index in 0..REGIONS {
                 let region = RegionId { node: node.peer.node, index };

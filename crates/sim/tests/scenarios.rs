@@ -81,4 +81,4 @@ macro_rules! scenarios {
     };
 }
 
-scenarios!(fabric, pool, file, txn, hash, members, cache);
+scenarios!(fabric, pool, file, txn, hash, index, members, cache);

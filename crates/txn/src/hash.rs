@@ -26,8 +26,10 @@ mod rules;
 mod spares;
 
 pub use bucket::{Bucket, Entry, MOST_DEPTH};
+pub(crate) use index::is_unknown_to_others;
 pub use index::{Index, IndexError, Numbered};
 pub use key::{KeyHash, MOST_KEY_BYTES};
 pub use layout::{IndexLayout, IndexShape, MOST_ENTRIES};
 pub use rules::{Again, IndexRules};
 pub use spares::IndexSpares;
+pub(crate) use spares::{Spares, take_spare};

@@ -2,7 +2,7 @@
 //! where*), and their addresses for one member. Pure.
 //!
 //! ```text
-//! root region    seats | horizon | catalog | its index | tombstones | maps of regions | counter |
+//! root region    seats | horizon | catalog | its index | tombstones | maps of regions | later regions | counter |
 //!                parts of the oracle | logs | tables ...
 //! other regions  parts of the oracle | logs | tables ...
 //! ```
@@ -13,6 +13,7 @@ use farpool_wire::{Epoch, RegionId, Slot};
 
 use crate::hash::{Index, IndexLayout, IndexShape};
 use crate::horizon::{HorizonAt, HorizonLayout};
+use crate::later::{LaterAt, LaterLayout};
 use crate::log::{LogAt, LogLayout, Logs};
 use crate::membership::{MembersAt, MembersLayout};
 use crate::memory::Piece;
@@ -70,11 +71,13 @@ pub struct Limits {
     pub names: u64,
     /// Most tombstones: dropped tables that still have their memory.
     pub tombstones: u64,
+    /// Most regions that the database gets after it was created.
+    pub later_regions: u16,
 }
 
 impl Limits {
     /// Those of all databases outside simulations.
-    pub const SHIPPED: Limits = Limits { clients: 64, names: 256, tombstones: 32 };
+    pub const SHIPPED: Limits = Limits { clients: 64, names: 256, tombstones: 32, later_regions: 256 };
 }
 
 /// Why no database can have this shape.
@@ -129,6 +132,8 @@ pub struct DatabaseLayout {
     tombstones: (u64, RecordLayout),
     /// Maps of regions.
     maps: (u64, RecordLayout),
+    /// The list of regions that the database got later.
+    later: (u64, LaterLayout),
     /// The counter of record numbers.
     counter: (u64, RecordLayout),
     /// For each slot and each copy of its log: its region, and where it starts there.
@@ -151,14 +156,15 @@ impl DatabaseLayout {
         let count = u16::try_from(regions.len()).ok().filter(|&count| usize::from(count) <= MOST_REGIONS);
         let count = count.ok_or(LayoutError::TooManyRegions)?;
         // One slot more than members: changes of the catalog are commits in a slot of their own.
-        let members = MembersLayout::new(slots, count);
+        let members = MembersLayout::new(slots, count, limits.later_regions);
         let partitions = shape.partitions.clamp(1, MOST_PARTITIONS.min(slots + 1));
         let board = Board::new((slots + 1).div_ceil(partitions)); // of the largest part
         let horizon = HorizonLayout::new(slots * limits.clients, slots + 1);
         let catalog = RecordLayout::new(limits.names, ROW_BYTES);
         let names = IndexLayout::new(IndexShape::for_keys(limits.names, limits.names, NAME_BYTES, SEED), 1);
         let tombstones = RecordLayout::new(limits.tombstones, ROW_BYTES);
-        let maps = RecordLayout::new(count.into(), MAP_BYTES);
+        let maps = RecordLayout::new(u64::from(count) + u64::from(limits.later_regions), MAP_BYTES);
+        let later = LaterLayout::new(limits.later_regions);
         let counter = RecordLayout::new(1, size_of::<u64>());
         let log = LogLayout::new(shape.log_bytes);
         let bad = LayoutError::BadShape;
@@ -191,6 +197,7 @@ impl DatabaseLayout {
         let names = (place_in_root(names.bytes()), names);
         let tombstones = (place_in_root(tombstones.bytes()), tombstones);
         let maps = (place_in_root(maps.bytes()), maps);
+        let later = (place_in_root(later.bytes()), later);
         let counter = (place_in_root(counter.bytes()), counter);
         let mut tables_from = vec![0; regions.len()];
         tables_from[0] = end.next_multiple_of(ALIGN);
@@ -216,6 +223,7 @@ impl DatabaseLayout {
             names,
             tombstones,
             maps,
+            later,
             counter,
             logs,
             tables_from,
@@ -309,9 +317,14 @@ impl<'a> DatabaseAt<'a> {
         self.table(TOMBSTONE_RECORDS, self.layout.tombstones)
     }
 
-    /// A map of each region.
+    /// A map of each region, also of those that the database got later.
     pub fn maps(&self) -> Table {
         self.table(MAP_RECORDS, self.layout.maps)
+    }
+
+    /// The list of regions that the database got later.
+    pub fn later_regions(&self) -> LaterAt {
+        LaterAt { piece: self.piece(0, self.layout.later.0), layout: self.layout.later.1 }
     }
 
     /// The counter of record numbers.
@@ -390,6 +403,7 @@ mod tests {
             (plan.names.0, plan.names.1.bytes()),
             (plan.tombstones.0, plan.tombstones.1.bytes()),
             (plan.maps.0, plan.maps.1.bytes()),
+            (plan.later.0, plan.later.1.bytes()),
             (plan.counter.0, plan.counter.1.bytes()),
         ];
         let mut taken: Vec<(usize, u64, u64)> = root.map(|(start, bytes)| (0, start, start + bytes)).into();

@@ -12,9 +12,11 @@
 //!   [`recovery`] rolls back the commits of a dead client.
 //! - [`membership`] says which compute servers work on a database, and which of them recovers the slot of a
 //!   dead one.
-//! - A [`DatabaseLayout`] says where all this lies in a database's regions.
+//! - A [`DatabaseLayout`] says where all this lies in a database's regions; [`later`] is the list of those
+//!   that the database got after it was created.
 //! - A [`slab::Slab`] holds payloads that do not fit their records.
-//! - A [`hash::Index`] says which record has which key; a [`KeyedTable`] is a table with one.
+//! - A [`hash::Index`] says which record has which key; a [`KeyedTable`] is a table with one. A
+//!   [`tree::Tree`] has records in the order of keys.
 //! - A [`SharedSlot`] numbers the commits of one slot, by one thread or several of a compute server, and
 //!   keeps the watermark: every commit up to it has finished.
 //!
@@ -29,6 +31,7 @@ pub mod hash;
 pub mod horizon;
 pub mod judge;
 mod keyed;
+pub mod later;
 pub mod layout;
 pub mod log;
 pub mod membership;
@@ -41,12 +44,13 @@ pub mod slab;
 mod slot;
 mod table;
 mod transaction;
+pub mod tree;
 mod worker;
 
 pub use cut::Cut;
 pub use error::{BeginError, CommitError, LeaveError, ReadError};
 pub use growth::Growth;
-pub use keyed::{KeyError, KeyedTable};
+pub use keyed::{Direction, Fault, KeyError, KeyedTable, Scan, Scanned, Verified};
 pub use layout::{DatabaseAt, DatabaseLayout, DatabaseShape, LayoutError, Limits};
 pub use memory::{Memory, MemoryError, Piece, Traffic};
 pub use oracle::{Fetched, Oracle, OracleAt};

@@ -7,7 +7,8 @@
 //!     one member for ever.
 //! M2. A member uses nothing but the root region before its list of grants is there. So a member that has
 //!     fenced the grant that the claim names, and then finds no list of that claim, has fenced everything
-//!     that was used.
+//!     that was used. A grant of a region that the database got later has a word of its own, which is written
+//!     before the grant is used ([`crate::later`], L3).
 //! M3. A seat has one recoverer at a time: the member whose claim is in the recoverer's place. A member puts
 //!     its claim there only if the place is empty, or the earlier recoverer has no seat any more, or it has
 //!     fenced the earlier recoverer.
@@ -28,7 +29,7 @@ mod vouching;
 mod watch;
 
 pub use duties::{Duties, Duty};
-pub use layout::{MembersAt, MembersLayout, Role, SeatWords};
+pub use layout::{LaterGrant, MembersAt, MembersLayout, Role, SeatWords};
 pub use recovering::{Recoverable, SeatRecoveryError, SeatWatch};
 pub use roles::{fill_role, give_up_role, role_of, take_role};
 pub use rules::SeatRules;
@@ -111,7 +112,46 @@ pub async fn list_grants(
     seat: &Seat,
     grants: &[Epoch],
 ) -> Result<(), MemoryError> {
+    // First: whoever finds this member's list takes the words behind it for this member's, too.
+    let later = at.layout.later_grants(seat.slot);
+    if !later.is_empty() {
+        memory.write(&at.piece, later.start, &vec![0; (later.end - later.start) as usize]).await?;
+    }
     memory.write(&at.piece, at.layout.grants(seat.slot).start, &at.layout.encode_grants(grants)).await
+}
+
+/// Lists a member's grant of the region at a place of the list of those that the database got later. The
+/// member uses the grant only afterwards (M2), and with `None` no more.
+///
+/// # Errors
+/// When far memory does not answer, or the member was declared dead.
+pub async fn list_later_grant(
+    memory: &Memory,
+    at: &MembersAt,
+    seat: &Seat,
+    place: u16,
+    grant: Option<LaterGrant>,
+) -> Result<(), MemoryError> {
+    memory.write(&at.piece, at.layout.later_grant(seat.slot, place), &LaterGrant::encode(grant)).await
+}
+
+/// For each place in the list of later regions, whether a member has a grant of its region listed.
+///
+/// # Errors
+/// When far memory does not answer.
+pub async fn listed_later_grants(memory: &Memory, at: &MembersAt) -> Result<Vec<bool>, MemoryError> {
+    let seats = read_seats(memory, at).await?;
+    let mut listed = vec![false; usize::from(at.layout.later())];
+    for slot in
+        (0..).zip(&seats).filter(|(_, seat)| seat.claim.is_some()).filter_map(|(slot, _)| Slot::new(slot))
+    {
+        let bytes = memory.read(&at.piece, at.layout.later_grants(slot)).await?;
+        let none = LaterGrant::encode(None);
+        for (listed, grant) in listed.iter_mut().zip(bytes.chunks_exact(none.len())) {
+            *listed |= *grant != none;
+        }
+    }
+    Ok(listed)
 }
 
 /// Waits until all duties of the member have finished, with a check every `pause`, and gives its seat back.

@@ -22,6 +22,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::Duration;
 
+use elsa::FrozenBTreeMap;
 use farpool_fabric::{ArenaBuf, ArenaFull, Endpoint, OpError, Peer, Queue};
 use farpool_wire::{AccessKey, Epoch, NodeId, RegionId, RemoteAddr};
 
@@ -34,8 +35,10 @@ pub use traffic::Traffic;
 /// How long an operation waits for a buffer while others have them all, and the pause between two tries.
 const BUFFER_PATIENCE: Duration = Duration::from_millis(100);
 const BUFFER_PAUSE: Duration = Duration::from_micros(10);
-/// Bytes that `clear` overwrites with one WRITE.
+/// Bytes that `clear` overwrites with one WRITE, at most, and the part of all buffers that this takes at
+/// most.
 const CLEARED_AT_ONCE: u64 = 128 << 10;
+const CLEARING_PART: u64 = 8;
 
 /// A part of a leased region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -71,9 +74,9 @@ pub enum MemoryError {
 /// Far memory, by the queues of one endpoint.
 pub struct Memory {
     endpoint: Endpoint,
-    queues: BTreeMap<NodeId, Queue>,
+    queues: FrozenBTreeMap<NodeId, Box<Queue>>,
     /// Under which grant each region was attached.
-    grants: BTreeMap<RegionId, (Epoch, AccessKey)>,
+    grants: RefCell<BTreeMap<RegionId, (Epoch, AccessKey)>>,
     /// Plans with WRITEs that were posted and have not finished.
     writing: Cell<u32>,
     /// One of these was dropped before it finished: its WRITEs may land at any time.
@@ -97,8 +100,8 @@ impl Memory {
     pub fn new(endpoint: Endpoint) -> Memory {
         Memory {
             endpoint,
-            queues: BTreeMap::new(),
-            grants: BTreeMap::new(),
+            queues: FrozenBTreeMap::new(),
+            grants: RefCell::default(),
             writing: Cell::new(0),
             is_abandoned: Cell::new(false),
             following: Cell::new(0),
@@ -120,29 +123,52 @@ impl Memory {
         self.traffic.get()
     }
 
-    /// Opens a region for this thread.
+    /// Opens a region for this thread. Operations on other regions may be under way. A connection that there
+    /// was before, and that breaks, is opened again.
     ///
     /// # Errors
     /// When the node cannot be reached, or refuses this thread.
     pub async fn attach(
-        &mut self,
+        &self,
         peer: &Peer,
         region: RegionId,
         epoch: Epoch,
         key: AccessKey,
     ) -> Result<(), MemoryError> {
-        if !self.queues.contains_key(&peer.node) {
+        let is_first = self.queues.get(&peer.node).is_none();
+        if is_first {
             let queue = self.endpoint.open(peer.clone()).map_err(|_| MemoryError::NotConnected(peer.node))?;
-            self.queues.insert(peer.node, queue);
+            self.queues.insert(peer.node, Box::new(queue));
         }
-        self.queue(peer.node)?.attach(region, epoch, key).await?;
-        self.grants.insert(region, (epoch, key));
-        Ok(())
+        let mut attached = self.queue(peer.node)?.attach(region, epoch, key).await;
+        self.grants.borrow_mut().insert(region, (epoch, key));
+        if let Err(error) = attached
+            && !is_first
+        {
+            attached = self.ready_again(region, error, &mut Trying::default()).await;
+        }
+        if attached.is_err() {
+            self.grants.borrow_mut().remove(&region);
+        }
+        Ok(attached?)
+    }
+
+    /// Forgets a region that was attached with this grant, and is used no more.
+    pub fn detach(&self, region: RegionId, epoch: Epoch) {
+        let mut grants = self.grants.borrow_mut();
+        if grants.get(&region).is_some_and(|(attached, _)| *attached == epoch) {
+            grants.remove(&region);
+        }
+    }
+
+    /// All regions that are attached, with their grants.
+    pub fn attached(&self) -> Vec<(RegionId, Epoch)> {
+        self.grants.borrow().iter().map(|(region, (epoch, _))| (*region, *epoch)).collect()
     }
 
     /// All of a region that was attached.
     pub fn whole(&self, region: RegionId) -> Option<Piece> {
-        self.grants.get(&region).map(|&(epoch, _)| Piece { region, epoch, start: 0 })
+        self.grants.borrow().get(&region).map(|&(epoch, _)| Piece { region, epoch, start: 0 })
     }
 
     /// To how many nodes there are queues.
@@ -247,9 +273,10 @@ impl Memory {
     /// # Errors
     /// When far memory does not answer.
     pub async fn clear(&self, piece: &Piece, range: Range<u64>) -> Result<(), MemoryError> {
+        let at_once = CLEARED_AT_ONCE.min(self.endpoint.arena().bytes() as u64 / CLEARING_PART);
         let mut at = range.start;
         while at < range.end {
-            let bytes = CLEARED_AT_ONCE.min(range.end - at);
+            let bytes = at_once.min(range.end - at);
             let mut zeros = self.take_soon(bytes as usize).await?;
             zeros.fill(0);
             self.write_from(zeros, piece, at).await?;

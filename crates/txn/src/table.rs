@@ -3,10 +3,10 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use farpool_wire::RegionId;
+use farpool_wire::{RecordHeader, RegionId};
 
 use crate::growth::Growth;
-use crate::memory::Piece;
+use crate::memory::{Memory, MemoryError, Piece};
 use crate::record::{RecordId, RecordLayout};
 use crate::slab::{Held, LEAST_DATA_BYTES, Slab};
 
@@ -92,6 +92,33 @@ impl Table {
             (0..self.growth.size(number)).map(move |index| (region, start + self.layout.current(index).start))
         };
         (0..).zip(&self.pieces).flat_map(of_piece)
+    }
+
+    /// The headers of all its records, each as it is when it is read: for a look without a snapshot.
+    ///
+    /// # Errors
+    /// When far memory does not answer.
+    pub async fn read_headers(&self, memory: &Memory) -> Result<Vec<RecordHeader>, MemoryError> {
+        let mut headers = Vec::new();
+        for (number, piece) in (0..).zip(&self.pieces) {
+            for index in 0..self.growth.size(number) {
+                headers.push(RecordHeader(memory.read_word(piece, self.layout.current(index).start).await?));
+            }
+        }
+        Ok(headers)
+    }
+
+    /// The data of a record, as they are when they are read, and empty if it has none: for a look without a
+    /// snapshot. `None`: it is being written.
+    ///
+    /// # Errors
+    /// When far memory does not answer.
+    pub async fn look_at(&self, memory: &Memory, number: u64) -> Result<Option<Vec<u8>>, MemoryError> {
+        let Some(Place { record, piece, index, .. }) = self.place(number) else { return Ok(None) };
+        let bytes = memory.read(&piece, self.layout.current(index)).await?;
+        let Some((header, found)) = self.layout.decode_current(record, &bytes) else { return Ok(None) };
+        let is_whole = found.is_right && header == found.label.header;
+        Ok(is_whole.then(|| if header.is_deleted() { Vec::new() } else { found.data.to_vec() }))
     }
 
     /// Splits `numbers` into runs. Each run lies in one piece, and its current versions have at most `bytes`

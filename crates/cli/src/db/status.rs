@@ -54,6 +54,7 @@ struct Table {
     key_bytes: u32,
     pieces: usize,
     bytes: u64,
+    is_ordered: bool,
 }
 
 /// Asks and prints.
@@ -74,6 +75,7 @@ pub fn run(args: StatusArgs) -> Result<()> {
         key_bytes: table.key_bytes,
         pieces: table.pieces,
         bytes: table.bytes,
+        is_ordered: table.is_ordered,
     });
     let status = Status { servers: servers.collect(), tables: tables.collect() };
     if args.json {

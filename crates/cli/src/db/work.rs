@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use farpool_namdb::work::{Blow, Signal, Step, Strike, Work, work_table};
+use farpool_namdb::work::{Blow, Rows, Signal, Step, Strike, Work, work_table};
 
 use super::{Beginning, DatabaseAt};
 use crate::output::{say, tell};
@@ -39,6 +39,10 @@ pub struct WorkArgs {
     /// Rows of 10 to this many bytes, instead of 48 each. The first process decides for all
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(10..=1_048_576))]
     longest: Option<u32>,
+
+    /// Also insert new rows, and scan rows in the order of their keys. The first process decides for all
+    #[arg(long)]
+    scans: bool,
 
     /// Seed of the random choices
     #[arg(long, value_name = "N", default_value_t = 1)]
@@ -87,10 +91,12 @@ fn parse_strike(text: &str) -> Result<Strike, String> {
 pub fn run(args: WorkArgs) -> Result<()> {
     let database = args.at.open_to_begin(&args.beginning)?;
     let client = database.client()?;
-    let table = work_table(&client, args.rows, args.longest.map(|longest| longest as usize))?;
+    let longest = args.longest.map(|longest| longest as usize);
+    let rows = Rows { count: args.rows, longest, are_scanned: args.scans };
+    let table = work_table(&client, rows)?;
     let file = continued(&args.history);
     let mut file = file.with_context(|| format!("cannot write {}", args.history.display()))?;
-    let mut work = Work::new(&client, &table, args.rows, args.seed, &mut file, args.strike)?;
+    let mut work = Work::new(&client, &table, rows, args.seed, &mut file, args.strike)?;
     say("ready");
     let started = Instant::now();
     let end = started + Duration::from_secs(args.seconds);

@@ -30,6 +30,8 @@ struct Ground {
     dir: TempDir,
     /// Workers write rows of any length up to this.
     longest: Option<&'static str>,
+    /// Workers insert new rows, and scan.
+    scans: bool,
     /// Parts of the database's oracle.
     partitions: &'static str,
     /// A compute server is declared dead after so many seconds without a heartbeat.
@@ -40,7 +42,7 @@ impl Ground {
     fn new() -> Ground {
         let pool = Pool::start(PoolOptions { nodes: 2, memory: "16MiB", region_size: "4MiB" });
         let dir = tempfile::tempdir().unwrap();
-        Ground { pool, dir, longest: None, partitions: "1", patience: PATIENCE_SECONDS }
+        Ground { pool, dir, longest: None, scans: false, partitions: "1", patience: PATIENCE_SECONDS }
     }
 
     fn file(&self) -> PathBuf {
@@ -96,6 +98,7 @@ impl Ground {
         // Every third worker begins from the snapshots of its fetch thread.
         command.args(number.is_multiple_of(3).then_some("--fetch-thread"));
         command.args(self.longest.into_iter().flat_map(|longest| ["--longest", longest]));
+        command.args(self.scans.then_some("--scans"));
         command.args(strike.map(|strike| format!("--strike={strike}")));
         Process::ready(format!("worker {number}"), command).0
     }
@@ -219,6 +222,32 @@ fn snapshot_isolation_holds_while_processes_are_killed_and_stopped_over_shared_m
 #[test]
 fn snapshot_isolation_holds_while_processes_are_killed_and_stopped_over_tcp_with_an_oracle_of_two_parts() {
     assert_isolated_while_workers_die("tcp", "2");
+}
+
+#[test]
+fn keys_lead_to_all_rows_after_each_of_20_kills_of_compute_servers_that_insert_and_scan() {
+    const KILLS: u32 = 20;
+    /// Longer than the test takes: all workers are killed.
+    const SECONDS: u64 = 600;
+    let ground = Ground { scans: true, ..Ground::new() };
+    let mut up = ground.up();
+    let mut workers: Vec<Process> = (1..=3).map(|number| ground.work(number, "shm", SECONDS)).collect();
+    for kill in 0..KILLS {
+        std::thread::sleep(Duration::from_millis(200 + 61 * u64::from(kill) % 300));
+        workers.remove(7 * kill as usize % workers.len()).kill();
+        workers.push(ground.work(4 + kill, "shm", SECONDS));
+        let output = run_command(ground.command("verify", "auto", &[]));
+        assert!(
+            output.status.success() && output.stdout.contains("rows, found by their keys and in order"),
+            "{output:?}"
+        );
+    }
+    for worker in &mut workers {
+        worker.assert_running();
+        worker.kill();
+    }
+    assert!(ground.judge(3 + KILLS) > 500);
+    up.assert_running();
 }
 
 /// The fault itself: how long the first node stops. Leases last ten seconds, and every member has at least

@@ -10,10 +10,10 @@ use farpool_txn::recovery::recover;
 use farpool_txn::{
     CommitError, LeaveError, Memory, MemoryError, SessionState, SharedSlot, Transaction, Worker,
 };
-
 use farpool_wire::Epoch;
 
 use super::Catalog;
+use super::returning::leave_empty_regions;
 use crate::environment::Environment;
 use crate::error::{DatabaseError, Ended, Stop, TxError};
 use crate::member::MemberCore;
@@ -29,6 +29,8 @@ pub(super) struct Change<'a, E: Environment> {
     pub(super) member: &'a MemberCore<E>,
     worker: Worker<E::Rules>,
     catalog: Catalog,
+    /// Memory has become free.
+    has_freed: Cell<bool>,
 }
 
 /// The result of a change, and of its client's leaving.
@@ -93,18 +95,34 @@ async fn change_in_role<T, E: Environment>(
     let slot = SharedSlot::recovered(slot, at.logs(), &recovered).expect("each slot has a log");
     let worker = Worker::sharing(memory, oracle, Arc::new(slot)).expect("the oracle has a slot for it");
     let worker = member.announce_in_place(worker, place.number()).await?;
-    let change = Change { member, worker, catalog: Catalog::new(at) };
-    let changed = task(&change).await;
+    let change = Change { member, worker, catalog: Catalog::new(at), has_freed: Cell::new(false) };
+    let opened = member.open_later_regions(change.memory()).await;
+    let has_begun = opened.is_ok();
+    let changed = match opened {
+        Ok(()) => task(&change).await,
+        Err(error) => Err(error.into()),
+    };
+    let emptied = if change.has_freed.get() { leave_empty_regions(&change).await } else { Ok(()) };
     let left = change.worker.leave().await;
     // Not only commits: zeros for the memory of a dropped table may be in flight as well.
-    if let Err(error @ (TxError::Unknown(_) | TxError::Memory(MemoryError::Failed(_)))) = changed {
-        return Err(error);
+    if has_begun && changed.as_ref().is_err_and(is_in_doubt) {
+        return changed.map(|done| (Ok(done), left));
     }
-    if let Err(error) = give_up_role(change.memory(), &at.members(), Role::Catalog, claim).await {
-        // The change has taken effect all the same: only the member ends.
-        member.end_after(error.into());
+    // From here on, the change has taken effect all the same: only the member ends.
+    match emptied {
+        Err(error) if is_in_doubt(&error) => member.end(Ended::Failed(error.to_string())),
+        _ => {
+            if let Err(error) = give_up_role(change.memory(), &at.members(), Role::Catalog, claim).await {
+                member.end_after(error.into());
+            }
+        }
     }
     Ok((changed, left))
+}
+
+/// Whether something may be in flight.
+fn is_in_doubt(error: &TxError) -> bool {
+    matches!(error, TxError::Unknown(_) | TxError::Memory(MemoryError::Failed(_)))
 }
 
 /// The right to change the catalog, which one client of a member has at a time.
@@ -182,6 +200,11 @@ impl<E: Environment> Change<'_, E> {
     /// Its access to far memory.
     pub(super) fn memory(&self) -> &Memory {
         self.worker.memory()
+    }
+
+    /// Memory has become free: at the end of the change, regions without tables are left.
+    pub(super) fn note_freed(&self) {
+        self.has_freed.set(true);
     }
 
     /// Called between two steps of long work, while no transaction is open: takes a newer snapshot and

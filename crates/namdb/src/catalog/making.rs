@@ -7,15 +7,17 @@ use farpool_txn::hash::MOST_KEY_BYTES;
 use farpool_txn::layout::{FIRST_RECORD, MAP_BYTES, ROW_BYTES};
 use farpool_txn::log::Intent;
 use farpool_txn::slab::MOST_PAYLOAD_BYTES;
-use farpool_txn::{DatabaseAt, Rules, Transaction};
+use farpool_txn::{DatabaseLayout, Rules, Transaction};
 
 use super::changing::{Turn, change};
+use super::leasing::{Lacking, Unplaced};
 use super::tombstones::{clear_tombstones, outlook_after_clearing};
 use super::{Catalog, MOST_PIECES, MOST_TYPE_BYTES, RECORDS_EACH, TABLES, TableRow, key_of};
 use crate::environment::Environment;
 use crate::error::{Stop, TxError, of_key, of_read};
-use crate::maps::{Map, Placed, place};
+use crate::maps::{Map, Placed, place, regions_lacking};
 use crate::member::MemberCore;
+use crate::regions::Regions;
 use crate::rules::MemberRules;
 use crate::table::TableOptions;
 use crate::transacting::FullTable;
@@ -67,6 +69,7 @@ pub(crate) async fn create<E: Environment>(
         row_bytes: u32::try_from(row_bytes)
             .map_err(|_| TxError::BadOptions("rows are too large".to_owned()))?,
         longest: longest as u32,
+        is_ordered: options.is_ordered,
         key_type,
         key_bytes: key_bytes as u32,
         seed: member.environment().random(),
@@ -82,11 +85,12 @@ pub(crate) async fn create<E: Environment>(
             return Err(TxError::TableExists(name.to_owned()));
         }
         clear_tombstones(change).await?;
+        let lacking = Lacking::default();
         let make = async |transaction: &Transaction<'_, E::Rules>, catalog: &Catalog| {
-            let mut row = empty.clone();
+            let (regions, mut row) = (member.regions(), empty.clone());
             row.first_record = next_record(transaction, catalog).await?;
-            let maps = read_maps(member.at(), transaction, catalog).await?;
-            let taken = shape_and_place(member.at(), &maps, &mut row, options)?;
+            let maps = read_maps(&regions, transaction, catalog).await?;
+            let taken = lacking.note(shape_and_place(&regions, &maps, &mut row, options))?;
             write_maps(transaction, catalog, &maps, &taken).await?;
             let first = row.first_record;
             let row = row.encode_row().ok_or_else(|| TxError::NoSpace("too many pieces".to_owned()))?;
@@ -103,7 +107,8 @@ pub(crate) async fn create<E: Environment>(
                 Err(other) => Err(other),
             }
         };
-        change.transact(make).await
+        let made = change.transact(&make).await;
+        lacking.lease_and_try_again(made, change, &make).await
     })
     .await
 }
@@ -159,15 +164,19 @@ async fn next_record<R: Rules>(transaction: &Transaction<'_, R>, catalog: &Catal
 
 /// The maps of all regions: which units are taken.
 pub(super) async fn read_maps<R: Rules>(
-    at: DatabaseAt<'_>,
+    regions: &Regions<'_>,
     transaction: &Transaction<'_, R>,
     catalog: &Catalog,
 ) -> Result<Vec<Map>, Stop> {
     let mut maps = Vec::new();
-    for region in 0..at.grants.len() {
+    for region in 0..regions.end() {
+        if regions.grant(region).is_none() {
+            maps.push(Map::full()); // a place in the list that is free, or a region that is given back
+            continue;
+        }
         let found = transaction.read(&catalog.maps, region as u64).await;
         let found = found.map_err(|error| of_read(error, TABLES))?;
-        let map = Map::decode(found.data.as_deref(), at.layout.first_unit(region));
+        let map = Map::decode(found.data.as_deref(), regions.first_unit(region));
         maps.push(map.ok_or_else(|| TxError::Damaged("the map of a region is damaged".to_owned()))?);
     }
     Ok(maps)
@@ -192,15 +201,15 @@ pub(super) async fn write_maps<R: Rules>(
 /// Decides into how many pieces a table is split at first, and where they lie: enters that in its row, and
 /// returns the maps with its memory. Tries one piece for each node first, then twice as many, and so on.
 fn shape_and_place(
-    at: DatabaseAt<'_>,
+    regions: &Regions<'_>,
     maps: &[Map],
     row: &mut TableRow,
     options: &TableOptions,
-) -> Result<Vec<Map>, TxError> {
-    let mut nodes: Vec<_> = at.layout.regions.iter().map(|region| region.node).collect();
+) -> Result<Vec<Map>, Unplaced> {
+    let mut nodes: Vec<_> = regions.nodes().into_iter().flatten().collect();
     nodes.sort_unstable();
     nodes.dedup();
-    let mut pieces = nodes.len().min(MOST_PIECES);
+    let (mut pieces, mut reason) = (nodes.len().min(MOST_PIECES), None);
     loop {
         row.rows_each = options.rows.max(1).div_ceil(pieces as u64) + SPARE_ROWS;
         if let Some(slab) = options.slab_each(pieces as u64) {
@@ -213,13 +222,21 @@ fn shape_and_place(
             TxError::BadOptions(format!("a table cannot have {rows} rows of {bytes} bytes"))
         };
         let bytes = row.layouts().ok_or_else(bad_shape)?.bytes_of(0);
-        row.most_times = (at.layout.shape.region_bytes / MOST_PIECE_DIVISOR / bytes).max(1);
+        row.most_times = (regions.layout().shape.region_bytes / MOST_PIECE_DIVISOR / bytes).max(1);
         (row.regions, row.first_units) = (Vec::new(), Vec::new());
-        match place_layer(at, maps, row) {
-            Err(error) if pieces == MOST_PIECES => return Err(error),
-            Err(_) => {}
+        let unplaced = match place_layer(regions, maps, row) {
             Ok(taken) => return Ok(taken),
+            Err(unplaced) => unplaced,
+        };
+        let why = match reason.take() {
+            // More memory would help, if not with as many pieces as now.
+            Some(earlier @ Unplaced { regions: Some(_), .. }) if unplaced.regions.is_none() => earlier,
+            _ => unplaced,
+        };
+        if pieces == MOST_PIECES {
+            return Err(why);
         }
+        reason = Some(why);
         pieces = (pieces * 2).min(MOST_PIECES);
     }
 }
@@ -228,39 +245,41 @@ fn shape_and_place(
 ///
 /// # Errors
 /// [`TxError::NoSpace`] when they do not fit. The row must not be used then.
-fn place_layer(at: DatabaseAt<'_>, maps: &[Map], row: &mut TableRow) -> Result<Vec<Map>, TxError> {
-    let new = row.pieces()..row.pieces() + row.layer as usize;
+fn place_layer(regions: &Regions<'_>, maps: &[Map], row: &mut TableRow) -> Result<Vec<Map>, Unplaced> {
+    let (new, layout) = (row.pieces()..row.pieces() + row.layer as usize, regions.layout());
     if new.end > MOST_PIECES {
-        return Err(TxError::NoSpace(format!("a table has at most {MOST_PIECES} pieces")));
+        return Err(TxError::NoSpace(format!("a table has at most {MOST_PIECES} pieces")).into());
     }
     row.regions.resize(new.end, 0);
     row.first_units.resize(new.end, 0);
     let layouts = row.layouts().ok_or_else(|| TxError::NoSpace("the table would be too large".to_owned()))?;
-    let nodes: Vec<_> = at.layout.regions.iter().map(|region| region.node).collect();
-    let mut taken = maps.to_vec();
-    let placed = place(&mut taken, &nodes, new.clone().map(|piece| layouts.units_of(piece, at)));
-    let needed = || new.clone().map(|piece| layouts.bytes_of(piece)).sum();
-    for (piece, Placed { region, unit }) in
-        new.clone().zip(placed.ok_or_else(|| no_space(at, maps, needed()))?)
-    {
+    let (mut taken, nodes) = (maps.to_vec(), regions.nodes());
+    let units = new.clone().map(|piece| layouts.units_of(piece, layout));
+    let Some(placed) = place(&mut taken, &nodes, units.clone()) else {
+        let bytes = new.map(|piece| layouts.bytes_of(piece)).sum();
+        let lacking = regions_lacking((maps, &nodes), &Map::empty(), units);
+        return Err(Unplaced { error: no_space(layout, maps, bytes), regions: lacking });
+    };
+    for (piece, Placed { region, unit }) in new.zip(placed) {
         (row.regions[piece], row.first_units[piece]) = (region as u32, unit as u32);
     }
     // One transaction gives all the memory back one day.
-    let regions: BTreeSet<_> = row.regions.iter().collect();
+    let spread: BTreeSet<_> = row.regions.iter().collect();
     let others = Intent::bytes_for(ROW_BYTES) + Intent::bytes_for(size_of::<u64>());
-    let logged = regions.len() * Intent::bytes_for(MAP_BYTES) + others;
-    if logged as u64 > at.layout.log.most_bytes() {
-        return Err(TxError::NoSpace(format!(
+    let logged = spread.len() * Intent::bytes_for(MAP_BYTES) + others;
+    if logged as u64 > layout.log.most_bytes() {
+        let error = TxError::NoSpace(format!(
             "the table would lie in {} regions, and a log has no room for a change of so many maps: make the \
              database with larger logs (--log-size)",
-            regions.len()
-        )));
+            spread.len()
+        ));
+        return Err(error.into());
     }
     Ok(taken)
 }
 
-fn no_space(at: DatabaseAt<'_>, maps: &[Map], needed: u64) -> TxError {
-    let free = maps.iter().map(Map::units_free).sum::<u64>() * at.layout.unit_bytes();
+fn no_space(layout: &DatabaseLayout, maps: &[Map], needed: u64) -> TxError {
+    let free = maps.iter().map(Map::units_free).sum::<u64>() * layout.unit_bytes();
     TxError::NoSpace(format!(
         "the table needs {needed} bytes in large pieces; {free} bytes are free in parts"
     ))
@@ -281,20 +300,26 @@ pub(crate) enum Outlook {
 
 /// What can be done for a table that was full, as of a snapshot. The caller does not need the catalog's role:
 /// taking that role uses up a generation of the catalog's slot.
-pub(crate) async fn outlook<R: MemberRules>(
-    at: DatabaseAt<'_>,
-    transaction: &Transaction<'_, R>,
+pub(crate) async fn outlook<E: Environment>(
+    member: &MemberCore<E>,
+    transaction: &Transaction<'_, E::Rules>,
     catalog: &Catalog,
     full: &FullTable,
 ) -> Result<Outlook, Stop> {
     let found = catalog.find(transaction, &full.name).await.map_err(|error| of_key(error, TABLES))?;
     let is_as_it_was = |row: &TableRow| row.first_record == full.first_record && row.pieces() <= full.pieces;
     let Some(mut row) = found.filter(is_as_it_was) else { return Ok(Outlook::Changed) };
-    let maps = read_maps(at, transaction, catalog).await?;
-    if place_layer(at, &maps, &mut row).is_ok() {
-        return Ok(Outlook::MayGrow);
+    let regions = member.regions();
+    let maps = read_maps(&regions, transaction, catalog).await?;
+    let needed = match place_layer(&regions, &maps, &mut row) {
+        Ok(_) => return Ok(Outlook::MayGrow),
+        Err(unplaced) => unplaced.regions,
+    };
+    match outlook_after_clearing(member, transaction, catalog).await? {
+        Outlook::MayGrow => Ok(Outlook::MayGrow),
+        _ if needed.is_some() && member.may_lease(transaction.memory().endpoint()) => Ok(Outlook::MayGrow),
+        outlook => Ok(outlook),
     }
-    outlook_after_clearing(at, transaction, catalog).await
 }
 
 /// Adds a layer of pieces to a table that has no more than it had when it was full. If it has more, another
@@ -310,6 +335,7 @@ pub(crate) async fn grow<E: Environment>(
 ) -> Result<(), TxError> {
     let name = full.name.as_str();
     let key = key_of(name).ok_or_else(|| TxError::BadName(name.to_owned()))?;
+    let lacking = Lacking::default();
     let add = async |transaction: &Transaction<'_, E::Rules>, catalog: &Catalog| {
         let found = catalog.find(transaction, name).await.map_err(|error| of_key(error, TABLES))?;
         let row = found.filter(|row| row.first_record == full.first_record);
@@ -317,8 +343,9 @@ pub(crate) async fn grow<E: Environment>(
         if row.pieces() > full.pieces {
             return Ok(()); // another client was first
         }
-        let maps = read_maps(member.at(), transaction, catalog).await?;
-        let taken = place_layer(member.at(), &maps, &mut row)?;
+        let regions = member.regions();
+        let maps = read_maps(&regions, transaction, catalog).await?;
+        let taken = lacking.note(place_layer(&regions, &maps, &mut row))?;
         if E::Rules::enters_growth_in_maps() {
             write_maps(transaction, catalog, &maps, &taken).await?;
         }
@@ -329,7 +356,8 @@ pub(crate) async fn grow<E: Environment>(
     change(turn, member, endpoint, async |change| match change.transact(&add).await {
         Err(TxError::NoSpace(_)) => {
             clear_tombstones(change).await?;
-            change.transact(&add).await
+            let added = change.transact(&add).await;
+            lacking.lease_and_try_again(added, change, &add).await
         }
         done => done,
     })

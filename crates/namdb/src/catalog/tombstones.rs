@@ -5,7 +5,7 @@
 //! behind, and the next member clears the memory again.
 
 use farpool_txn::horizon::horizon;
-use farpool_txn::{Cut, DatabaseAt, Transaction};
+use farpool_txn::{Cut, Transaction};
 use farpool_wire::Version;
 
 use super::changing::Change;
@@ -14,6 +14,8 @@ use super::{Catalog, Layouts, Outlook, TABLES, TableRow};
 use crate::environment::Environment;
 use crate::error::{Stop, TxError, of_memory, of_read};
 use crate::maps::Placed;
+use crate::member::MemberCore;
+use crate::regions::Regions;
 use crate::rules::MemberRules;
 
 /// Bytes that are cleared between two announcements.
@@ -36,24 +38,23 @@ impl Gone {
 }
 
 /// Whether dropped tables have memory for a table that is full.
-pub(super) async fn outlook_after_clearing<R: MemberRules>(
-    at: DatabaseAt<'_>,
-    transaction: &Transaction<'_, R>,
+pub(super) async fn outlook_after_clearing<E: Environment>(
+    member: &MemberCore<E>,
+    transaction: &Transaction<'_, E::Rules>,
     catalog: &Catalog,
 ) -> Result<Outlook, Stop> {
     let dropped = dropped_tables(transaction, catalog).await?;
     if dropped.is_empty() {
         return Ok(Outlook::CannotGrow);
     }
-    let horizon = horizon(transaction.memory(), &at.horizon()).await.map_err(of_memory)?;
+    let horizon = horizon(transaction.memory(), &member.at().horizon()).await.map_err(of_memory)?;
     let is_gone = |table: &Gone| horizon.as_ref().is_some_and(|horizon| horizon.sees(table.since));
     Ok(if dropped.iter().any(is_gone) { Outlook::MayGrow } else { Outlook::Later })
 }
 
 /// Gives back the memory of dropped tables that no snapshot has any more.
 pub(super) async fn clear_tombstones<E: Environment>(change: &Change<'_, E>) -> Result<(), TxError> {
-    let at = change.member.at();
-    let found = horizon(change.memory(), &at.horizon()).await;
+    let found = horizon(change.memory(), &change.member.at().horizon()).await;
     let Some(horizon) = found.map_err(TxError::Memory)? else { return Ok(()) };
     let look = async |transaction: &Transaction<'_, E::Rules>, catalog: &Catalog| {
         tables_gone(transaction, catalog, &horizon).await
@@ -62,20 +63,22 @@ pub(super) async fn clear_tombstones<E: Environment>(change: &Change<'_, E>) -> 
     if gone.is_empty() {
         return Ok(());
     }
+    let regions = change.member.regions();
     // Each by a transaction of its own: a log may not have room for all of them.
     for table in &gone {
-        clear(change, table).await?;
+        clear(change, &regions, table).await?;
         let give_back = async |transaction: &Transaction<'_, E::Rules>, catalog: &Catalog| {
-            give_back(at, transaction, catalog, table).await
+            give_back(&regions, transaction, catalog, table).await
         };
         change.transact(give_back).await?;
+        change.note_freed();
     }
     Ok(())
 }
 
 /// Gives back the memory of a dropped table, and empties its tombstone.
 async fn give_back<R: MemberRules>(
-    at: DatabaseAt<'_>,
+    regions: &Regions<'_>,
     transaction: &Transaction<'_, R>,
     catalog: &Catalog,
     table: &Gone,
@@ -84,11 +87,11 @@ async fn give_back<R: MemberRules>(
     if found.map_err(|error| of_read(error, TABLES))?.version != table.since {
         return Ok(()); // another member emptied it, and died before that was published
     }
-    let maps = read_maps(at, transaction, catalog).await?;
+    let maps = read_maps(regions, transaction, catalog).await?;
     let mut free = maps.clone();
     for (Placed { region, unit }, bytes) in table.extents() {
         if let Some(map) = free.get_mut(region) {
-            map.free(unit, bytes.div_ceil(at.layout.unit_bytes()));
+            map.free(unit, bytes.div_ceil(regions.layout().unit_bytes()));
         }
     }
     let emptied = transaction.write(&catalog.tombstones, table.tombstone, None).await;
@@ -123,17 +126,19 @@ async fn dropped_tables<R: MemberRules>(
     Ok(tables)
 }
 
-async fn clear<E: Environment>(change: &Change<'_, E>, table: &Gone) -> Result<(), TxError> {
+async fn clear<E: Environment>(
+    change: &Change<'_, E>,
+    regions: &Regions<'_>,
+    table: &Gone,
+) -> Result<(), TxError> {
     if !E::Rules::clears_memory() {
         return Ok(());
     }
-    let at = change.member.at();
-    for (Placed { region, unit }, bytes) in
-        table.extents().filter(|(placed, _)| placed.region < at.grants.len())
-    {
-        let at = at.piece(region, at.layout.start_of(unit));
+    for (Placed { region, unit }, bytes) in table.extents() {
+        let Some(at) = regions.piece(region, unit, 0) else { continue };
         for start in (0..bytes).step_by(CLEARED_AT_ONCE as usize) {
             let end = bytes.min(start + CLEARED_AT_ONCE);
+            change.member.check().map_err(TxError::Ended)?;
             change.memory().clear(&at, start..end).await.map_err(TxError::Memory)?;
             change.keep_up().await?;
         }

@@ -47,6 +47,8 @@ enum Failed {
     Stop(Stop),
     /// A table was full; with the error that the caller gets if the table cannot grow.
     Full(FullTable, TxError),
+    /// A table lies in regions that are not open.
+    LacksRegions,
 }
 
 impl<S: Into<Stop>> From<S> for Failed {
@@ -149,6 +151,14 @@ impl<E: Environment + 'static> ClientCore<E> {
                 Ok(done) => return Ok(done),
                 Err(Failed::Stop(Stop::For(error))) => return Err(self.find_cause(error).await),
                 Err(Failed::Stop(Stop::Again(error))) => last = error,
+                Err(Failed::LacksRegions) => {
+                    last = TxError::Damaged(
+                        "a table lies in a region that the database does not have".to_owned(),
+                    );
+                    if let Err(error) = self.open_regions().await {
+                        return Err(self.find_cause(error).await);
+                    }
+                }
                 Err(Failed::Full(full, error)) => {
                     last = error;
                     match self.make_room(session, &full, &mut growing, &mut busy).await {
@@ -183,6 +193,9 @@ impl<E: Environment + 'static> ClientCore<E> {
         let transaction = self.worker.begin(session).await.map_err(TxError::from)?;
         let mut tx = Tx::new(transaction, &self.catalog, vain);
         let done = body(&mut tx).await;
+        if tx.lacks_regions() {
+            return Err(Failed::LacksRegions);
+        }
         if let Some(full) = tx.take_full() {
             let error = done.err().unwrap_or_else(|| full.error());
             return Err(Failed::Full(full, error));
@@ -273,11 +286,35 @@ impl<E: Environment + 'static> ClientCore<E> {
         Table::new(&self.member, name, row, schema)
     }
 
+    /// Opens a table, whatever its keys are.
+    ///
+    /// # Errors
+    /// As [`open_table`](Self::open_table).
+    pub(crate) async fn open_any_table(
+        &self,
+        session: &mut SessionState,
+        name: &str,
+    ) -> Result<Table<(), ()>, TxError> {
+        let (schema, row) = self.find_table(session, name).await?;
+        Table::of_any_type(&self.member, name, row, schema)
+    }
+
     /// The catalog's row of a table, and how often the catalog had changed in the snapshot that has it.
     async fn find_table(&self, session: &mut SessionState, name: &str) -> Result<(u64, TableRow), TxError> {
         let find = async |tx: &mut Tx<'_, E::Rules>| Ok((tx.schema(), tx.find_table(name).await?));
         let (schema, row) = self.transact_up_to_date(session, &find).await?;
-        Ok((schema, row.ok_or_else(|| TxError::NoSuchTable(name.to_owned()))?))
+        let row = row.ok_or_else(|| TxError::NoSuchTable(name.to_owned()))?;
+        if !row.is_open(&self.member.regions(), self.worker.memory())
+            && let Err(error) = self.open_regions().await
+        {
+            return Err(self.find_cause(error).await);
+        }
+        Ok((schema, row))
+    }
+
+    /// Opens the regions that the database has got by now.
+    async fn open_regions(&self) -> Result<(), TxError> {
+        Ok(self.member.open_later_regions(self.worker.memory()).await?)
     }
 
     /// Drops a table: transactions that begin from now on do not have it.

@@ -105,7 +105,7 @@ impl<E: Environment + 'static> ClientCore<E> {
     async fn outlook(&self, session: &mut SessionState, full: &FullTable) -> Result<Outlook, Stop> {
         self.worker().catch_up(session).await.map_err(TxError::from)?;
         let transaction = self.worker().begin(session).await.map_err(TxError::from)?;
-        catalog::outlook(self.member().at(), &transaction, self.catalog(), full).await
+        catalog::outlook(self.member(), &transaction, self.catalog(), full).await
     }
 
     /// Lets a table grow, unless other clients of this member, for which it waits, have done so. The client

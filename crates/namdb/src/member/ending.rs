@@ -52,7 +52,7 @@ impl<E: Environment> MemberCore<E> {
     pub(crate) fn end_after(&self, error: DatabaseError) -> DatabaseError {
         let is_refused =
             matches!(memory_error(&error), Some(found) if FailureKind::of(found) == FailureKind::Evicted);
-        self.end(match (self.environment.lost_region(), is_refused) {
+        self.end(match (self.lost_region(), is_refused) {
             (Some(region), _) => Ended::LeaseEnded(region),
             (None, true) => Ended::TakenForDead,
             (None, false) => Ended::Failed(error.to_string()),

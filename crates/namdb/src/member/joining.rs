@@ -12,11 +12,13 @@ use farpool_txn::recovery::recover;
 use farpool_txn::{DatabaseAt, DatabaseLayout, Memory, MemoryError, SharedSlot};
 use farpool_wire::{Epoch, Refusal, RegionId};
 use futures_util::future::join_all;
-use rustix_futex_sync::Mutex;
+use rustix_futex_sync::{Mutex, RwLock};
 
 use super::MemberCore;
+use super::learning::{drop_found, find_later, list_found};
 use crate::environment::Environment;
 use crate::error::DatabaseError;
+use crate::regions::Later;
 use crate::workers::Places;
 
 /// Tries to get grants of all regions. Each may leave an unused grant behind.
@@ -39,7 +41,7 @@ impl<E: Environment> MemberCore<E> {
         let epochs: Vec<Epoch> = grants.iter().map(|grant| grant.epoch).collect();
         let at = DatabaseAt { layout: &layout, grants: &epochs };
         let seated = take_seat(&environment, endpoint, &grants, at, patience).await;
-        let (seat, memory) = match seated {
+        let (seat, memory, later) = match seated {
             Ok(Some(seated)) => seated,
             no_seat => {
                 fence_all(&environment, &grants).await;
@@ -56,13 +58,17 @@ impl<E: Environment> MemberCore<E> {
             layout,
             grants,
             epochs,
+            later: RwLock::new(Arc::new(later)),
             seat,
             patience,
             duties: Duties::default(),
             fetched,
             slabs: Mutex::default(),
             spares: Mutex::default(),
+            leaves: Mutex::default(),
             changes_catalog: AtomicBool::new(false),
+            frees_memory: AtomicBool::new(false),
+            refused: Mutex::default(),
             ended: Mutex::new(None),
             has_ended: AtomicBool::new(false),
             has_left: AtomicBool::new(false),
@@ -70,18 +76,42 @@ impl<E: Environment> MemberCore<E> {
     }
 }
 
-/// Takes a seat, if one is free or becomes free.
+/// Takes a seat, if one is free or becomes free. Returns also what the member can use of the regions that the
+/// database got later.
 async fn take_seat<E: Environment>(
     environment: &E,
     endpoint: Endpoint,
     grants: &[ClientGrant],
     at: DatabaseAt<'_>,
     patience: Duration,
-) -> Result<Option<(Seat, Memory)>, DatabaseError> {
+) -> Result<Option<(Seat, Memory, Later)>, DatabaseError> {
     let memory = attach_all(environment, endpoint, grants).await?;
     let waits = (patience, environment.timing().seat_pause);
-    let seat = wait_for_seat::<E::Rules>(&memory, &at.members(), at.grants, waits).await?;
-    Ok(seat.map(|seat| (seat, memory)))
+    // Before it has a seat: that may take long, and from then on the others expect heartbeats.
+    let found = find_later(environment, &memory, at).await?;
+    let seat = match wait_for_seat::<E::Rules>(&memory, &at.members(), at.grants, waits).await {
+        Ok(Some(seat)) => seat,
+        no_seat => {
+            drop_found(environment, found).await;
+            return no_seat.map(|_| None).map_err(DatabaseError::from);
+        }
+    };
+    let (mut later, mut found) = (Later::default(), found.into_iter());
+    while let Some(next) = found.next() {
+        // What is listed is fenced by those who recover the seat.
+        later = match list_found(environment, &memory, at, &seat, later, next).await {
+            Ok(later) => later,
+            Err(error) => {
+                drop_found(environment, found).await;
+                return Err(error.into());
+            }
+        };
+    }
+    // These stay: a region is not given back while a seat has a grant there.
+    for grant in later.grants() {
+        attach(environment, &memory, grant).await?;
+    }
+    Ok(Some((seat, memory, later)))
 }
 
 /// Attaches all regions to an endpoint.
@@ -90,29 +120,36 @@ pub(crate) async fn attach_all<E: Environment>(
     endpoint: Endpoint,
     grants: &[ClientGrant],
 ) -> Result<Memory, DatabaseError> {
-    let timing = environment.timing();
-    let give_up_at = endpoint.now_ns() + timing.attach_timeout.as_nanos() as u64;
-    let mut memory = Memory::new(endpoint.clone());
+    let memory = Memory::new(endpoint);
     for grant in grants {
-        let no_lease = GrantError::LeaseLost { region: grant.region };
-        let peer = environment.peer(grant.region).ok_or(no_lease)?;
-        loop {
-            match memory.attach(peer, grant.region, grant.epoch, grant.key).await {
-                Ok(()) => break,
-                Err(MemoryError::Failed(OpError::Refused(Refusal::Busy)))
-                    if endpoint.now_ns() < give_up_at =>
-                {
-                    endpoint.sleep(timing.attach_pause).await;
-                }
-                Err(error) => return Err(error.into()),
-            }
-        }
+        attach(environment, &memory, grant).await?;
     }
     Ok(memory)
 }
 
+/// Attaches a region to an endpoint.
+pub(super) async fn attach<E: Environment>(
+    environment: &E,
+    memory: &Memory,
+    grant: &ClientGrant,
+) -> Result<(), DatabaseError> {
+    let (timing, endpoint) = (environment.timing(), memory.endpoint());
+    let give_up_at = endpoint.now_ns() + timing.attach_timeout.as_nanos() as u64;
+    let no_lease = GrantError::LeaseLost { region: grant.region };
+    let peer = environment.peer(grant.region).ok_or(no_lease)?;
+    loop {
+        match memory.attach(&peer, grant.region, grant.epoch, grant.key).await {
+            Ok(()) => return Ok(()),
+            Err(MemoryError::Failed(OpError::Refused(Refusal::Busy))) if endpoint.now_ns() < give_up_at => {
+                endpoint.sleep(timing.attach_pause).await;
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
 /// A grant of each region. A node that is too busy to answer is asked again.
-async fn add_grants_or_again<E: Environment>(
+pub(super) async fn add_grants_or_again<E: Environment>(
     environment: &E,
     endpoint: &Endpoint,
     regions: &[RegionId],

@@ -1,5 +1,6 @@
 //! What a member does besides its clients' transactions: it sends heartbeats, clears the words of idle
-//! clients, takes roles that one member has for all, and gives its seat back at the end.
+//! clients, learns of new regions, frees memory, takes roles that one member has for all, and gives its seat
+//! back at the end.
 
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use farpool_txn::membership::{
 };
 use farpool_txn::oracle::{fetch, publish};
 use farpool_wire::Epoch;
-use futures_util::future::{TryFutureExt, join, try_join_all};
+use futures_util::future::{TryFutureExt, join4, try_join_all};
 
 use super::{BEATS, MemberCore};
 use crate::environment::{Environment, News};
@@ -51,9 +52,14 @@ impl<E: Environment> MemberCore<E> {
         let done = async {
             let memory = self.memory(endpoint).await?;
             let heartbeats = self.or_end(self.send_heartbeats(&memory));
-            let (heartbeats, cleared) = join(heartbeats, self.or_end(self.clear_idle_words(&memory))).await;
+            let cleared = self.or_end(self.clear_idle_words(&memory));
+            let followed = self.or_end(self.follow_regions(&memory));
+            let freed = self.or_end(self.free_memory(&memory));
+            let (heartbeats, cleared, followed, freed) = join4(heartbeats, cleared, followed, freed).await;
             let mut heartbeats = heartbeats?;
             cleared?;
+            followed?;
+            freed?;
             // With a client or something in flight, the seat is not given back: the others recover it.
             if self.places.is_empty() && self.slot.retire() {
                 self.leave(&memory, &mut heartbeats).await?;
@@ -96,7 +102,7 @@ impl<E: Environment> MemberCore<E> {
         let mut heartbeats = Heartbeats { vouching, count: 0, stuck: None };
         while !self.has_ended() {
             self.send_heartbeat(&mut heartbeats, memory).await?;
-            if let Some(region) = self.environment.lost_region() {
+            if let Some(region) = self.lost_region() {
                 self.end(Ended::LeaseEnded(region));
             }
             if self.slot.is_in_doubt() {
@@ -160,12 +166,14 @@ impl<E: Environment> MemberCore<E> {
         let pace = oracle.pace(self.timing().oracle_look);
         let work = || {
             let publish_part = |part: &_| {
-                publish::<E::Rules>(memory, *part, pace, Some(&self.slot), duty.rounds(|| self.has_ended()))
+                let has_ended = duty.rounds(|| self.has_ended_publishing());
+                publish::<E::Rules>(memory, *part, pace, Some(&self.slot), has_ended)
             };
             try_join_all(oracle.parts().iter().map(publish_part)).map_ok(drop)
         };
         let (at, role) = (self.at().members(), (Role::Publisher, self.seat.claim));
-        let published = fill_role(memory, &at, role, self.timing().role_pause, || self.has_ended(), work);
+        let (pause, has_ended) = (self.timing().role_pause, || self.has_ended_publishing());
+        let published = fill_role(memory, &at, role, pause, has_ended, work);
         Ok(duty.run(memory, self.patience / BEATS, published).await?)
     }
 

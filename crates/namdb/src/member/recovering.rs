@@ -9,9 +9,9 @@ use std::pin::pin;
 
 use farpool_fabric::Endpoint;
 use farpool_pool::GrantError;
-use farpool_txn::membership::{Duty, Recoverable, SeatWatch};
+use farpool_txn::membership::{Duty, LaterGrant, Recoverable, SeatRecoveryError, SeatWatch};
 use farpool_txn::{DatabaseAt, Memory};
-use farpool_wire::Epoch;
+use farpool_wire::{Epoch, RegionId};
 use futures_util::future::{Either, select};
 
 use super::{BEATS, MemberCore};
@@ -74,10 +74,34 @@ impl<E: Environment> Recoverable for Recoverer<'_, E> {
         self.member.at()
     }
 
+    async fn open_later_regions(&self, memory: &Memory) -> Result<(), SeatRecoveryError<GrantError>> {
+        let (within, pause) = (self.member.timing().catalog_timeout, self.member.patience / BEATS);
+        let opening = self.member.open_later_regions(memory);
+        self.duty.wait(self.endpoint, within, pause, opening).await.map_err(|error| match error {
+            DatabaseError::Memory(error) => error.into(),
+            DatabaseError::Grant(error) => SeatRecoveryError::Fence(error),
+            error => SeatRecoveryError::Regions(error.to_string()),
+        })
+    }
+
+    async fn fence(&self, region: usize, grant: Epoch) -> Result<(), GrantError> {
+        self.fence_region(self.member.layout.regions[region], grant).await
+    }
+
+    async fn fence_later(&self, place: u16, grant: LaterGrant) -> Result<(), GrantError> {
+        // If the place is in another round, the region was given back, and nobody has anything there (R3).
+        let region = self.member.later.read().region(place, grant.round);
+        match region {
+            Some(region) => self.fence_region(region, grant.epoch).await,
+            None => Ok(()),
+        }
+    }
+}
+
+impl<E: Environment> Recoverer<'_, E> {
     /// A member that leaves does not wait for the fence that it asked for. If the fence is carried out later,
     /// it still evicts only the member that it was meant for.
-    async fn fence(&self, region: usize, grant: Epoch) -> Result<(), GrantError> {
-        let region = self.member.layout.regions[region];
+    async fn fence_region(&self, region: RegionId, grant: Epoch) -> Result<(), GrantError> {
         let (deadline, pause) = (self.member.timing().fence_deadline, self.member.patience / BEATS);
         let fencing = self.member.environment.fence_grant(region, grant);
         let waiting = self.duty.wait(self.endpoint, deadline, pause, fencing);

@@ -8,7 +8,7 @@ use crate::{Client, Database, Ended, Environment, Table, TableOptions, TxError};
 /// Fences all grants of a member, as a recoverer does. Does not recover its seat.
 fn evict(by: &Database, of: &Database) {
     let process = by.core.environment();
-    for grant in of.core.grants() {
+    for grant in of.core.grants().iter() {
         block_on(&process.endpoint(), process.fence_grant(grant.region, grant.epoch)).unwrap();
     }
 }

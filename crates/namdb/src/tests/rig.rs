@@ -1,19 +1,14 @@
 //! A broker and nodes in this process, and an onlooker that reads a database's seats.
 
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use farpool_broker::BrokerConfig;
 use farpool_fabric::{Endpoint, TransportChoice, block_on};
-use farpool_node::NodeConfig;
 use farpool_pool::{JointLeases, PoolConfig};
 use farpool_txn::membership::{MembersAt, Seat, SeatWords, read_seats, wait_for_seat};
 use farpool_txn::{DatabaseAt, DatabaseLayout, Limits, Memory, Shipped};
 use farpool_wire::control::NodeAddress;
 use farpool_wire::{Epoch, NodeId};
-use tokio::runtime::Runtime;
 
 use crate::database::Process;
 use crate::file::DatabaseFile;
@@ -30,10 +25,9 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// A timeout for events that take milliseconds, on a busy machine, too.
 pub const SOON: Duration = Duration::from_secs(20);
 
-/// A broker and nodes, which end when this is dropped.
+/// A broker and nodes, which end when this is dropped, and a place for files.
 pub struct Rig {
-    _runtime: Runtime,
-    broker: SocketAddr,
+    pool: farpool_testpool::Rig,
     directory: tempfile::TempDir,
 }
 
@@ -44,48 +38,13 @@ impl Rig {
 
     /// A rig whose nodes lend this many regions, the same number each.
     pub fn lending(regions: u32, region_bytes: u64) -> Rig {
-        let runtime = Runtime::new().unwrap();
-        let directory = tempfile::tempdir().unwrap();
-        let (ready, is_ready) = mpsc::channel();
-        let store = directory.path().join("broker.redb");
-        let config = BrokerConfig { listen: any_port(), store, tls: None };
-        runtime.spawn(async move {
-            let on_ready = |address| ready.send(address).unwrap();
-            farpool_broker::run(config, on_ready, std::future::pending()).await.unwrap();
-        });
-        let broker = is_ready.recv_timeout(SOON).unwrap();
-        let (ready, are_ready) = mpsc::channel();
-        for number in 0..NODES {
-            let config = NodeConfig {
-                broker: broker.to_string(),
-                control_listen: any_port(),
-                advertise: None,
-                register_within: SOON,
-                data_listen: any_port(),
-                shm_socket: Some(directory.path().join(format!("node{number}.sock"))),
-                card: None,
-                memory_bytes: u64::from(regions / NODES) * region_bytes,
-                reserve_bytes: 0,
-                region_bytes,
-                locking: farpool_node::Locking::None,
-                state_dir: None,
-                tls: None,
-            };
-            let ready = ready.clone();
-            runtime.spawn(async move {
-                let on_ready = move |_: &farpool_node::Ready| ready.send(()).unwrap();
-                farpool_node::run(config, on_ready, std::future::pending()).await.unwrap();
-            });
-        }
-        // Each node reports that once it has registered.
-        (0..NODES).for_each(|_| are_ready.recv_timeout(SOON).unwrap());
-        Rig { _runtime: runtime, broker, directory }
+        let pool = farpool_testpool::Rig::with_regions_of(region_bytes, NODES, u64::from(regions / NODES));
+        Rig { pool, directory: tempfile::tempdir().unwrap() }
     }
 
     /// How a process reaches the broker.
     pub fn pool(&self, transport: TransportChoice) -> PoolConfig {
-        let broker = self.broker.to_string();
-        PoolConfig { broker, tls: None, transport: transport.into(), limit_bytes: None }
+        self.pool.config(transport)
     }
 
     pub fn file(&self) -> PathBuf {
@@ -120,7 +79,8 @@ impl Rig {
         let mut keys = found.keys().unwrap().clone();
         keys.addresses_mut().for_each(readdressed);
         let file = self.directory.path().join("elsewhere.far");
-        DatabaseFile::new(found.shape().unwrap(), found.patience(), keys).save(&file).unwrap();
+        let broker = found.broker().to_owned();
+        DatabaseFile::new(found.shape().unwrap(), found.patience(), keys, broker).save(&file).unwrap();
         file
     }
 }
@@ -134,10 +94,6 @@ pub fn open(file: &Path, transport: TransportChoice) -> Database {
     let reach =
         Reach { transport: transport.into(), credentials: Credentials::PlainText, fetch_thread: false };
     Database::open(file, &reach).unwrap()
-}
-
-fn any_port() -> SocketAddr {
-    "127.0.0.1:0".parse().unwrap()
 }
 
 /// Waits until the condition holds.
@@ -164,7 +120,9 @@ impl Onlooker {
         let leases = JointLeases::join(found.keys().unwrap().clone(), transport.into(), None).unwrap();
         let regions = leases.keys().regions().unwrap();
         let layout = DatabaseLayout::new(found.shape().unwrap(), Limits::SHIPPED, regions).unwrap();
-        let process = Process { leases };
+        let broker = found.broker().to_owned();
+        let pool = PoolConfig { broker, tls: None, transport: transport.into(), limit_bytes: None };
+        let process = Process { leases, pool };
         let endpoint = process.endpoint();
         let grants = block_on(&endpoint, add_grants(&process, &layout.regions)).unwrap();
         let memory = block_on(&endpoint, attach_all(&process, endpoint.clone(), &grants)).unwrap();

@@ -68,6 +68,24 @@ impl IndexRules for DoubtIgnored {
     }
 }
 
+/// A record is committed, and never has an entry in the order of keys.
+pub(super) enum NotInOrder {}
+
+impl IndexRules for NotInOrder {
+    fn enters_in_order() -> bool {
+        false
+    }
+}
+
+/// A scan takes each entry for a row.
+pub(super) enum EntryIsRow {}
+
+impl IndexRules for EntryIsRow {
+    fn scans_visible_rows() -> bool {
+        false
+    }
+}
+
 /// An entry of a record in a piece that the client does not know is taken for another key's.
 pub(super) enum UnknownPassedOver {}
 

@@ -10,24 +10,23 @@ use farpool_txn::hash::{IndexError, IndexRules};
 use super::judge::Question;
 use super::keys::STRANGERS;
 use super::known::Known;
-use super::{ClientPlace, DEADLINE, LAST_DEADLINE, Run};
+use super::{ClientPlace, Run};
+use crate::indexing::{DEADLINE, LAST_DEADLINE, Setting};
 
 /// Questions of each task.
 const ROUNDS: u64 = 14;
-/// Attempts to connect to all nodes. Together they take longer than any network cut.
-const MOST_TRIES: u32 = 1_000;
 /// Pause between two checks whether all others have ended.
 const PAUSE: Duration = Duration::from_micros(100);
 
 /// Starts the tasks of a client's current process. They share what they remember of the index.
 pub(super) fn start<R: IndexRules>(run: &Rc<Run>, place: ClientPlace) {
-    let process = run.clients.borrow()[place.index];
-    let mut random = run.notes.random();
+    let process = run.setting.clients.borrow()[place.index];
+    let mut random = run.setting.notes.random();
     let known = Known::<R>::some(run, &mut random);
     for _ in 0..1 + random.below(3) {
         let mut client = Client::new(run, &known, process, place, DEADLINE);
-        let staying = run.left.stay();
-        run.tasks.spawn(process, async move {
+        let staying = run.setting.left.stay();
+        run.setting.tasks.spawn(process, async move {
             client.live().await;
             drop(staying);
         });
@@ -38,25 +37,25 @@ pub(super) fn start<R: IndexRules>(run: &Rc<Run>, place: ClientPlace) {
 /// found.
 pub(super) fn start_last<R: IndexRules>(run: &Rc<Run>, places: &[ClientPlace]) {
     let finder_place = places[0];
-    let finder = run.world.add_process(finder_place.host);
+    let finder = run.setting.world.add_process(finder_place.host);
     let (here, places) = (run.clone(), places.to_vec());
-    run.tasks.spawn(finder, async move {
-        while here.left.get() > 0 {
-            here.world.sleep(PAUSE).await;
+    run.setting.tasks.spawn(finder, async move {
+        while here.setting.left.get() > 0 {
+            here.setting.world.sleep(PAUSE).await;
         }
-        here.world.note("nothing goes wrong any more", &[]);
+        here.setting.world.note("nothing goes wrong any more", &[]);
         for place in places {
-            let process = here.world.add_process(place.host);
-            let known = Known::<R>::some(&here, &mut here.notes.random());
+            let process = here.setting.world.add_process(place.host);
+            let known = Known::<R>::some(&here, &mut here.setting.notes.random());
             let mut client = Client::new(&here, &known, process, place, LAST_DEADLINE);
-            let staying = here.left.stay();
-            here.tasks.spawn(process, async move {
+            let staying = here.setting.left.stay();
+            here.setting.tasks.spawn(process, async move {
                 client.ask_for_all(Question::Insert).await;
                 drop(staying);
             });
         }
-        while here.left.get() > 0 {
-            here.world.sleep(PAUSE).await;
+        while here.setting.left.get() > 0 {
+            here.setting.world.sleep(PAUSE).await;
         }
         let known = Known::<R>::all(&here);
         Client::new(&here, &known, finder, finder_place, LAST_DEADLINE).ask_for_all(Question::Find).await;
@@ -82,7 +81,7 @@ impl<R: IndexRules> Client<R> {
         place: ClientPlace,
         deadline: Duration,
     ) -> Self {
-        let random = run.notes.random();
+        let random = run.setting.notes.random();
         Client { run: run.clone(), known: known.clone(), process, place, deadline, random, memory: None }
     }
 
@@ -103,6 +102,7 @@ impl<R: IndexRules> Client<R> {
         for key in keys {
             if !self.ask(key, question).await && self.run.is_roomy {
                 self.run
+                    .setting
                     .notes
                     .complain(format!("the index does not answer for key {key}, though faults have ended"));
             }
@@ -113,21 +113,24 @@ impl<R: IndexRules> Client<R> {
     async fn ask(&mut self, key: usize, question: Question) -> bool {
         let memory = match self.memory.take() {
             Some(memory) => memory,
-            None => match self.connect().await {
-                Some(memory) => memory,
-                None => return false,
-            },
+            None => {
+                let (process, place, deadline) = (self.process, self.place, self.deadline);
+                match Setting::connect(&self.run, process, place, deadline, &mut self.random).await {
+                    Some(memory) => memory,
+                    None => return false,
+                }
+            }
         };
         let numbers = [self.place.index as u64, key as u64];
         let number = match question {
             Question::Find => {
-                self.run.world.note("client {} looks for key {}", &numbers);
+                self.run.setting.world.note("client {} looks for key {}", &numbers);
                 let place = self.run.history.borrow_mut().begin(key, question);
                 let wanted = self.run.keys.get(key);
                 (place, self.known.ask(async |index| index.find(&memory, wanted).await).await)
             }
             Question::Insert => {
-                self.run.world.note("client {} inserts key {}", &numbers);
+                self.run.setting.world.note("client {} inserts key {}", &numbers);
                 let place = self.run.history.borrow_mut().begin(key, question);
                 let wanted = self.run.keys.get(key);
                 let found = self.known.ask(async |index| index.find_or_insert(&memory, wanted).await).await;
@@ -138,25 +141,17 @@ impl<R: IndexRules> Client<R> {
             (place, Ok(number)) => {
                 self.run.history.borrow_mut().end(place, number);
                 let told = [numbers[0], numbers[1], number.map_or(0, |number| number + 1)];
-                self.run.world.note("client {} is answered about key {}: number {}, from one on", &told);
+                self.run
+                    .setting
+                    .world
+                    .note("client {} is answered about key {}: number {}, from one on", &told);
             }
             // The outcome is in doubt, and the connections are unusable.
             (_, Err(IndexError::Memory(_))) => return false,
             (_, Err(IndexError::Full | IndexError::Crowded)) if !self.run.is_roomy => {}
-            (_, Err(error)) => self.run.notes.complain(format!("key {key}: {error}")),
+            (_, Err(error)) => self.run.setting.notes.complain(format!("key {key}: {error}")),
         }
         self.memory = Some(memory);
         true
-    }
-
-    async fn connect(&mut self) -> Option<Memory> {
-        for _ in 0..MOST_TRIES {
-            match self.run.memory(self.process, self.place, self.deadline).await {
-                Ok(memory) => return Some(memory),
-                Err(_) => self.run.world.sleep(Duration::from_nanos(1_000 + self.random.below(50_000))).await,
-            }
-        }
-        self.run.notes.complain(format!("client {} cannot connect", self.place.index));
-        None
     }
 }

@@ -3,15 +3,18 @@
 use std::time::Duration;
 
 use farpool_fabric::AccessKind;
+use farpool_fabric::sim::{Path, ProcessId, Service, WorldConfig};
 use farpool_txn::hash::{IndexError, IndexSpares};
 use farpool_txn::log::Logs;
 use farpool_txn::oracle::{Board, publish};
 use farpool_txn::{
-    KeyError, KeyedTable, OracleAt, ReadError, RecordId, RecordLayout, SessionState, Table, Worker,
+    KeyError, KeyedTable, Memory, OracleAt, ReadError, RecordId, RecordLayout, SessionState, Table, Worker,
 };
-use farpool_wire::Slot;
+use farpool_wire::{NodeId, Slot};
 
 use super::*;
+use crate::indexing::{EPOCH, IndexNode, LAST_DEADLINE, REGION_BYTES, key, piece};
+use crate::lending::LendingHost;
 
 const SHAPE: IndexShape = IndexShape { homes: 2, pairs: 8, records: 16, key_bytes: 8, entries: 3, seed: 5 };
 
@@ -24,7 +27,7 @@ struct Alone {
 
 impl Alone {
     async fn memory(&self) -> Memory {
-        self.run.memory(self.process, self.place, LAST_DEADLINE).await.expect("the node is there")
+        Setting::memory(&self.run, self.process, self.place, LAST_DEADLINE).await.expect("the node is there")
     }
 }
 
@@ -49,28 +52,31 @@ fn alone<T: 'static>(
     let process = world.add_process(host);
     let run = Rc::new(Run {
         keys: Keys::choose(&layout, &mut random),
-        nodes: vec![HashNode { host, peer }],
+        setting: Setting {
+            nodes: vec![IndexNode { host, peer }],
+            notes: Notebook::new(world.clone(), seed),
+            world,
+            tasks: executor.tasks(),
+            regions: REGIONS,
+            clients: RefCell::default(),
+            left: Left::default(),
+        },
         pieces: vec![piece(NodeId(1), INDEX, 0)],
-        notes: Notebook::new(world.clone(), seed),
-        world,
-        tasks: executor.tasks(),
         layout,
         growth: IndexGrowth { shape: SHAPE, layer: 1, most_times: 1 },
         is_of_transactions: true,
         is_roomy: false,
         history: RefCell::default(),
-        clients: RefCell::default(),
-        left: Left::default(),
     });
     let came_to = Rc::new(RefCell::new(None));
-    let (there, told, staying) = (run.clone(), came_to.clone(), run.left.stay());
-    run.tasks.spawn(process, async move {
+    let (there, told, staying) = (run.clone(), came_to.clone(), run.setting.left.stay());
+    run.setting.tasks.spawn(process, async move {
         let alone = Alone { run: there, process, place: ClientPlace { index: 0, host, path: Path::Shared } };
         let what = task(&alone).await;
         *told.borrow_mut() = Some(what);
         drop(staying);
     });
-    let (panicked, failure) = run_to_end(executor, RUN_NS, || run.left.get());
+    let (panicked, failure) = run_to_end(executor, RUN_NS, || run.setting.left.get());
     assert!(!panicked && failure.is_none(), "seed {seed}: {failure:?}");
     came_to.take().expect("the task has ended")
 }
@@ -174,8 +180,8 @@ fn inserting_an_existing_key_and_updating_a_missing_one_are_errors() {
             let table = Table::new(RecordId(0), layout, vec![piece(NodeId(1), RECORDS, 0)]);
             let oracle = OracleAt { piece: piece(NodeId(1), ORACLE, 0), board: Board::new(1).unwrap() };
             let (publishing, run) = (alone.memory().await, alone.run.clone());
-            alone.run.tasks.spawn(alone.process, async move {
-                publish::<Shipped>(&publishing, oracle, Duration::ZERO, None, || run.left.get() == 0)
+            alone.run.setting.tasks.spawn(alone.process, async move {
+                publish::<Shipped>(&publishing, oracle, Duration::ZERO, None, || run.setting.left.get() == 0)
                     .await
                     .expect("the node is there");
             });

@@ -18,13 +18,17 @@ use farpool_txn::{
 };
 use farpool_wire::Slot;
 
-use super::{ClientPlace, LAST_DEADLINE, ORACLE, RECORDS, Run, lay_out, piece};
+use super::order::Order;
+use super::{ClientPlace, ORACLE, RECORDS, Run};
+use crate::indexing::{LAST_DEADLINE, Setting, lay_out, piece};
 use crate::staying::Staying;
 
 /// Transactions of each session.
 const ROUNDS: u64 = 10;
 /// Keys that a transaction touches at most.
 const MOST_KEYS: u64 = 5;
+/// Scans among the operations on a table with keys in order, per mille.
+const SCANS: u32 = 250;
 /// Deaths of workers in a run, at most, and the time within which each occurs after the one before.
 const MOST_DEATHS: u64 = 3;
 const DEATHS_WITHIN_NS: u64 = 400_000;
@@ -41,9 +45,11 @@ const LOG_BYTES: u64 = 4 << 10;
 
 /// What the sessions of a run share.
 pub(super) struct Transactions {
-    run: Rc<Run>,
+    pub(super) run: Rc<Run>,
     oracle: OracleAt,
     table: Table,
+    /// The order of keys, if the table has one.
+    order: Option<Order>,
     history: RefCell<Vec<Judged>>,
     values: Cell<u64>,
     /// Workers that have replaced dead ones.
@@ -62,11 +68,12 @@ impl Transactions {
         let layout = RecordLayout::new(records.each(), DATA_WORDS * 8).expect("small records");
         assert!(board.bytes() as u64 <= LOGS_START);
         let bytes = (0..run.pieces.len() as u64).map(|piece| layout.bytes() * records.times(piece));
-        let pieces = lay_out(&run.nodes, RECORDS, bytes);
+        let pieces = lay_out(&run.setting.nodes, RECORDS, bytes);
         let here = Rc::new(Transactions {
             run: run.clone(),
-            oracle: OracleAt { piece: piece(run.nodes[0].peer.node, ORACLE, 0), board },
+            oracle: OracleAt { piece: piece(run.setting.nodes[0].peer.node, ORACLE, 0), board },
             table: Table::grown(RecordId(100), layout, records, pieces).expect("of this layout"),
+            order: random.chance(500).then(|| Order::draw(run, random)),
             history: RefCell::default(),
             values: Cell::default(),
             lives: Cell::default(),
@@ -86,16 +93,18 @@ impl Transactions {
     }
 
     fn start_publisher(self: &Rc<Self>, place: ClientPlace) {
-        let process = self.run.world.add_process(place.host);
+        let process = self.run.setting.world.add_process(place.host);
         let here = self.clone();
-        self.run.tasks.spawn(process, async move {
+        self.run.setting.tasks.spawn(process, async move {
             let done = async {
-                let memory = here.run.memory(process, place, LAST_DEADLINE).await?;
-                publish::<Shipped>(&memory, here.oracle, Duration::ZERO, None, || here.run.left.get() == 0)
-                    .await
+                let memory = Setting::memory(&here.run, process, place, LAST_DEADLINE).await?;
+                publish::<Shipped>(&memory, here.oracle, Duration::ZERO, None, || {
+                    here.run.setting.left.get() == 0
+                })
+                .await
             };
             if let Err(error) = done.await {
-                here.run.notes.complain(format!("the publisher stopped: {error}"));
+                here.run.setting.notes.complain(format!("the publisher stopped: {error}"));
             }
         });
     }
@@ -109,29 +118,33 @@ impl Transactions {
             .collect();
         let recoverer = ClientPlace {
             index: places.len(),
-            host: self.run.world.add_host(1_000_000),
+            host: self.run.setting.world.add_host(1_000_000),
             path: Path::Checked,
         };
-        let process = self.run.world.add_process(recoverer.host);
-        let (here, places, staying) = (self.clone(), places.to_vec(), self.run.left.stay());
-        self.run.tasks.spawn(process, async move {
+        let process = self.run.setting.world.add_process(recoverer.host);
+        let (here, places, staying) = (self.clone(), places.to_vec(), self.run.setting.left.stay());
+        self.run.setting.tasks.spawn(process, async move {
             for (slot, after) in victims {
-                here.run.world.sleep(after).await;
-                here.run.tasks.kill(here.run.clients.borrow()[usize::from(slot)]);
+                here.run.setting.world.sleep(after).await;
+                here.run.setting.tasks.kill(here.run.setting.clients.borrow()[usize::from(slot)]);
                 // This replaces a fence; other scenarios test fences.
-                here.run.world.sleep(ALL_HAS_LANDED).await;
+                here.run.setting.world.sleep(ALL_HAS_LANDED).await;
                 match here.recover_seat(process, recoverer, slot).await {
                     Ok(last) => here.start_next::<R>(places[usize::from(slot)], slot, last),
                     Err(why) => {
-                        return here.run.notes.complain(format!("slot {slot} cannot be recovered: {why}"));
+                        return here
+                            .run
+                            .setting
+                            .notes
+                            .complain(format!("slot {slot} cannot be recovered: {why}"));
                     }
                 }
             }
-            while here.run.left.get() > 1 {
-                here.run.world.sleep(PAUSE).await;
+            while here.run.setting.left.get() > 1 {
+                here.run.setting.world.sleep(PAUSE).await;
             }
             if let Err(why) = here.write_all::<R>(process, recoverer).await {
-                here.run.notes.complain(why);
+                here.run.setting.notes.complain(why);
             }
             drop(staying);
         });
@@ -140,15 +153,16 @@ impl Transactions {
     /// Checks at the end that no record is locked and that every key has room. Takes over the slot of the
     /// first worker, which has no more work.
     async fn write_all<R: IndexRules>(&self, process: ProcessId, place: ClientPlace) -> Result<(), String> {
-        self.run.tasks.kill(self.run.clients.borrow()[0]);
-        self.run.world.sleep(ALL_HAS_LANDED).await;
+        self.run.setting.tasks.kill(self.run.setting.clients.borrow()[0]);
+        self.run.setting.world.sleep(ALL_HAS_LANDED).await;
         let last = self.recover_seat(process, place, 0).await.map_err(|error| error.to_string())?;
-        let memory =
-            self.run.memory(process, place, LAST_DEADLINE).await.map_err(|error| error.to_string())?;
+        let memory = Setting::memory(&self.run, process, place, LAST_DEADLINE)
+            .await
+            .map_err(|error| error.to_string())?;
         let slot = Slot::new(0).expect("a few slots");
         let worker: Worker =
             Worker::new(memory, self.oracle, self.logs(), slot, last).expect("the oracle has it");
-        let table = KeyedTable::new(self.table.clone(), self.run.index::<R>()).expect("of one shape");
+        let table = self.keyed::<R>(slot);
         let mut session = SessionState::new();
         for key in 0..self.run.keys.count() {
             let at_end =
@@ -165,8 +179,17 @@ impl Transactions {
         Ok(())
     }
 
+    /// The table as the worker with this slot uses it.
+    fn keyed<R: IndexRules>(&self, slot: Slot) -> KeyedTable<R> {
+        let keyed = KeyedTable::new(self.table.clone(), self.run.index::<R>()).expect("of one shape");
+        match &self.order {
+            Some(order) => keyed.with_order(order.tree(slot)),
+            None => keyed,
+        }
+    }
+
     fn logs(&self) -> Logs {
-        let slots = 0..self.run.clients.borrow().len() as u16;
+        let slots = 0..self.run.setting.clients.borrow().len() as u16;
         Logs::new(slots.map(|slot| log_at(&self.run, slot)))
     }
 
@@ -177,41 +200,46 @@ impl Transactions {
         place: ClientPlace,
         slot: u16,
     ) -> Result<u64, RecoveryError> {
-        let memory = self.run.memory(process, place, LAST_DEADLINE).await?;
+        let memory = Setting::memory(&self.run, process, place, LAST_DEADLINE).await?;
         let slot_of = Slot::new(slot).expect("a few slots");
         let recovered = recover(&memory, &self.oracle.into(), &log_at(&self.run, slot), slot_of).await?;
         Ok(recovered.last)
     }
 
     fn start_next<R: IndexRules>(self: &Rc<Self>, place: ClientPlace, slot: u16, last: u64) {
-        self.run.clients.borrow_mut()[usize::from(slot)] = self.run.world.add_process(place.host);
+        self.run.setting.clients.borrow_mut()[usize::from(slot)] =
+            self.run.setting.world.add_process(place.host);
         self.lives.set(self.lives.get() + 1);
         self.start_worker::<R>(place, slot, last);
     }
 
     fn start_worker<R: IndexRules>(self: &Rc<Self>, place: ClientPlace, slot: u16, last: u64) {
         let life = self.lives.get();
-        let process = self.run.clients.borrow()[place.index];
-        let sessions = 1 + self.run.notes.random().below(3) as u32;
-        let staying: Vec<Staying> = (0..sessions).map(|_| self.run.left.stay()).collect();
+        let process = self.run.setting.clients.borrow()[place.index];
+        let sessions = 1 + self.run.setting.notes.random().below(3) as u32;
+        let staying: Vec<Staying> = (0..sessions).map(|_| self.run.setting.left.stay()).collect();
         let here = self.clone();
-        self.run.tasks.spawn(process, async move {
-            let memory = match here.run.memory(process, place, LAST_DEADLINE).await {
+        self.run.setting.tasks.spawn(process, async move {
+            let memory = match Setting::memory(&here.run, process, place, LAST_DEADLINE).await {
                 Ok(memory) => memory,
                 Err(error) => {
-                    return here.run.notes.complain(format!("a worker cannot attach its memory: {error}"));
+                    return here
+                        .run
+                        .setting
+                        .notes
+                        .complain(format!("a worker cannot attach its memory: {error}"));
                 }
             };
             let slot_of = Slot::new(slot).expect("a few slots");
             let worker = Worker::new(memory, here.oracle, here.logs(), slot_of, last);
             let worker: Worker = worker.expect("the oracle has it");
-            let table = KeyedTable::new(here.table.clone(), here.run.index::<R>()).expect("of one shape");
+            let table = here.keyed::<R>(slot_of);
             let shared = Rc::new((worker, table));
             for (number, staying) in (0..).zip(staying) {
                 let name = life * 100 + u32::from(slot) * 10 + number;
-                let mut client = Client { here: here.clone(), name, random: here.run.notes.random() };
+                let mut client = Client { here: here.clone(), name, random: here.run.setting.notes.random() };
                 let shared = shared.clone();
-                here.run.tasks.spawn(process, async move {
+                here.run.setting.tasks.spawn(process, async move {
                     client.live(&shared.0, &shared.1).await;
                     drop(staying);
                 });
@@ -224,16 +252,16 @@ impl Transactions {
 pub(super) fn log_at(run: &Run, slot: u16) -> LogAt {
     let layout = LogLayout::new(LOG_BYTES).expect("whole words");
     let copies = [0, 1].map(|copy| {
-        let node = &run.nodes[usize::from(slot + copy) % run.nodes.len()];
+        let node = &run.setting.nodes[usize::from(slot + copy) % run.setting.nodes.len()];
         piece(node.peer.node, ORACLE, LOGS_START + u64::from(2 * slot + copy) * layout.bytes())
     });
     LogAt { copies, layout }
 }
 
-struct Client {
-    here: Rc<Transactions>,
+pub(super) struct Client {
+    pub(super) here: Rc<Transactions>,
     name: u32,
-    random: Random,
+    pub(super) random: Random,
 }
 
 /// What a transaction does with a key.
@@ -250,7 +278,12 @@ impl Client {
         let mut session = SessionState::new();
         for _ in 0..ROUNDS {
             if let Err(why) = self.transact(worker, table, &mut session).await {
-                return self.here.run.notes.complain(format!("session {} cannot go on: {why}", self.name));
+                return self
+                    .here
+                    .run
+                    .setting
+                    .notes
+                    .complain(format!("session {} cannot go on: {why}", self.name));
             }
         }
     }
@@ -277,7 +310,12 @@ impl Client {
                 7..9 => Deed::Update,
                 _ => Deed::Delete,
             };
-            match self.touch(&transaction, table, key, deed, &mut judged).await {
+            let done = if self.here.order.is_some() && self.random.chance(SCANS) {
+                self.scan(&transaction, table, &mut judged).await
+            } else {
+                self.touch(&transaction, table, key, deed, &mut judged).await
+            };
+            match done {
                 Ok(()) => {}
                 // The transaction does not commit, but its earlier reads are judged all the same.
                 Err(KeyError::Record(ReadError::Conflict | ReadError::SnapshotTooOld)) => {
@@ -332,7 +370,7 @@ impl Client {
             Err(error @ (KeyError::Duplicate | KeyError::NoSuchKey)) => {
                 let row = table.get(transaction, bytes).await?;
                 if row.data.is_some() != matches!(error, KeyError::Duplicate) {
-                    run.notes.complain(format!("key {key}: wrong answer: {error}"));
+                    run.setting.notes.complain(format!("key {key}: wrong answer: {error}"));
                 }
                 self.saw(key, &row, judged);
                 return Ok(());
@@ -340,7 +378,7 @@ impl Client {
             Err(error) => return Err(error),
         };
         if row.data.is_some() && matches!(deed, Deed::Insert) {
-            run.notes.complain(format!("key {key} was inserted, though it existed"));
+            run.setting.notes.complain(format!("key {key} was inserted, though it existed"));
         }
         self.saw(key, &row, judged);
         if let Some(value) = written {
@@ -354,7 +392,7 @@ impl Client {
     }
 
     /// Records a read, unless the transaction has written the record itself.
-    fn saw(&self, key: usize, row: &Row, judged: &mut Judged) {
+    pub(super) fn saw(&self, key: usize, row: &Row, judged: &mut Judged) {
         let record = key as u64;
         if judged.writes.iter().any(|write| write.record == record) {
             return;
@@ -362,7 +400,7 @@ impl Client {
         let value = row.data.as_ref().map(|data| {
             let (words, _) = data.as_chunks::<8>();
             if words.iter().any(|word| *word != words[0]) {
-                self.here.run.notes.complain(format!("key {key} has words of several versions"));
+                self.here.run.setting.notes.complain(format!("key {key} has words of several versions"));
             }
             u64::from_le_bytes(words[0])
         });
@@ -371,7 +409,11 @@ impl Client {
 
     /// Adds a transaction to the history and returns its place there.
     fn ended(&self, judged: Judged) -> usize {
-        self.here.run.world.note("transaction", &[u64::from(self.name), judged.begun_from.sequence()]);
+        self.here
+            .run
+            .setting
+            .world
+            .note("transaction", &[u64::from(self.name), judged.begun_from.sequence()]);
         let mut history = self.here.history.borrow_mut();
         history.push(judged);
         history.len() - 1

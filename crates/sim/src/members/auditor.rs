@@ -21,6 +21,8 @@ use crate::transacting::fates::{Asked, Asking};
 const WRITTEN_MEANWHILE: u32 = 5;
 /// Pause between two checks, and between two attempts.
 const PAUSE: Duration = Duration::from_micros(50);
+/// Looks whether records of the catalog are locked. A change of the catalog locks them for less time.
+const LOOKS_AT_LOCKS: u32 = 20;
 /// The number of heartbeat timeouts within which the database must recover. A member is declared dead after
 /// one timeout, its recoverer after another, and each may have waited for others.
 const PATIENCES: u32 = 20;
@@ -151,10 +153,14 @@ async fn examine_as(auditor: &Rc<Member>, client: &Client) -> Result<(), String>
     client::transact(client, &mut transactor, &mut session, &all).await.map_err(told)?;
     Banker::open(run, client).await.map_err(told)?.audit().await.map_err(told)?;
     hold_a_snapshot(run, client, &mut transactor, numbers[0]).await?;
-    match run.observer.lock().has_catalog_locks() {
-        true => Err("the catalog has records that stay locked".to_owned()),
-        false => Ok(()),
+    // The collector may be about to free memory.
+    for _ in 0..LOOKS_AT_LOCKS {
+        if !run.observer.lock().has_catalog_locks() {
+            return Ok(());
+        }
+        run.world.sleep(PAUSE).await;
     }
+    Err("the catalog has records that stay locked".to_owned())
 }
 
 async fn write(

@@ -39,6 +39,14 @@ pub(super) const NOT_CLEARED: &str = "memory-reused-uncleared";
 pub(super) const BUSY_FORGOTTEN: &str = "busy-client-forgotten";
 /// A transaction uses a table without checking that it still exists, although the catalog has changed.
 pub(super) const CATALOG_BLIND: &str = "catalog-version-not-looked-at";
+/// A member uses grants of regions that the database got later without having listed them.
+pub(super) const LATER_UNLISTED: &str = "grown-region-not-listed";
+/// A recoverer does not open the regions that the database has got by the time of the fence.
+pub(super) const LATER_UNOPENED: &str = "later-regions-not-opened-by-recoverers";
+/// A region goes back to the pool while members use it.
+pub(super) const GIVEN_BACK_EARLY: &str = "region-given-back-under-members";
+/// A region goes back to the pool although a table has something there.
+pub(super) const GIVEN_BACK_FULL: &str = "region-given-back-with-tables";
 /// The pieces that a table gets when it grows are not entered in the maps of their regions.
 pub(super) const GROWN_UNMAPPED: &str = "grown-pieces-not-in-the-maps";
 
@@ -59,6 +67,10 @@ pub(super) const MUTATIONS: &[&str] = &[
     BUSY_FORGOTTEN,
     CATALOG_BLIND,
     GROWN_UNMAPPED,
+    LATER_UNLISTED,
+    LATER_UNOPENED,
+    GIVEN_BACK_EARLY,
+    GIVEN_BACK_FULL,
 ];
 
 impl MemberRules for Engine {
@@ -78,6 +90,14 @@ impl MemberRules for Engine {
         !is(CATALOG_BLIND) && Shipped::looks_at_the_catalog()
     }
 
+    fn waits_for_leaving_members() -> bool {
+        !is(GIVEN_BACK_EARLY) && Shipped::waits_for_leaving_members()
+    }
+
+    fn keeps_regions_in_use() -> bool {
+        !is(GIVEN_BACK_FULL) && Shipped::keeps_regions_in_use()
+    }
+
     fn enters_growth_in_maps() -> bool {
         !is(GROWN_UNMAPPED) && Shipped::enters_growth_in_maps()
     }
@@ -86,6 +106,14 @@ impl MemberRules for Engine {
 impl SeatRules for Engine {
     fn lists_grants_first() -> bool {
         !is(LISTED_LATE) && Shipped::lists_grants_first()
+    }
+
+    fn lists_later_grants() -> bool {
+        !is(LATER_UNLISTED) && Shipped::lists_later_grants()
+    }
+
+    fn opens_later_regions() -> bool {
+        !is(LATER_UNOPENED) && Shipped::opens_later_regions()
     }
 
     fn leaves_it_to_recoverers() -> bool {

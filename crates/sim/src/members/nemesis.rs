@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use farpool_fabric::sim::Random;
 use farpool_namdb::Ended;
+use farpool_pool::ClientGrant;
 use farpool_wire::{Epoch, Slot};
 
 use super::Run;
@@ -21,6 +22,11 @@ const LOOK_PAUSE: Duration = Duration::from_micros(1);
 const MOST_CARE_NS: u64 = 150_000;
 /// The longest time from a fence in the region with a log until a recoverer of that log loses the region.
 const MOST_HASTE_NS: u64 = 20_000;
+
+/// The longest time from a member's write to a region that the database got later until the member dies.
+const MOST_AFTER_WRITE_NS: u64 = 3_000;
+/// The most looks at the regions that the database got later, and the pause between two.
+const LOOKS_AT_LATER: u32 = 8_000;
 
 /// The share of runs, in thousandths, in which members lose connections. In as many runs, drawn
 /// independently, a grant of a recoverer is fenced.
@@ -111,6 +117,51 @@ pub(super) fn start(run: &Rc<Run>, random: &mut Random) {
         let random = run.ledger.notes.random();
         run.tasks
             .spawn(run.nowhere, happen(run.clone(), mishap, after, recoverer_delay, random, run.left.stay()));
+    }
+    if run.is_tight {
+        let random = run.ledger.notes.random();
+        run.tasks.spawn(run.nowhere, die_at_later_write(run.clone(), random, run.left.stay()));
+        let random = run.ledger.notes.random();
+        run.tasks.spawn(run.nowhere, stop_while_leaving(run.clone(), random, run.left.stay()));
+    }
+}
+
+/// In a run with little memory, a member dies soon after it has written to a region that the database got
+/// later. It may have locked records there.
+async fn die_at_later_write(run: Rc<Run>, mut random: Random, _staying: Staying) {
+    run.world.sleep(draw_time(&mut random)).await;
+    for _ in 0..LOOKS_AT_LATER {
+        if let Some(member) = writes_later(&run) {
+            run.world.sleep(Duration::from_nanos(random.below(MOST_AFTER_WRITE_NS))).await;
+            if living(&run).len() > 1 {
+                member.kill();
+            }
+            return;
+        }
+        run.world.sleep(LOOK_PAUSE).await;
+    }
+}
+
+/// The live member that has written to a region that the database got later, while commits of it are in
+/// flight.
+fn writes_later(run: &Run) -> Option<Rc<Member>> {
+    let writer = run.observer.lock().later_writer.take()?;
+    let member = living(run).into_iter().find(|member| member.claim() == writer)?;
+    run.observer.lock().has_commits(member.core.seat().slot).then_some(member)
+}
+
+/// In a run with little memory, a member stops when it is to leave a region that the database gives back.
+async fn stop_while_leaving(run: Rc<Run>, mut random: Random, _staying: Staying) {
+    run.world.sleep(draw_time(&mut random)).await;
+    for _ in 0..LOOKS_AT_LATER {
+        let has_later = !run.lent.borrow().is_empty();
+        let is_leaving = has_later && run.observer.lock().look().is_region_leaving();
+        let members = living(&run);
+        if is_leaving && !members.is_empty() {
+            let lasting = Duration::from_nanos(random.below(2 * run.patience.as_nanos() as u64));
+            return members[random.index(members.len())].pause(lasting);
+        }
+        run.world.sleep(LOOK_PAUSE).await;
     }
 }
 
@@ -236,9 +287,9 @@ async fn carry_out(run: &Rc<Run>, mishap: Mishap, member: &Rc<Member>, random: &
 
 /// Fences a member's grant of a region, known by its place in the layout.
 fn fence_grant(run: &Run, member: &Member, region: usize) {
-    let (region, grant) = (run.layout.regions[region], member.core.grants()[region].epoch);
+    let ClientGrant { region, epoch, .. } = member.core.grants()[region];
     let regions = &run.node_of(region).memory.regions;
-    regions.fence_grant(region.index, grant).expect("a few pages of memory");
+    regions.fence_grant(region.index, epoch).expect("a few pages of memory");
 }
 
 /// A recoverer loses the region with a copy of the log that it is about to read.
@@ -268,7 +319,7 @@ fn about_to_read_log(run: &Run, copy: usize) -> Option<(Rc<Member>, usize)> {
         let log = suspect.core.at().log(Slot::new(slot)?);
         let region = run.layout.regions.iter().position(|region| *region == log.copies[copy].region)?;
         let grant = suspect.core.grants()[region].epoch;
-        let is_fenced = || !run.observer.lock().has_open(region, grant);
+        let is_fenced = || !run.observer.lock().has_open(log.copies[copy].region, grant);
         (region > 0 && recoverer.lives() && is_fenced()).then(|| (recoverer.clone(), region))
     })
 }

@@ -9,11 +9,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use farpool_fabric::{AccessError, AccessKind, Host, Mapping, RegionSet};
+use farpool_txn::later::{Place, Stage};
 use farpool_txn::log::Head;
-use farpool_txn::membership::{Role, SeatWords};
+use farpool_txn::membership::{LaterGrant, Role, SeatWords};
 use farpool_txn::oracle::Board;
 use farpool_txn::{DatabaseAt, DatabaseLayout, Table};
-use farpool_wire::{AccessKey, Epoch, NodeId, RecordHeader, Refusal, Slot};
+use farpool_wire::{AccessKey, Epoch, NodeId, RecordHeader, Refusal, RegionId, Slot};
 use rustix_futex_sync::Mutex;
 
 use super::{OWNER, key_of};
@@ -64,12 +65,25 @@ pub(super) struct Observer {
     layout: DatabaseLayout,
     nodes: Vec<Arc<LendingHost>>,
     /// Where headers of records lie: those of the catalog, and those of tables that are never dropped.
-    headers: BTreeSet<(usize, u64)>,
+    headers: BTreeSet<(RegionId, u64)>,
     /// The member (by its claim) and the region of each grant.
-    grants: BTreeMap<Epoch, (Epoch, usize)>,
-    /// The grants of each member, and whether it has used any grant except the root's.
-    members: BTreeMap<Epoch, (Vec<Epoch>, bool)>,
+    grants: BTreeMap<Epoch, (Epoch, RegionId)>,
+    /// The grants of each member.
+    members: BTreeMap<Epoch, Vec<Granted>>,
+    /// The member that has made the last write to a region that the database got later.
+    pub(super) later_writer: Option<Epoch>,
     pub(super) complaints: Vec<String>,
+}
+
+/// A grant of a member.
+#[derive(Clone, Copy)]
+struct Granted {
+    region: RegionId,
+    grant: Epoch,
+    /// It was used, or listed together with one that was.
+    is_used: bool,
+    /// It was listed as that of a region that the database got later.
+    was_listed: bool,
 }
 
 /// What an access may change.
@@ -84,6 +98,8 @@ struct Before {
 pub(super) struct SharedState {
     /// The beginning of the root: seats, words of clients, the horizon.
     root: Vec<u8>,
+    /// The words of the list of later regions.
+    later: Vec<u8>,
     /// The parts of the oracle.
     parts: Vec<Vec<u8>>,
 }
@@ -100,6 +116,28 @@ impl SharedState {
 
     pub(super) fn role(&self, layout: &DatabaseLayout, role: Role) -> Option<Epoch> {
         self.epoch(layout.members.role(role))
+    }
+
+    fn later_places(&self) -> impl Iterator<Item = Place> {
+        self.later.as_chunks().0.iter().map(|word| Place::decode(u64::from_le_bytes(*word)))
+    }
+
+    /// Whether members are to leave a region that the database got later.
+    pub(super) fn is_region_leaving(&self) -> bool {
+        self.later_places().any(|place| place.stage == Stage::Leaving)
+    }
+
+    /// The grants of later regions that a seat lists, and whether the places of these regions are used.
+    fn later_grants(&self, layout: &DatabaseLayout, slot: u16) -> Vec<(Epoch, bool)> {
+        let listed = layout.members.later_grants(Slot::new(slot).expect("a few slots"));
+        let listed = LaterGrant::decode_all(&self.root[listed.start as usize..listed.end as usize]);
+        let places = self.later_places();
+        let used = |round| Place { round, stage: Stage::Used };
+        listed
+            .zip(places)
+            .filter_map(|(listed, place)| Some((listed?, place)))
+            .map(|(listed, place)| (listed.epoch, place == used(listed.round)))
+            .collect()
     }
 
     /// The watermark of a slot. Slots are distributed round robin over the parts of the oracle.
@@ -176,6 +214,7 @@ impl Change<'_> {
             self.watermark_faults(),
             self.announcement_faults(),
             self.image_faults(),
+            self.list_faults(),
         ];
         faults.iter().flatten().map(|what| format!("member {} {what}", self.by)).collect()
     }
@@ -218,8 +257,9 @@ impl Change<'_> {
                 (Some(left), None) if left == by || before.recoverer == Some(by) => {}
                 (before, after) => faults.push(format!("changes seat {slot} from {before:?} to {after:?}")),
             }
-            let list = layout.members.grants(Slot::new(slot).expect("a few slots"));
-            let list = list.start as usize..list.end as usize;
+            let own = Slot::new(slot).expect("a few slots");
+            let [list, later] = [layout.members.grants(own), layout.members.later_grants(own)];
+            let list = list.start as usize..later.end as usize;
             let lists = self.before.root[list.clone()] != self.after.root[list];
             if (before.beat != after.beat || lists) && before.claim != Some(by) {
                 faults.push(format!("writes the heartbeat or the list of grants of seat {slot}"));
@@ -254,6 +294,13 @@ impl Change<'_> {
         slots.filter(is_fault).map(|slot| format!("announces snapshots in slot {}", slot.index())).collect()
     }
 
+    /// Only the member that changes the catalog changes the list of later regions.
+    fn list_faults(&self) -> Vec<String> {
+        let is_changed = self.before.later != self.after.later;
+        let is_fault = is_changed && self.before.role(self.layout, Role::Catalog) != Some(self.by);
+        Vec::from_iter(is_fault.then(|| "changes the list of later regions".to_owned()))
+    }
+
     /// Only the members that have the roles write cuts and horizons.
     fn image_faults(&self) -> Vec<String> {
         let (layout, before, after) = (self.layout, self.before, self.after);
@@ -273,7 +320,8 @@ impl Change<'_> {
 impl Observer {
     pub(super) fn new(layout: DatabaseLayout, nodes: Vec<Arc<LendingHost>>) -> Observer {
         let (grants, members, headers) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
-        let mut observer = Observer { layout, nodes, headers, grants, members, complaints: Vec::new() };
+        let (later_writer, complaints) = (None, Vec::new());
+        let mut observer = Observer { layout, nodes, headers, grants, members, later_writer, complaints };
         let (layout, owner) = (observer.layout.clone(), vec![OWNER; observer.layout.regions.len()]);
         let at = DatabaseAt { layout: &layout, grants: &owner };
         [at.catalog(), at.tombstones(), at.maps(), at.counter()]
@@ -284,17 +332,18 @@ impl Observer {
 
     /// Adds a table, which is never dropped, to those whose record headers are checked.
     pub(super) fn watch_table(&mut self, table: &Table) {
-        let regions = &self.layout.regions;
-        let place =
-            |region| regions.iter().position(|known| *known == region).expect("a region of this database");
-        self.headers.extend(table.headers().map(|(region, at)| (place(region), at)));
+        self.headers.extend(table.headers());
     }
 
-    /// Records the grants of a member, one for each region.
-    pub(super) fn record_grants(&mut self, grants: &[Epoch]) {
-        let claim = grants[0];
-        self.grants.extend(grants.iter().enumerate().map(|(region, grant)| (*grant, (claim, region))));
-        self.members.insert(claim, (grants.to_vec(), false));
+    /// Records a grant of the member with this claim.
+    pub(super) fn record_grant(&mut self, claim: Epoch, region: RegionId, grant: Epoch) {
+        self.grants.insert(grant, (claim, region));
+        self.members.entry(claim).or_default().push(Granted {
+            region,
+            grant,
+            is_used: false,
+            was_listed: false,
+        });
     }
 
     pub(super) fn complain(&mut self, what: String) {
@@ -307,10 +356,22 @@ impl Observer {
     pub(super) fn look(&self) -> SharedState {
         let (start, horizon) = self.layout.horizon;
         let part = |(&(region, start), board): (&(usize, u64), Board)| {
-            self.bytes(region, start..start + board.bytes() as u64)
+            self.bytes(self.layout.regions[region], start..start + board.bytes() as u64)
         };
         let parts = self.layout.parts.iter().zip(boards(&self.layout)).map(part).collect();
-        SharedState { root: self.bytes(0, 0..start + horizon.bytes() as u64), parts }
+        let root = self.bytes(self.root_region(), 0..start + horizon.bytes() as u64);
+        SharedState { root, later: self.later_words(), parts }
+    }
+
+    fn root_region(&self) -> RegionId {
+        self.layout.regions[0]
+    }
+
+    fn later_words(&self) -> Vec<u8> {
+        let owner = vec![OWNER; self.layout.regions.len()];
+        let list = DatabaseAt { layout: &self.layout, grants: &owner }.later_regions();
+        let (start, words) = (list.piece.start, list.layout.words());
+        self.bytes(list.piece.region, start + words.start..start + words.end)
     }
 
     /// What an access under this grant may change.
@@ -323,7 +384,7 @@ impl Observer {
     }
 
     fn root(&self) -> Vec<u8> {
-        self.bytes(0, 0..self.layout.shape.region_bytes)
+        self.bytes(self.root_region(), 0..self.layout.shape.region_bytes)
     }
 
     /// Whether a record has a lock that a change of the catalog has left. Call this only while no change is
@@ -333,9 +394,8 @@ impl Observer {
         self.has_locks(slot, self.look().watermark(&self.layout, slot))
     }
 
-    fn bytes(&self, region: usize, range: Range<u64>) -> Vec<u8> {
+    fn bytes(&self, region: RegionId, range: Range<u64>) -> Vec<u8> {
         let mut bytes = vec![0; (range.end - range.start) as usize];
-        let region = self.layout.regions[region];
         let regions = &self.nodes[region.node.0 as usize - 1].regions;
         let read = regions.with_region(region.index, OWNER, AccessKind::Read, &mut |memory| {
             memory.read(range.start, &mut bytes)
@@ -348,16 +408,18 @@ impl Observer {
     /// have changed something.
     fn check_access(&mut self, epoch: Epoch, before: Option<&Before>) {
         let Some(&(by, region)) = self.grants.get(&epoch) else { return };
-        if region > 0 {
-            self.members.get_mut(&by).expect("it has grants").1 = true;
-        }
+        self.note_use(by, epoch);
         let Some(Before { shared: before, root }) = before else { return };
+        if !self.layout.regions.contains(&region) {
+            self.later_writer = Some(by);
+        }
         let seats = before.seats(&self.layout);
         let had_seat = seats.iter().any(|seat| seat.claim == Some(by));
-        if region > 0 && !had_seat {
+        if region != self.root_region() && !had_seat {
             self.complain(format!("member {by} writes to region {region}, but has no seat"));
         }
         let after = self.look();
+        [before, &after].into_iter().for_each(|shared| self.note_lists(shared));
         let has_seat = after.seats(&self.layout).iter().any(|seat| seat.claim == Some(by));
         if !has_seat && root.as_ref().is_some_and(|root| *root != self.root()) {
             self.complain(format!("member {by} changes the root, but has no seat"));
@@ -365,8 +427,9 @@ impl Observer {
         if *before == after {
             return;
         }
-        let claims = seats.iter().filter_map(|seat| seat.claim);
-        let open = claims.filter(|claim| self.open_grants(*claim).next().is_some()).collect();
+        let claims = (0..).zip(&seats).filter_map(|(slot, seat)| Some((slot, seat.claim?)));
+        let is_open = |(slot, claim): &(u16, Epoch)| !self.open_grants(*slot, *claim, before).is_empty();
+        let open = claims.filter(is_open).map(|(_, claim)| claim).collect();
         let change = Change { layout: &self.layout, by, before, after: &after, seats, open };
         let faults = change.faults();
         let freed = (0..).zip(change.seats.iter().zip(after.seats(&self.layout)));
@@ -398,7 +461,8 @@ impl Observer {
         }
         if is_evicted {
             left.extend(self.has_logged(slot, watermark).then(|| "commits in its log".to_owned()));
-            left.extend(self.open_grants(claim).map(|region| format!("its grant of region {region}")));
+            let open = self.open_grants(slot, claim, shared);
+            left.extend(open.into_iter().map(|region| format!("its grant of region {region}")));
         }
         for what in left {
             self.complain(format!("seat {slot} of member {claim} was freed, but there is still {what}"));
@@ -413,16 +477,21 @@ impl Observer {
         })
     }
 
+    /// Whether commits of a slot are in flight.
+    pub(super) fn has_commits(&self, slot: Slot) -> bool {
+        let slot = slot.index() as u16;
+        self.has_logged(slot, self.look().watermark(&self.layout, slot))
+    }
+
     /// Whether a slot's log has commits that the slot's watermark has not reached.
     fn has_logged(&self, slot: u16, watermark: u64) -> bool {
         let owner = vec![OWNER; self.layout.regions.len()];
         let log = DatabaseAt { layout: &self.layout, grants: &owner };
         let log = log.log(Slot::new(slot).expect("a few slots"));
         log.copies.iter().any(|copy| {
-            let region = self.layout.regions.iter().position(|region| *region == copy.region);
             let heads = log.layout.heads();
             let heads = copy.start + heads.start..copy.start + heads.end;
-            let bytes = self.bytes(region.expect("a region of this database"), heads);
+            let bytes = self.bytes(copy.region, heads);
             let heads = bytes.chunks_exact(Head::PLACE_BYTES).filter_map(Head::decode);
             heads.into_iter().any(|(head, _)| {
                 head.version.slot().index() == usize::from(slot) && head.version.count() > watermark
@@ -432,21 +501,52 @@ impl Observer {
 
     /// Whether a member has not been evicted: its grant of the root is not fenced.
     pub(super) fn is_open(&self, claim: Epoch) -> bool {
-        self.has_open(0, claim)
+        self.has_open(self.root_region(), claim)
     }
 
-    /// Whether a grant of a region, known by its place in the layout, is not fenced.
-    pub(super) fn has_open(&self, place: usize, grant: Epoch) -> bool {
-        let region = self.layout.regions[place];
+    /// Whether a grant of a region is not fenced.
+    pub(super) fn has_open(&self, region: RegionId, grant: Epoch) -> bool {
         let regions = &self.nodes[region.node.0 as usize - 1].regions;
         regions.check(region.index, grant, &key_of(grant)).is_ok()
     }
 
-    /// The regions in which a member's grant is not fenced. If the member has used no region except the root,
-    /// only the root counts.
-    fn open_grants(&self, claim: Epoch) -> impl Iterator<Item = usize> {
-        let (grants, uses_others) = &self.members[&claim];
-        let regions = if *uses_others { 0..grants.len() } else { 0..1 };
-        regions.filter(|place| self.has_open(*place, grants[*place]))
+    /// Notes that a member has used a grant. All grants of the regions that the database was created with
+    /// count as used once one is, but for that of the root: they are listed together.
+    fn note_use(&mut self, by: Epoch, used: Epoch) {
+        let first = self.layout.regions.len();
+        let grants = self.members.get_mut(&by).expect("it has grants");
+        let is_first = grants[1..].iter().take(first - 1).any(|granted| granted.grant == used);
+        for (place, granted) in grants.iter_mut().enumerate() {
+            granted.is_used |= granted.grant == used || (is_first && place < first);
+        }
+    }
+
+    /// The regions in which a member's grant is not fenced, although it counts as used. That of the root
+    /// always does.
+    fn open_grants(&self, slot: u16, claim: Epoch, shared: &SharedState) -> Vec<RegionId> {
+        let counts = |(place, granted): &(usize, &Granted)| *place == 0 || granted.is_used;
+        let grants = self.members[&claim].iter().enumerate().filter(counts).map(|(_, granted)| granted);
+        let open = grants.filter(|granted| self.has_open(granted.region, granted.grant));
+        let later = shared.later_grants(&self.layout, slot);
+        // Whoever leaves a region clears the words. Who is to leave it need not be fenced: nobody has
+        // anything there.
+        let is_left = |granted: &&Granted| {
+            let listed = later.iter().find(|(listed, _)| *listed == granted.grant);
+            listed.map_or(granted.was_listed, |(_, is_used)| !is_used)
+        };
+        open.filter(|granted| !is_left(granted)).map(|granted| granted.region).collect()
+    }
+
+    /// Notes which grants of later regions are listed.
+    fn note_lists(&mut self, shared: &SharedState) {
+        for (slot, seat) in (0..).zip(shared.seats(&self.layout)) {
+            let Some(grants) = seat.claim.and_then(|claim| self.members.get_mut(&claim)) else { continue };
+            for (listed, _) in shared.later_grants(&self.layout, slot) {
+                grants
+                    .iter_mut()
+                    .filter(|granted| granted.grant == listed)
+                    .for_each(|granted| granted.was_listed = true);
+            }
+        }
     }
 }

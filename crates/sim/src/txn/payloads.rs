@@ -65,7 +65,7 @@ fn length_of(value: u64) -> usize {
 
 impl Run {
     fn members(&self, grant: Epoch) -> MembersAt {
-        let layout = MembersLayout::new(self.slots + 1, REGIONS as u16).expect("a few slots");
+        let layout = MembersLayout::new(self.slots + 1, REGIONS as u16, 0).expect("a few slots");
         MembersAt { piece: self.piece(0, ORACLE, grant, SEATS_START), layout }
     }
 

@@ -4,7 +4,6 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
 use std::sync::Arc;
-use std::time::Duration;
 
 use futures_util::future::join;
 use rustix_futex_sync::Mutex;
@@ -13,15 +12,11 @@ use super::bucket::{Bucket, Entry, MOST_DEPTH, Position, children, children_word
 use super::key::{KeyHash, decode_key, encode_key};
 use super::layout::{IndexLayout, MOST_ENTRIES, Spot};
 use super::rules::{Again, IndexRules};
-use super::spares::{Ask, IndexSpares, Spares, Taking};
+use super::spares::{IndexSpares, Spares, take_spare};
 use crate::memory::{Memory, MemoryError, Piece};
 use crate::rules::Shipped;
 
 const WORD_BYTES: u64 = size_of::<u64>() as u64;
-/// Between two checks whether another thread has taken some numbers or pairs.
-const TAKING_PAUSE: Duration = Duration::from_micros(2);
-/// Most such checks: the one that takes some may be a task that is not being polled.
-const MOST_LOOKS_AT_TAKING: u32 = 500;
 /// Most splits that a client remembers: about ten megabytes, for a few million keys.
 const MOST_SPLITS_KNOWN: usize = 1 << 18;
 /// Looks at buckets before an insert is given up. At each level other clients can be first at each entry, and
@@ -134,6 +129,16 @@ impl<R: IndexRules> Index<R> {
         let mut at = Position::home(self.layout.home(hash));
         let bucket = self.bucket(memory, &mut at, hash).await?;
         self.look(memory, &bucket, hash, key, beside).await
+    }
+
+    /// The key of a record that was committed. `None`: the memory was damaged.
+    ///
+    /// # Errors
+    /// When far memory does not answer.
+    pub async fn key_of(&self, memory: &Memory, number: u64) -> Result<Option<Vec<u8>>, IndexError> {
+        let Some(spot) = self.layout.key(number) else { return Ok(None) };
+        let bytes = memory.read(&self.pieces[spot.piece], spot.range).await?;
+        Ok(decode_key(number, self.layout.shape().key_bytes, &bytes).map(<[u8]>::to_vec))
     }
 
     /// The number of a key's record. A key that has none gets one.
@@ -314,33 +319,14 @@ impl<R: IndexRules> Index<R> {
         spares: &Mutex<Spares>,
         preferred: usize,
     ) -> Result<(usize, u64), IndexError> {
-        for piece in self.layout.search_order(preferred) {
-            for look in 0.. {
-                let (ask, counter_at) = {
-                    let mut spares = spares.lock();
-                    if let Some(spare) = spares.take(piece) {
-                        return Ok((piece, spare));
-                    }
-                    (spares.ask(piece, look < MOST_LOOKS_AT_TAKING), spares.counter_at)
-                };
-                match ask {
-                    Ask::UsedUp => break,
-                    Ask::Wait => memory.endpoint().sleep(TAKING_PAUSE).await,
-                    Ask::Take(run) => {
-                        let _taking = Taking { spares, piece };
-                        let first = memory.fetch_and_add(&self.pieces[piece], counter_at, run).await?;
-                        spares.lock().refill(piece, first, run);
-                    }
-                }
-            }
-        }
-        Err(IndexError::Full)
+        let order = self.layout.search_order(preferred);
+        take_spare(memory, &self.pieces, order, spares).await?.ok_or(IndexError::Full)
     }
 }
 
 /// Whether no other client can learn of the number or pair that was to be named (H5): another one was named
 /// instead, or nothing was sent.
-fn is_unknown_to_others(found: &Result<u64, MemoryError>) -> bool {
+pub(crate) fn is_unknown_to_others(found: &Result<u64, MemoryError>) -> bool {
     match found {
         Ok(found) => *found != 0,
         Err(MemoryError::Short(_) | MemoryError::NotConnected(_)) => true,

@@ -55,6 +55,16 @@ pub trait IndexRules: 'static {
     fn stops_at_unknown_pieces() -> bool {
         true
     }
+
+    /// Whether a record has its entry in the order of keys before it is committed (`keyed.rs`, K3).
+    fn enters_in_order() -> bool {
+        true
+    }
+
+    /// Whether a scan passes over entries whose record the transaction does not see (`keyed.rs`, K1).
+    fn scans_visible_rows() -> bool {
+        true
+    }
 }
 
 impl IndexRules for Shipped {}

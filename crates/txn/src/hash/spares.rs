@@ -4,13 +4,20 @@
 //! are lost. So runs are short at first, and double up to a limit: of each piece, a process that dies loses
 //! about as many spares as it has used, at most.
 
+use std::time::Duration;
+
 use rustix_futex_sync::Mutex;
 
 use super::layout::{IndexLayout, IndexShape, NUMBERS_AT, PAIRS_AT};
+use crate::memory::{Memory, MemoryError, Piece};
 
 /// The most record numbers that are taken at once: the fetch-and-add is then a small part of the cost of an
 /// insert, and little is lost when a process dies.
 const NUMBERS_AT_ONCE: u64 = 32;
+/// Between two checks whether another thread has taken some spares.
+const TAKING_PAUSE: Duration = Duration::from_micros(2);
+/// Most such checks: the one that takes some may be a task that is not being polled.
+const MOST_LOOKS_AT_TAKING: u32 = 500;
 /// The most pairs of buckets that are taken at once: fewer than record numbers, because each insert needs a
 /// number, and only one in several splits a bucket.
 const PAIRS_AT_ONCE: u64 = 8;
@@ -52,9 +59,9 @@ impl IndexSpares {
 
 /// Spares of one kind.
 #[derive(Debug)]
-pub(super) struct Spares {
+pub(crate) struct Spares {
     /// The place of their counter in each piece.
-    pub(super) counter_at: u64,
+    counter_at: u64,
     /// Most that are taken at once.
     at_once: u64,
     pieces: Vec<OfPiece>,
@@ -76,7 +83,7 @@ struct OfPiece {
 
 /// What a caller that finds no spare does next.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Ask {
+enum Ask {
     /// It adds this many to the piece's counter. Other threads wait meanwhile.
     Take(u64),
     /// It waits: another thread is taking some.
@@ -86,9 +93,9 @@ pub(super) enum Ask {
 }
 
 /// Held while a caller takes some of a piece. Once it is dropped, others may take some.
-pub(super) struct Taking<'a> {
-    pub(super) spares: &'a Mutex<Spares>,
-    pub(super) piece: usize,
+struct Taking<'a> {
+    spares: &'a Mutex<Spares>,
+    piece: usize,
 }
 
 impl Drop for Taking<'_> {
@@ -98,30 +105,30 @@ impl Drop for Taking<'_> {
 }
 
 impl Spares {
-    pub(super) fn new(counter_at: u64, at_once: u64) -> Spares {
+    pub(crate) fn new(counter_at: u64, at_once: u64) -> Spares {
         Spares { counter_at, at_once, pieces: Vec::new() }
     }
 
     /// Each piece has so many. There may be more pieces than before.
-    pub(super) fn grow(&mut self, all: impl Iterator<Item = u64>) {
+    pub(crate) fn grow(&mut self, all: impl Iterator<Item = u64>) {
         let new = |all| OfPiece { all, run: 1, spare: Vec::new(), is_used_up: false, is_taking: false };
         self.pieces.extend(all.skip(self.pieces.len()).map(new));
     }
 
     /// A spare of a piece: its place in the piece.
-    pub(super) fn take(&mut self, piece: usize) -> Option<u64> {
+    fn take(&mut self, piece: usize) -> Option<u64> {
         self.pieces[piece].spare.pop()
     }
 
     /// Gives a spare back. No other client has learned of it, and no WRITE for it is in flight: queues of
     /// other threads are not ordered with this thread's queue.
-    pub(super) fn give_back(&mut self, piece: usize, spare: u64) {
+    pub(crate) fn give_back(&mut self, piece: usize, spare: u64) {
         self.pieces[piece].spare.push(spare);
     }
 
     /// Called after no spare was found. `waits`: the caller is ready to wait for another thread that takes
     /// some. A caller that is told to take some holds a [`Taking`] meanwhile.
-    pub(super) fn ask(&mut self, piece: usize, waits: bool) -> Ask {
+    fn ask(&mut self, piece: usize, waits: bool) -> Ask {
         let of_piece = &mut self.pieces[piece];
         if of_piece.is_used_up {
             return Ask::UsedUp;
@@ -140,12 +147,43 @@ impl Spares {
     }
 
     /// Adds the spares of a run: the counter was at `first` before `run` was added to it.
-    pub(super) fn refill(&mut self, piece: usize, first: u64, run: u64) {
+    fn refill(&mut self, piece: usize, first: u64, run: u64) {
         let of_piece = &mut self.pieces[piece];
         let end = first.saturating_add(run).min(of_piece.all);
         of_piece.is_used_up |= end == of_piece.all;
         of_piece.spare.splice(0..0, (first.min(end)..end).rev());
     }
+}
+
+/// Takes a spare of the first piece that has one, in this order. Returns the piece, and the spare's place in
+/// it; `None`: all were handed out.
+pub(crate) async fn take_spare(
+    memory: &Memory,
+    pieces: &[Piece],
+    order: impl Iterator<Item = usize>,
+    spares: &Mutex<Spares>,
+) -> Result<Option<(usize, u64)>, MemoryError> {
+    for piece in order {
+        for look in 0.. {
+            let (ask, counter_at) = {
+                let mut spares = spares.lock();
+                if let Some(spare) = spares.take(piece) {
+                    return Ok(Some((piece, spare)));
+                }
+                (spares.ask(piece, look < MOST_LOOKS_AT_TAKING), spares.counter_at)
+            };
+            match ask {
+                Ask::UsedUp => break,
+                Ask::Wait => memory.endpoint().sleep(TAKING_PAUSE).await,
+                Ask::Take(run) => {
+                    let _taking = Taking { spares, piece };
+                    let first = memory.fetch_and_add(&pieces[piece], counter_at, run).await?;
+                    spares.lock().refill(piece, first, run);
+                }
+            }
+        }
+    }
+    Ok(None)
 }
 
 #[cfg(test)]

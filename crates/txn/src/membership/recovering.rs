@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use farpool_wire::{Epoch, Slot};
 
-use super::layout::Role;
+use super::layout::{LaterGrant, Role};
 use super::roles::give_up_role;
 use super::rules::SeatRules;
 use super::watch::{Suspect, Watch};
@@ -24,8 +24,22 @@ pub trait Recoverable {
     /// Its addresses, for this member.
     fn at(&self) -> DatabaseAt<'_>;
 
-    /// Fences a grant of a region, which is named by its place among the database's regions.
+    /// Fences a grant of a region with which the database was created.
     fn fence(&self, region: usize, grant: Epoch) -> impl Future<Output = Result<(), Self::FenceError>>;
+
+    /// Fences a grant of the region at this place of the list of [later regions](crate::later), unless the
+    /// place is not in the grant's round any more: then nobody uses that region.
+    fn fence_later(
+        &self,
+        place: u16,
+        grant: LaterGrant,
+    ) -> impl Future<Output = Result<(), Self::FenceError>>;
+
+    /// Opens the regions that the database has got later, up to now ([L3](crate::later)).
+    fn open_later_regions(
+        &self,
+        memory: &Memory,
+    ) -> impl Future<Output = Result<(), SeatRecoveryError<Self::FenceError>>>;
 }
 
 /// Why a seat was not recovered. A member will try again.
@@ -34,6 +48,9 @@ pub enum SeatRecoveryError<E: std::error::Error> {
     /// A grant could not be fenced.
     #[error("a dead member could not be evicted: {0}")]
     Fence(E),
+    /// The regions that the database got later cannot be opened.
+    #[error("cannot open the regions of the database: {0}")]
+    Regions(String),
     /// Its commits could not be rolled back.
     #[error(transparent)]
     Recovery(#[from] RecoveryError),
@@ -133,8 +150,19 @@ impl<'a, D: Recoverable, R: SeatRules> SeatWatch<'a, D, R> {
         }
         let listed = self.memory.read(&at.piece, at.layout.grants(suspect.slot)).await?;
         let listed = at.layout.decode_grants(&listed).filter(|grants| grants.first() == Some(&suspect.claim));
-        for (region, grant) in listed.unwrap_or_default().into_iter().enumerate().skip(1) {
+        let Some(listed) = listed else { return Ok(true) };
+        // Behind the fence: this member uses no further ones.
+        if R::opens_later_regions() {
+            self.database.open_later_regions(self.memory).await?;
+        }
+        for (region, grant) in listed.into_iter().enumerate().skip(1) {
             self.database.fence(region, grant).await.map_err(SeatRecoveryError::Fence)?;
+        }
+        let later = self.memory.read(&at.piece, at.layout.later_grants(suspect.slot)).await?;
+        for (place, grant) in (0..).zip(LaterGrant::decode_all(&later)) {
+            if let Some(grant) = grant {
+                self.database.fence_later(place, grant).await.map_err(SeatRecoveryError::Fence)?;
+            }
         }
         Ok(true)
     }

@@ -12,6 +12,11 @@ pub trait SeatRules: 'static {
         true
     }
 
+    /// Whether a member's grants of later regions are listed before it uses them (M2).
+    fn lists_later_grants() -> bool {
+        true
+    }
+
     /// Whether a member that finds another one recovering a seat leaves the seat to it (M3).
     fn leaves_it_to_recoverers() -> bool {
         true
@@ -59,6 +64,11 @@ pub trait SeatRules: 'static {
 
     /// Whether the announcements of a member's workers are taken away before its seat is free (M4).
     fn forgets_before_seat() -> bool {
+        true
+    }
+
+    /// Whether a recoverer opens the regions that the database has got by the time of the fence.
+    fn opens_later_regions() -> bool {
         true
     }
 }

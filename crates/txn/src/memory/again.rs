@@ -96,7 +96,8 @@ impl Memory {
         trying: &mut Trying,
     ) -> Result<(), OpError> {
         let failed = self.note_failure(&error);
-        let (Some(&(epoch, key)), Ok(queue)) = (self.grants.get(&region), self.queue(region.node)) else {
+        let grant = self.grants.borrow().get(&region).copied();
+        let (Some((epoch, key)), Ok(queue)) = (grant, self.queue(region.node)) else {
             return Err(error);
         };
         if failed == Failed::ForGood {

@@ -9,7 +9,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 
 use farpool_fabric::{OpError, Uncertain};
-use farpool_wire::NodeId;
+use farpool_wire::{AccessKey, Epoch, NodeId, Refusal, RegionId};
 
 use super::{Memory, MemoryError, Piece};
 
@@ -93,15 +93,30 @@ impl Memory {
     /// A node does not answer, or refuses this thread. Then its writes stay in flight.
     pub(crate) async fn settle(&self) -> Result<(), MemoryError> {
         for (node, last) in self.in_flight.all() {
-            let there = self.grants.iter().find(|(region, _)| region.node == node);
-            let (&region, &(epoch, _)) = there.ok_or(MemoryError::NotConnected(node))?;
-            let mut plan = self.plan(node, WORD_BYTES as usize)?;
-            plan.fence();
-            plan.read(&Piece { region, epoch, start: 0 }, 0..WORD_BYTES);
-            plan.run().await.check()?;
+            self.read_behind_all(node).await?;
             self.in_flight.settled(node, last);
         }
         Ok(())
+    }
+
+    /// Reads from a node behind all operations that were sent to it. Some of the regions may have been given
+    /// back: any other one will do.
+    async fn read_behind_all(&self, node: NodeId) -> Result<(), MemoryError> {
+        let of_node = |(region, (epoch, _)): (&RegionId, &(Epoch, AccessKey))| {
+            (region.node == node).then_some(Piece { region: *region, epoch: *epoch, start: 0 })
+        };
+        let regions: Vec<Piece> = self.grants.borrow().iter().filter_map(of_node).collect();
+        let mut read = Err(MemoryError::NotConnected(node));
+        for region in regions {
+            let mut plan = self.plan(node, WORD_BYTES as usize)?;
+            plan.fence();
+            plan.read(&region, 0..WORD_BYTES);
+            read = plan.run().await.check();
+            if !matches!(read, Err(MemoryError::Failed(OpError::Refused(Refusal::StaleEpoch)))) {
+                break;
+            }
+        }
+        read
     }
 }
 

@@ -236,6 +236,12 @@ impl Plan<'_> {
         Ok(self.words().last().unwrap_or_default())
     }
 
+    /// Whether it was tried again. Then [`words`](Self::words) may take another client's new word for this
+    /// plan's, if another client may have put the same word there.
+    pub(crate) fn was_tried_again(&self) -> bool {
+        self.is_again
+    }
+
     /// What the plan's atomics found, in their order and with zeros for its transfers. It means something
     /// only if all was done.
     pub(crate) fn words(&self) -> impl Iterator<Item = u64> + '_ {
