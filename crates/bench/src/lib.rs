@@ -25,6 +25,7 @@
 // These macros panic when the stream is closed or full; see `progress::complain`.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
+mod by_key;
 mod cgroup;
 mod chart;
 mod child;
@@ -73,7 +74,7 @@ pub use demo::{DEFAULT_WORK_DIR, DemoOptions, DemoReport, run_demo};
 pub use far_memory::Transport;
 pub use files::{Document, Figure, Opening, is_about_files_alone, serve_file_client, serve_fuse_floor};
 pub use floors::{serve_ping_pong, serve_tcp};
-pub use kv::{KvMix, KvOptions, KvReport, run_kv};
+pub use kv::{KvIndex, KvMix, KvOptions, KvReport, run_kv};
 pub use machine::Machine;
 pub use options::{IoOp, IoOptions, IoTransport, Pattern, THREADS_MAX};
 pub use oracle::{OracleKind, OracleOptions, OracleReport, run_oracle};

@@ -48,7 +48,7 @@ impl Site {
     pub fn memory(&self) -> Result<Memory> {
         let endpoint: Endpoint = open_endpoint(self.transports, self.arena_bytes)
             .context("there is no memory for a thread's transfers: start fewer threads")?;
-        let mut memory = Memory::new(endpoint.clone());
+        let memory = Memory::new(endpoint.clone());
         for region in &self.footprint.regions {
             let attach = memory.attach(&region.node.peer, region.id, region.epoch, region.key);
             block_on(&endpoint, attach).with_context(|| format!("cannot open region {}", region.id))?;

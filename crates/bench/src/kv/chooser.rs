@@ -39,6 +39,11 @@ impl Chooser {
         Chooser { random: Random::new(seed), records, zipf }
     }
 
+    /// How many records there are.
+    pub fn records(&self) -> u64 {
+        self.records
+    }
+
     /// The generator, for other random choices.
     pub fn random(&mut self) -> &mut Random {
         &mut self.random

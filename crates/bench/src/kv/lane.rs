@@ -50,7 +50,13 @@ impl Course {
     }
 
     /// Counts a committed transaction; false after the last slice.
-    fn note(&mut self, version: Option<Version>, aborted: u64, slice: Option<usize>, took: Duration) -> bool {
+    pub fn note(
+        &mut self,
+        version: Option<Version>,
+        aborted: u64,
+        slice: Option<usize>,
+        took: Duration,
+    ) -> bool {
         self.committed += 1;
         self.aborted += aborted;
         self.last = self.last.max(version);
@@ -116,6 +122,7 @@ impl Lanes<'_> {
         let (read, written) = match self.mix {
             KvMix::Read => (chooser.choose::<READ>(), [0; WRITTEN]),
             KvMix::Update | KvMix::Rmw => ([0; READ], chooser.choose::<WRITTEN>()),
+            KvMix::NewOrder | KvMix::Insert | KvMix::Scan => ([0; READ], [0; WRITTEN]),
         };
         for aborted in 0.. {
             let outcome = match self.mix {
@@ -125,6 +132,7 @@ impl Lanes<'_> {
                     self.write(session, &written, |_| value).await?
                 }
                 KvMix::Rmw => self.write(session, &written, |value| value + 1).await?,
+                KvMix::NewOrder | KvMix::Insert | KvMix::Scan => bail!("{} works by key only", self.mix),
             };
             match outcome {
                 Outcome::Committed(version) => return Ok((version, aborted)),

@@ -19,6 +19,8 @@ mod report;
 mod run;
 
 pub use chooser::Chooser;
-pub use options::{KvMix, KvOptions};
-pub use report::KvReport;
-pub use run::run_kv;
+pub use content::RECORD_BYTES;
+pub use lane::Course;
+pub use options::{KvIndex, KvMix, KvOptions};
+pub use report::{KvReport, Measured};
+pub use run::{Thread, check_sum, processor_time, run_kv};

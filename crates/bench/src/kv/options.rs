@@ -8,12 +8,15 @@ use serde::{Deserialize, Serialize};
 
 use super::chooser::RECORDS_MAX;
 use super::ground::Ground;
+use crate::by_key;
 use crate::options::{IoTransport, THREADS_MAX, check_duration, named};
 
 /// Most nodes of one run; each is a process that polls.
 pub const NODES_MAX: usize = 16;
 /// Fewest records: the records of one transaction must differ.
 pub const RECORDS_MIN: u64 = 4;
+/// Fewest records where they are the items of orders: those of one order differ.
+const FEWEST_ITEMS: u64 = 16;
 /// Largest exponent of Zipf's law: with it, nearly two of three draws are the same record.
 const SKEW_MAX: f64 = 2.0;
 
@@ -27,15 +30,45 @@ pub enum KvMix {
     Update,
     /// Reads two records and writes them: increments a counter in each.
     Rmw,
+    /// Places an order of ten lines; by key only.
+    #[serde(rename = "new-order")]
+    NewOrder,
+    /// Inserts two rows under new keys, in no order; by key only.
+    Insert,
+    /// Reads the rows of 100 consecutive keys; only with an ordered index.
+    Scan,
 }
 
-named!(KvMix, "mix", Read = "read", Update = "update", Rmw = "rmw");
+named!(
+    KvMix,
+    "mix",
+    Read = "read",
+    Update = "update",
+    Rmw = "rmw",
+    NewOrder = "new-order",
+    Insert = "insert",
+    Scan = "scan"
+);
+
+/// How records are found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum KvIndex {
+    /// By the hash of their keys, in a table of a database.
+    Hash,
+    /// The same, and the table's keys are kept in order, too.
+    Btree,
+}
+
+named!(KvIndex, "index", Hash = "hash", Btree = "btree");
 
 /// One measurement.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct KvOptions {
     /// What each transaction does.
     pub mix: KvMix,
+    /// How records are found. `None`: by their numbers, without a database.
+    pub index: Option<KvIndex>,
     /// How many records there are.
     pub records: u64,
     /// Exponent of Zipf's law; 0: all records are equally frequent.
@@ -62,7 +95,10 @@ impl KvOptions {
     /// # Errors
     /// If there is no layout: the table or a log would be too large, or there are more threads than slots.
     pub fn far_bytes(&self) -> Result<u64> {
-        Ok(Ground::of(self)?.bytes())
+        match self.index {
+            Some(_) => Ok(by_key::far_bytes(self)),
+            None => Ok(Ground::of(self)?.bytes()),
+        }
     }
 
     /// Checks the options.
@@ -84,6 +120,15 @@ impl KvOptions {
         if !(0.0..=SKEW_MAX).contains(&self.skew) {
             return Err(format!("a skew of {}: choose --skew from 0 to {SKEW_MAX}", self.skew));
         }
+        if self.mix == KvMix::NewOrder && (self.index.is_none() || self.records < FEWEST_ITEMS) {
+            return Err(format!("orders: choose --index hash, and --records from {FEWEST_ITEMS}"));
+        }
+        if self.mix == KvMix::Insert && self.index.is_none() {
+            return Err("rows are inserted under keys: choose --index hash or btree".to_owned());
+        }
+        if self.mix == KvMix::Scan && self.index != Some(KvIndex::Btree) {
+            return Err("scans need the order of keys: choose --index btree".to_owned());
+        }
         check_duration(self.duration)
     }
 }
@@ -98,6 +143,7 @@ pub(super) mod tests {
     pub fn small() -> KvOptions {
         KvOptions {
             mix: KvMix::Rmw,
+            index: None,
             records: 1000,
             skew: 0.0,
             threads: 1,
@@ -119,6 +165,9 @@ pub(super) mod tests {
             (KvOptions { nodes: 0, ..small() }, "--nodes"),
             (KvOptions { records: 3, ..small() }, "--records"),
             (KvOptions { records: RECORDS_MAX + 1, ..small() }, "--records"),
+            (KvOptions { mix: KvMix::NewOrder, ..small() }, "--index"),
+            (KvOptions { mix: KvMix::Insert, ..small() }, "--index"),
+            (KvOptions { mix: KvMix::Scan, index: Some(KvIndex::Hash), ..small() }, "--index"),
             (KvOptions { skew: -0.1, ..small() }, "--skew"),
             (KvOptions { skew: f64::NAN, ..small() }, "--skew"),
             (KvOptions { duration: Duration::ZERO, ..small() }, "--seconds"),
@@ -134,6 +183,6 @@ pub(super) mod tests {
         for mix in [KvMix::Read, KvMix::Update, KvMix::Rmw] {
             assert_eq!(mix.to_string().parse(), Ok(mix));
         }
-        assert!("scan".parse::<KvMix>().unwrap_err().contains("rmw"));
+        assert!("delete".parse::<KvMix>().unwrap_err().contains("rmw"));
     }
 }

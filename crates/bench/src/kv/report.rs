@@ -7,7 +7,7 @@ use farpool_txn::Traffic;
 use serde::{Deserialize, Serialize};
 
 use super::content::RECORD_BYTES;
-use super::options::{KvMix, KvOptions};
+use super::options::{KvIndex, KvMix, KvOptions};
 use super::run::Thread;
 use crate::machine::Origin;
 use crate::slices::SlicePlan;
@@ -20,8 +20,8 @@ pub struct Measured {
     pub threads: Vec<Thread>,
     /// The division of time.
     pub plan: SlicePlan,
-    /// The traffic of the publisher and the collector.
-    pub service_traffic: Traffic,
+    /// The traffic of the publisher and the collector, if it was counted.
+    pub service_traffic: Option<Traffic>,
 }
 
 /// The results of a measurement. Names and meanings of the fields are stable; more fields may be added.
@@ -48,12 +48,15 @@ pub struct KvReport {
     pub operations_per_trx: f64,
     /// Bytes that they move, without the transport's headers.
     pub bytes_per_trx: f64,
-    /// Operations by the publisher and the collector, per committed transaction.
-    pub service_operations_per_trx: f64,
+    /// Operations by the publisher and the collector, per committed transaction; null by key: the
+    /// database's own threads are not counted.
+    pub service_operations_per_trx: Option<f64>,
     /// Bytes that they move.
-    pub service_bytes_per_trx: f64,
+    pub service_bytes_per_trx: Option<f64>,
     /// What each transaction did.
     pub mix: KvMix,
+    /// How records were found; null: by number.
+    pub index: Option<KvIndex>,
     /// How many records there were.
     pub records: u64,
     /// Bytes of data per record.
@@ -85,7 +88,7 @@ pub struct KvReport {
 
 impl KvReport {
     /// Computes the report.
-    pub(super) fn new(options: &KvOptions, far_bytes: u64, measured: &Measured) -> Result<Self> {
+    pub fn new(options: &KvOptions, far_bytes: u64, measured: &Measured) -> Result<Self> {
         let Measured { threads, plan, service_traffic } = measured;
         let courses = || threads.iter().map(|thread| &thread.course);
         let mut latencies = Tally::new()?;
@@ -109,9 +112,10 @@ impl KvReport {
             aborted: courses().map(|course| course.aborted).sum(),
             operations_per_trx: each(traffic.operations),
             bytes_per_trx: each(traffic.bytes),
-            service_operations_per_trx: each(service_traffic.operations),
-            service_bytes_per_trx: each(service_traffic.bytes),
+            service_operations_per_trx: service_traffic.map(|traffic| each(traffic.operations)),
+            service_bytes_per_trx: service_traffic.map(|traffic| each(traffic.bytes)),
             mix: options.mix,
+            index: options.index,
             records: options.records,
             record_bytes: RECORD_BYTES,
             far_bytes,
@@ -135,9 +139,10 @@ impl fmt::Display for KvReport {
         let Self { mix, transport, threads, in_flight, nodes, seconds, slices, .. } = self;
         let (threads, nodes) = (many(*threads, "thread"), many(*nodes, "node"));
         let announced = if self.announce { ", announced" } else { "" };
+        let index = self.index.map_or(String::new(), |index| format!(" by key ({index} index)"));
         writeln!(
             text,
-            "{mix} transactions over {transport}, {threads} with {in_flight} in flight, {nodes}{announced}"
+            "{mix} transactions{index} over {transport}, {threads} with {in_flight} in flight, {nodes}{announced}"
         )?;
         let (records, far) = (grouped(self.records as f64, 0), grouped((self.far_bytes >> 20) as f64, 0));
         let skew = if self.skew > 0.0 { format!(", skew {}", self.skew) } else { String::new() };
@@ -160,14 +165,17 @@ impl fmt::Display for KvReport {
         row("begun again", self.aborted as f64, 0, "after a conflict, or for lack of room")?;
         row("far operations per transaction", self.operations_per_trx, 2, "by the threads")?;
         row("bytes per transaction", self.bytes_per_trx, 1, "")?;
-        row(
-            "far operations per transaction",
-            self.service_operations_per_trx,
-            2,
-            "by the oracle's own threads",
-        )?;
-        row("bytes per transaction", self.service_bytes_per_trx, 1, "")?;
-        writeln!(text, "a final scan read all records, and none was wrong")?;
+        if let (Some(operations), Some(bytes)) = (self.service_operations_per_trx, self.service_bytes_per_trx)
+        {
+            row("far operations per transaction", operations, 2, "by the oracle's own threads")?;
+            row("bytes per transaction", bytes, 1, "")?;
+        }
+        let checked = match self.mix {
+            KvMix::NewOrder => "at the end all orders and their lines were there",
+            KvMix::Insert => "at the end all rows that were inserted were there",
+            _ => "a final look at all records found none that was wrong",
+        };
+        writeln!(text, "{checked}")?;
         write!(text, "{}", self.origin)
     }
 }
@@ -193,7 +201,8 @@ mod tests {
         let threads = vec![thread([10, 20, 0]), thread([0, 10, 20])];
         let service_traffic = Traffic { operations: 6, bytes: 600 };
         let options = KvOptions { threads: 2, skew: 0.5, ..small() };
-        KvReport::new(&options, 3 << 20, &Measured { threads, plan, service_traffic }).unwrap()
+        KvReport::new(&options, 3 << 20, &Measured { threads, plan, service_traffic: Some(service_traffic) })
+            .unwrap()
     }
 
     #[test]
@@ -202,7 +211,10 @@ mod tests {
         assert_eq!((report.trx_s, report.trx_s_range), (20_000.0, (10_000.0, 30_000.0)));
         assert_eq!((report.ns_per_trx, report.committed, report.aborted), (100_000.0, 60, 4));
         assert_eq!((report.operations_per_trx, report.bytes_per_trx), (2.0, 16.0));
-        assert_eq!((report.service_operations_per_trx, report.service_bytes_per_trx), (0.1, 10.0));
+        assert_eq!(
+            (report.service_operations_per_trx, report.service_bytes_per_trx),
+            (Some(0.1), Some(10.0))
+        );
     }
 
     #[test]

@@ -23,6 +23,7 @@ use super::ground::{Ground, Laid};
 use super::lane::{Course, Lanes, check_data, wait_until_seen};
 use super::options::{KvMix, KvOptions};
 use super::report::{KvReport, Measured};
+use crate::by_key::run_by_key;
 use crate::crew::Crew;
 use crate::meeting::Seat;
 use crate::service::Service;
@@ -49,6 +50,9 @@ pub fn run_kv(
     farpool: &Path,
     stop: &AtomicBool,
 ) -> Result<KvReport> {
+    if options.index.is_some() {
+        return run_by_key(options, card, farpool, stop);
+    }
     let transports = Transports { choice: options.transport.0, card };
     let ground = Ground::of(options)?;
     let arena_bytes = ARENA_BYTES + options.in_flight * ARENA_BYTES_EACH;
@@ -66,7 +70,7 @@ pub fn run_kv(
     let done = crew.run(|number, seat| run.thread(number, seat), |threads| run.check(threads))?;
     check_stop(stop)?;
     ensure!(site.is_whole(), "a lease was lost during the measurement, so its results are meaningless");
-    let measured = Measured { threads: done.workers, plan, service_traffic: done.service_traffic };
+    let measured = Measured { threads: done.workers, plan, service_traffic: Some(done.service_traffic) };
     KvReport::new(options, ground.bytes(), &measured)
 }
 
@@ -182,13 +186,13 @@ impl Run<'_> {
 }
 
 /// Processor time of this thread so far.
-fn processor_time() -> Duration {
+pub fn processor_time() -> Duration {
     let time = rustix::time::clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
 /// Whether the sum of all values is what the transactions must have left.
-fn check_sum(mix: KvMix, committed: u64, sum: u64) -> Result<()> {
+pub fn check_sum(mix: KvMix, committed: u64, sum: u64) -> Result<()> {
     let wanted = committed * INCREMENTS;
     let is_kept = mix != KvMix::Rmw || sum == wanted;
     ensure!(is_kept, "{committed} transactions left {sum} increments instead of {wanted}");

@@ -178,8 +178,8 @@ mod tests {
             let tables = tables(&results(rate));
             ["| **no** |", "| yes |", "| yes, and the aim |"].map(|verdict| tables.matches(verdict).count())
         };
-        assert_eq!((verdicts(1.0), verdicts(1e8)), ([8, 0, 0], [0, 0, 8]));
-        assert_eq!(verdicts(2e5), [6, 1, 1]);
+        assert_eq!((verdicts(1.0), verdicts(1e8)), ([10, 0, 0], [0, 0, 10]));
+        assert_eq!(verdicts(2e5), [7, 1, 2]);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use farpool_bench::{IoTransport, KvMix, KvOptions, StopFlag, run_kv};
+use farpool_bench::{IoTransport, KvIndex, KvMix, KvOptions, StopFlag, run_kv};
 
 use super::{check_memory, own_file, parse_seconds, tell_report};
 use crate::errors::UsageError;
@@ -21,12 +21,22 @@ Examples:
   farpool bench kv --mix read --seconds 5
   farpool bench kv --mix rmw --records 10000000 --in-flight 8 --seconds 5
   farpool bench kv --announce --mix rmw --seconds 5
+  farpool bench kv --index hash --mix read --seconds 5
+  farpool bench kv --index hash --mix new-order --transport tcp --seconds 5
+  farpool bench kv --index btree --mix scan --seconds 5
   farpool bench kv --mix update --skew 0.99 --threads 2 --seconds 5
   farpool bench kv --mix rmw --transport tcp --in-flight 16 --seconds 5 --json")]
 pub struct KvArgs {
-    /// What each transaction does: read (4 records), update (writes 2) or rmw (reads and writes 2)
+    /// What each transaction does: read (4 records), update (writes 2), rmw (reads and writes 2); by key
+    /// only: new-order (places an order of ten lines), insert (2 rows with new keys); with an ordered index:
+    /// scan (reads the rows of 100 consecutive keys)
     #[arg(long)]
     mix: KvMix,
+
+    /// Find records by key, through the interface of a database, instead of by number: hash, or btree (by
+    /// hash, and the keys are kept in order, too)
+    #[arg(long)]
+    index: Option<KvIndex>,
 
     /// How many records there are
     #[arg(long, value_name = "N", default_value_t = 1_000_000)]
@@ -74,6 +84,7 @@ pub struct KvArgs {
 pub fn run(args: &KvArgs) -> Result<()> {
     let options = KvOptions {
         mix: args.mix,
+        index: args.index,
         records: args.records,
         skew: args.skew,
         threads: args.threads,

@@ -187,8 +187,10 @@ fn an_impossible_measurement_is_a_usage_error_with_the_fix() {
     assert_complaint(&output, 2, "leave --compress out");
     let output = run(["bench", "oracle", "--oracle", "hybrid"]);
     assert_complaint(&output, 2, "vector or naive");
+    let output = run(["bench", "kv", "--mix", "append"]);
+    assert_complaint(&output, 2, "read, update, rmw, new-order, insert or scan");
     let output = run(["bench", "kv", "--mix", "scan"]);
-    assert_complaint(&output, 2, "read, update or rmw");
+    assert_complaint(&output, 2, "--index btree");
     let output = run(["bench", "kv", "--mix", "rmw", "--in-flight", "65"]);
     assert_complaint(&output, 2, "--in-flight");
     let output = run(["bench", "kv", "--mix", "rmw", "--records", "2000000000"]);
