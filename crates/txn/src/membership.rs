@@ -112,7 +112,8 @@ pub async fn list_grants(
     seat: &Seat,
     grants: &[Epoch],
 ) -> Result<(), MemoryError> {
-    // First: whoever finds this member's list takes the words behind it for this member's, too.
+    // Before the list: a recoverer that finds this member's list also takes the words behind it for this
+    // member's, and the previous member of the seat may have left some.
     let later = at.layout.later_grants(seat.slot);
     if !later.is_empty() {
         memory.write(&at.piece, later.start, &vec![0; (later.end - later.start) as usize]).await?;

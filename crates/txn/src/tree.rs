@@ -10,7 +10,7 @@
 //!     leaves that no other client knows of, and naming these by one compare-and-swap. Any client may do each
 //!     of these steps, so no client waits for another, and one that dies leaves nothing to be finished.
 //! T4. An entry is removed only by a compare-and-swap from the word that its remover has seen before it
-//!     decided that no snapshot needs the entry. Whoever relies on an entry that is there changes its word.
+//!     decided that no snapshot needs the entry. A client that relies on an existing entry changes its word.
 //!     (Only simulations remove entries so far.)
 //! T5. A leaf names the leaf that began at its high fence when it was made. What a client remembers says
 //!     where to look first. The fences of what it reads there say whether that is right. Leaves that were

@@ -233,6 +233,7 @@ fn keys_lead_to_all_rows_after_each_of_20_kills_of_compute_servers_that_insert_a
     let mut up = ground.up();
     let mut workers: Vec<Process> = (1..=3).map(|number| ground.work(number, "shm", SECONDS)).collect();
     for kill in 0..KILLS {
+        // Long enough for work to be in progress, and different each time.
         std::thread::sleep(Duration::from_millis(200 + 61 * u64::from(kill) % 300));
         workers.remove(7 * kill as usize % workers.len()).kill();
         workers.push(ground.work(4 + kill, "shm", SECONDS));

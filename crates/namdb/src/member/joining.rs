@@ -98,7 +98,7 @@ async fn take_seat<E: Environment>(
     };
     let (mut later, mut found) = (Later::default(), found.into_iter());
     while let Some(next) = found.next() {
-        // What is listed is fenced by those who recover the seat.
+        // If this fails, a member that recovers the seat fences the grants that are listed by then.
         later = match list_found(environment, &memory, at, &seat, later, next).await {
             Ok(later) => later,
             Err(error) => {

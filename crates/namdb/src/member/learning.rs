@@ -3,9 +3,10 @@
 //! R1. The main part of a member reads the list of these regions again and again. It becomes a holder of a
 //!     new one, gets a grant of it, and lists this grant at the member's seat. Only then, and if the region
 //!     is still in the list, does it show the region to the other parts (L3).
-//! R2. A part that meets a region which it has not opened waits for the main part, and opens the region: a
-//!     client, when a row of the catalog names it; whoever changes the catalog, at the beginning; and the
-//!     recoverer, after the fence of a member that may have used it.
+//! R2. Each other part opens such regions for itself, and first waits until the main part knows them. A
+//!     client does so when a row of the catalog names a region that it has not opened. A change of the
+//!     catalog does so at its beginning, and a recoverer after it has fenced a member that may have used such
+//!     regions.
 //! R3. A region is given back only once no snapshot has a table there (C4). So no part of a member uses it
 //!     any more when the main part finds that, and gives its lease and its grant up.
 

@@ -72,7 +72,7 @@ fn assert_outgrows(transport: TransportChoice) {
     let joining = rig.open(transport);
     let late = joining.client().unwrap();
     assert_all_there(&late, &late.open_table("rows").unwrap(), keys + 1_000);
-    // The new memory is held by those who are left.
+    // The other two compute servers hold the leases of the new memory.
     drop((client, rows, one));
     assert_all_there(&of_other, &rows_of_other, keys + 1_000);
 }

@@ -528,8 +528,8 @@ impl Observer {
         let grants = self.members[&claim].iter().enumerate().filter(counts).map(|(_, granted)| granted);
         let open = grants.filter(|granted| self.has_open(granted.region, granted.grant));
         let later = shared.later_grants(&self.layout, slot);
-        // Whoever leaves a region clears the words. Who is to leave it need not be fenced: nobody has
-        // anything there.
+        // A member that leaves a region clears its words. A member that is to leave a region need not be
+        // fenced there, because no table has anything in the region.
         let is_left = |granted: &&Granted| {
             let listed = later.iter().find(|(listed, _)| *listed == granted.grant);
             listed.map_or(granted.was_listed, |(_, is_used)| !is_used)

@@ -70,8 +70,8 @@ impl EntryWord {
         self.0 & FROZEN != 0
     }
 
-    /// The word after a client has relied on the live entry once more: whoever has decided to remove it, and
-    /// has seen this word, fails.
+    /// The word after a client has relied on the live entry once more. A remover that has seen the
+    /// earlier word then fails.
     pub(super) fn relied_on(self) -> EntryWord {
         let count = (self.0 >> COUNT_AT).wrapping_add(1) & COUNT;
         EntryWord(self.0 & !(COUNT << COUNT_AT) | count << COUNT_AT)
