@@ -136,7 +136,12 @@ Mutations:
   number-in-doubt-used-again      a number that an entry may already have named is used for another key
   unknown-piece-passed-over       an entry of a piece that the client does not know is passed over
   key-committed-without-its-place a record is committed without an entry in the order of keys
-  scan-trusts-the-index           a scan takes each entry for a row, whether it is visible or not")]
+  scan-trusts-the-index           a scan takes each entry for a row, whether it is visible or not
+  row-committed-without-its-entry a row is committed without an entry in a secondary index
+  entry-taken-for-the-key-of-its-row  a row is found under a key that its visible version does not have
+  unique-key-twice                a commit does not look again whether another row has got its key
+  entry-removed-under-insert      an entry is removed although a transaction is about to need it
+  entry-removed-too-early         an entry is removed although a snapshot may need it")]
     Hash(SeedArgs),
     /// Ordered indexes over one-sided operations: records entered, removed and read in order while leaves are
     /// replaced and clients die
@@ -148,7 +153,8 @@ Mutations:
   entry-written-unreserved             several clients write their keys to the same empty entry
   entry-removed-under-insert           an entry is removed although an insert has just relied on it
   replaced-leaf-trusted                a client that reads takes a leaf for current that was replaced
-  half-split-leaf-without-sibling      the first of two new leaves does not name the second one")]
+  half-split-leaf-without-sibling      the first of two new leaves does not name the second one
+  place-of-a-removed-entry-used-again  a new entry gets the word of one that was removed in the same place")]
     Index(SeedArgs),
     /// Compute servers of a database: seats, recovery of dead members, roles, transactions and changes of the
     /// catalog, while servers and connections fail
@@ -173,7 +179,9 @@ Mutations:
   grown-region-not-listed              a member uses a region that the database got later without listing it
   later-regions-not-opened-by-recoverers  a recoverer does not look for regions that the database got later
   region-given-back-under-members      a region goes back to the pool before all members have left it
-  region-given-back-with-tables        a region goes back to the pool although tables have something there")]
+  region-given-back-with-tables        a region goes back to the pool although tables have something there
+  index-filled-before-all-know-it      an index is filled while transactions are open that do not keep it
+  index-searched-before-it-is-ready    an index is searched before all rows are entered")]
     Members(SeedArgs),
     /// The page cache: reads, writes and truncations while pages are evicted and processes stop and die
     #[command(after_help = "\

@@ -16,10 +16,13 @@
 //!     row of a table knows some of its pieces, and nothing false.
 
 mod changing;
+mod indexing;
 mod leasing;
 mod making;
 mod returning;
 mod tombstones;
+
+use std::collections::BTreeSet;
 
 use farpool_txn::hash::{Index, IndexLayout, IndexShape};
 use farpool_txn::layout::{NAME_BYTES, ROW_BYTES};
@@ -33,10 +36,12 @@ use farpool_wire::Slot;
 use prost::Message;
 
 use crate::environment::Environment;
+use crate::error::{Stop, TxError, of_key};
 use crate::maps::Placed;
 use crate::member::MemberCore;
 use crate::regions::Regions;
 pub(crate) use changing::Turn;
+pub(crate) use indexing::{NewIndex, ToDrop, create_index, drop_index, mark_index_ready};
 pub(crate) use making::{Outlook, create, drop_table, grow, outlook};
 pub(crate) use returning::{Waste, look_for_waste, tidy};
 
@@ -44,6 +49,8 @@ pub(crate) use returning::{Waste, look_for_waste, tidy};
 const MOST_TYPE_BYTES: usize = 64;
 /// Pieces of a table at most: a row of the catalog has room for this many places.
 const MOST_PIECES: usize = 180;
+/// Secondary indexes of a table at most.
+const MOST_INDEXES: usize = 8;
 /// Numbers that each table gets for its records: more than fit any memory, so a table that grows needs no
 /// others.
 const RECORDS_EACH: u64 = 1 << 42;
@@ -53,7 +60,7 @@ const PART_ALIGN: u64 = 4096;
 /// Stands for a table's name in error messages about the catalog: "table of tables".
 const TABLES: &str = "of tables";
 
-/// A table, as the catalog has it.
+/// A table, as the catalog has it, or a secondary index of a table.
 #[derive(Clone, PartialEq, Message)]
 pub struct TableRow {
     #[prost(string, tag = "1")]
@@ -98,6 +105,22 @@ pub struct TableRow {
     /// Its keys are kept in order.
     #[prost(bool, tag = "16")]
     is_ordered: bool,
+    /// The places of its secondary indexes, which have rows of their own.
+    #[prost(uint32, repeated, tag = "17")]
+    pub(crate) indexes: Vec<u32>,
+    /// If this is the row of an index: the first record of its table. The name is the index's, the first
+    /// record is its number, and its keys are those by which it orders the rows. 0: a table.
+    #[prost(fixed64, tag = "18")]
+    pub(crate) index_of: u64,
+    /// The index has all rows that it should have.
+    #[prost(bool, tag = "19")]
+    pub(crate) is_ready: bool,
+    /// No two rows have the same key in the index.
+    #[prost(bool, tag = "20")]
+    pub(crate) is_unique: bool,
+    /// If this is the row of an index: its place, which no other index has meanwhile.
+    #[prost(uint32, tag = "21")]
+    pub(crate) place: u32,
 }
 
 /// A description of a table.
@@ -119,15 +142,34 @@ pub struct TableInfo {
     pub bytes: u64,
     /// Whether its keys are kept in order.
     pub is_ordered: bool,
+    /// Its secondary indexes.
+    pub indexes: Vec<IndexInfo>,
+}
+
+/// A description of a secondary index.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct IndexInfo {
+    /// Its name.
+    pub name: String,
+    /// The [type](crate::Key::type_name) of its keys.
+    pub key_type: String,
+    /// Bytes of a key.
+    pub key_bytes: u32,
+    /// Whether it has all rows that it should have: it can be searched.
+    pub is_ready: bool,
+    /// Whether no two rows have the same key in it.
+    pub is_unique: bool,
+    /// Far memory that it takes.
+    pub bytes: u64,
 }
 
 /// The layouts of the parts of a table's pieces.
 struct Layouts {
-    /// Records of a piece of the first layer, and how they are numbered through all pieces.
-    records: RecordLayout,
+    pieces: usize,
+    /// How the records, or the entries of an index, are numbered through all pieces.
     numbering: Growth,
-    /// The index in all pieces.
-    index: IndexLayout,
+    /// The records of a piece of the first layer, and the index in all pieces. `None`: it is an index itself.
+    records: Option<(RecordLayout, IndexLayout)>,
     /// The same as for records for the chunks of the slab, if there is one.
     slab: Option<(SlabLayout, Growth)>,
     /// The order of keys in all pieces, if there is one.
@@ -149,13 +191,20 @@ impl Layouts {
         let times = self.numbering.times(piece as u64);
         let order = self.order.map_or(0, |order| order.bytes_of(piece));
         let slab = self.slab.map_or(0, |(slab, _)| slab.with_times(times).bytes());
-        let sizes = [self.records.bytes() * times, self.index.bytes_of(piece), order];
+        let (records, index) =
+            self.records.map_or((0, 0), |(records, index)| (records.bytes() * times, index.bytes_of(piece)));
+        let sizes = [records, index, order];
         let mut starts = [0; 5];
         for (part, size) in sizes.into_iter().enumerate() {
             starts[part + 1] = (starts[part] + size).next_multiple_of(PART_ALIGN);
         }
         starts[4] = starts[3] + slab;
         starts
+    }
+
+    /// Bytes of all pieces.
+    fn bytes(&self) -> u64 {
+        (0..self.pieces).map(|piece| self.bytes_of(piece)).sum()
     }
 
     /// Bytes of a piece.
@@ -175,8 +224,6 @@ impl TableRow {
             && self.first_units.len() == self.regions.len()
             && self.first_record.checked_add(RECORDS_EACH).is_some();
         makes_sense.then_some(())?;
-        let records = RecordLayout::new(self.rows_each, self.row_bytes as usize)?;
-        let shape = IndexShape::for_keys(self.rows_each, self.rows_each, self.key_bytes as usize, self.seed);
         let (pieces, layer) = (self.regions.len(), self.layer as usize);
         let numbering = |each| Growth::new(layer as u64, each, self.most_times);
         let slab = match self.longest {
@@ -187,8 +234,7 @@ impl TableRow {
                 Slab::can_count(&chunks, pieces).then_some(Some((slab, chunks)))?
             }
         };
-        let index = IndexLayout::grown(shape, pieces, layer, self.most_times)?;
-        let order = match self.is_ordered {
+        let order = match self.is_ordered || self.is_index() {
             true => {
                 let leaf = LeafLayout::new(self.key_bytes as usize)?;
                 let pairs = TreeLayout::pairs_for(&leaf, self.rows_each);
@@ -197,7 +243,20 @@ impl TableRow {
             false => None,
         };
         let numbering = numbering(self.rows_each)?;
-        (index.records() <= RECORDS_EACH).then_some(Layouts { records, numbering, index, slab, order })
+        let records = if self.is_index() { None } else { Some(self.record_layouts()?) };
+        Some(Layouts { pieces, numbering, records, slab, order })
+    }
+
+    fn record_layouts(&self) -> Option<(RecordLayout, IndexLayout)> {
+        let records = RecordLayout::new(self.rows_each, self.row_bytes as usize)?;
+        let shape = IndexShape::for_keys(self.rows_each, self.rows_each, self.key_bytes as usize, self.seed);
+        let index = IndexLayout::grown(shape, self.regions.len(), self.layer as usize, self.most_times)?;
+        (index.records() <= RECORDS_EACH).then_some((records, index))
+    }
+
+    /// Whether it is the row of a secondary index.
+    pub(crate) fn is_index(&self) -> bool {
+        self.index_of != 0
     }
 
     /// Bytes of a row at most.
@@ -217,13 +276,19 @@ impl TableRow {
             let pieces = self.parts(&regions, &layouts, Part::Slab)?;
             table = table.with_slab(member.slab(self.first_record, slab, numbering, pieces)?)?;
         }
-        let spares = member.spares(self.first_record, &layouts.index);
+        let (_, index) = layouts.records?;
+        let spares = member.spares(self.first_record, &index);
         let pieces = self.parts(&regions, &layouts, Part::Index)?;
-        let keyed = KeyedTable::new(table, Index::sharing(layouts.index, pieces, spares)?)?;
-        let Some(order) = layouts.order else { return Some(keyed) };
+        let keyed = KeyedTable::new(table, Index::sharing(index, pieces, spares)?)?;
+        Some(if self.is_ordered { keyed.with_order(self.order(member)?) } else { keyed })
+    }
+
+    /// The order of its keys, or the index that it is, for use by one thread. `None`: the row makes no sense.
+    pub(crate) fn order<E: Environment>(&self, member: &MemberCore<E>) -> Option<Tree> {
+        let (regions, layouts) = (member.regions(), self.layouts()?);
+        let order = layouts.order?;
         let pieces = self.parts(&regions, &layouts, Part::Order)?;
-        let spares = member.leaves(self.first_record, &order);
-        Some(keyed.with_order(Tree::sharing(order, pieces, spares)?))
+        Tree::sharing(order, pieces, member.leaves(self.first_record, &order))
     }
 
     /// A part of each piece. `None`: a region with one is not known.
@@ -251,7 +316,7 @@ impl TableRow {
             return None;
         }
         let pieces = self.parts(regions, &layouts, Part::Records)?;
-        Table::grown(RecordId(self.first_record), layouts.records, layouts.numbering, pieces)
+        Table::grown(RecordId(self.first_record), layouts.records?.0, layouts.numbering, pieces)
     }
 
     /// Whether all regions with its pieces are open for a thread.
@@ -259,22 +324,41 @@ impl TableRow {
         self.places().all(|placed| regions.is_open(placed.region, memory))
     }
 
+    /// How many keys it has room for before it grows. `None`: the row makes no sense, or is an index's.
+    fn rows(&self) -> Option<u64> {
+        Some(self.layouts()?.records?.1.records())
+    }
+
     /// How many pieces it has.
     pub(crate) fn pieces(&self) -> usize {
         self.regions.len()
     }
 
-    fn info(&self) -> Option<TableInfo> {
+    /// The description of a table; `all` has the rows of its indexes.
+    fn info(&self, all: &[TableRow]) -> Option<TableInfo> {
         let layouts = self.layouts()?;
+        let is_of_it = |row: &&TableRow| row.index_of == self.first_record;
         Some(TableInfo {
             name: self.name.clone(),
-            rows: layouts.index.records(),
+            rows: self.rows()?,
             row_bytes: self.most_bytes(),
             key_type: self.key_type.clone(),
             key_bytes: self.key_bytes,
             pieces: self.regions.len(),
-            bytes: (0..self.regions.len()).map(|piece| layouts.bytes_of(piece)).sum(),
+            bytes: layouts.bytes(),
             is_ordered: self.is_ordered,
+            indexes: all.iter().filter(is_of_it).filter_map(TableRow::index_info).collect(),
+        })
+    }
+
+    fn index_info(&self) -> Option<IndexInfo> {
+        Some(IndexInfo {
+            name: self.name.clone(),
+            key_type: self.key_type.clone(),
+            key_bytes: self.key_bytes,
+            is_ready: self.is_ready,
+            is_unique: self.is_unique,
+            bytes: self.layouts()?.bytes(),
         })
     }
 
@@ -319,10 +403,66 @@ impl Catalog {
         transaction: &Transaction<'_, R>,
         name: &str,
     ) -> Result<Option<TableRow>, KeyError> {
-        let Some(key) = key_of(name) else { return Ok(None) };
-        let row = self.names.get(transaction, &key).await?;
+        match key_of(name) {
+            Some(key) => self.find_at(transaction, &key).await,
+            None => Ok(None),
+        }
+    }
+
+    /// The row with this key.
+    pub(crate) async fn find_at<R: Rules>(
+        &self,
+        transaction: &Transaction<'_, R>,
+        key: &CatalogKey,
+    ) -> Result<Option<TableRow>, KeyError> {
+        let row = self.names.get(transaction, key).await?;
         let decode = |data: Vec<u8>| TableRow::decode_row(&data).ok_or(ReadError::Damaged);
         Ok(row.data.map(decode).transpose()?)
+    }
+
+    /// The rows of a table's indexes.
+    pub(crate) async fn indexes_of<R: Rules>(
+        &self,
+        transaction: &Transaction<'_, R>,
+        table: &TableRow,
+    ) -> Result<Vec<TableRow>, KeyError> {
+        let mut indexes = Vec::with_capacity(table.indexes.len());
+        for &place in &table.indexes {
+            let found = self.find_at(transaction, &key_of_index(place)).await?;
+            indexes.push(found.ok_or(ReadError::Damaged)?);
+        }
+        Ok(indexes)
+    }
+
+    /// Enters a row.
+    async fn insert_row<R: Rules>(
+        &self,
+        transaction: &Transaction<'_, R>,
+        key: &CatalogKey,
+        row: &TableRow,
+    ) -> Result<(), Stop> {
+        let row = row.encode_row().ok_or_else(too_many_pieces)?;
+        let made = self.names.insert(transaction, key, &row).await;
+        made.map(drop).map_err(|error| match of_key(error, TABLES) {
+            Stop::For(TxError::Full(_)) => TxError::NoSpace(format!(
+                "a database can have {} different tables and indexes in its life, and this one has had as many",
+                self.rows.records()
+            ))
+            .into(),
+            other => other,
+        })
+    }
+
+    /// Replaces a row.
+    async fn update_row<R: Rules>(
+        &self,
+        transaction: &Transaction<'_, R>,
+        key: &CatalogKey,
+        row: &TableRow,
+    ) -> Result<(), Stop> {
+        let row = row.encode_row().ok_or_else(too_many_pieces)?;
+        let updated = self.names.update(transaction, key, &row).await;
+        updated.map(drop).map_err(|error| of_key(error, TABLES))
     }
 
     /// All tables that a snapshot has, in the order of their names.
@@ -331,12 +471,20 @@ impl Catalog {
         transaction: &Transaction<'_, R>,
     ) -> Result<Vec<TableInfo>, KeyError> {
         let rows = self.rows(transaction).await?;
-        let mut found: Vec<_> = rows.iter().filter_map(TableRow::info).collect();
+        let tables = rows.iter().filter(|row| !row.is_index());
+        let mut found: Vec<_> = tables.filter_map(|row| row.info(&rows)).collect();
         found.sort_by(|one, other| one.name.cmp(&other.name));
         Ok(found)
     }
 
-    /// The rows of all tables that a snapshot has.
+    /// The lowest place that no index has.
+    async fn place_of_new_index<R: Rules>(&self, transaction: &Transaction<'_, R>) -> Result<u32, KeyError> {
+        let rows = self.rows(transaction).await?;
+        let taken: BTreeSet<u32> = rows.iter().filter(|row| row.is_index()).map(|row| row.place).collect();
+        Ok((0..).find(|place| !taken.contains(place)).expect("there are fewer indexes than numbers"))
+    }
+
+    /// The rows of all tables and indexes that a snapshot has.
     pub(crate) async fn rows<R: Rules>(
         &self,
         transaction: &Transaction<'_, R>,
@@ -355,8 +503,22 @@ impl Catalog {
     }
 }
 
+fn too_many_pieces() -> TxError {
+    TxError::NoSpace("too many pieces".to_owned())
+}
+
+/// The key of a row of the catalog.
+pub(crate) type CatalogKey = [u8; NAME_BYTES];
+
+/// The key of the row of the index with this place: no table has a name that begins with a zero.
+pub(crate) fn key_of_index(place: u32) -> CatalogKey {
+    let mut key = [0; NAME_BYTES];
+    key[1..1 + size_of::<u32>()].copy_from_slice(&place.to_be_bytes());
+    key
+}
+
 /// A name as a key of the index. `None`: no table can have this name.
-fn key_of(name: &str) -> Option<[u8; NAME_BYTES]> {
+pub(crate) fn key_of(name: &str) -> Option<CatalogKey> {
     let mut key = [0; NAME_BYTES];
     // A name that ends with a zero would have the same key as the name without it, which is padded with
     // zeros.
@@ -387,6 +549,11 @@ mod tests {
             chunk_bytes: u64::MAX,
             key_type: "k".repeat(MOST_TYPE_BYTES),
             is_ordered: true,
+            indexes: vec![4_095; MOST_INDEXES],
+            index_of: u64::MAX,
+            is_ready: true,
+            is_unique: true,
+            place: 4_095,
         };
         let bytes = row.encode_row().unwrap();
         assert_eq!(bytes.len(), ROW_BYTES);

@@ -2,6 +2,7 @@
 
 mod core;
 mod growing;
+mod indexing;
 
 use std::cell::{RefCell, RefMut};
 use std::sync::Arc;
@@ -10,13 +11,14 @@ use farpool_fabric::block_on;
 use farpool_txn::recovery::Fate;
 use farpool_txn::{SessionState, Traffic};
 use farpool_wire::Version;
+use serde::de::DeserializeOwned;
 
 use crate::catalog::TableInfo;
 use crate::database::Process;
 use crate::error::{DatabaseError, TxError};
-use crate::key::Key;
+use crate::key::{Key, OwnedKey};
 use crate::member::MemberCore;
-use crate::table::{Table, TableOptions};
+use crate::table::{Index, Table, TableOptions};
 use crate::transacting::Tx;
 pub use core::{BusyGuard, ClientCore};
 
@@ -167,6 +169,48 @@ impl Client {
     /// When no table has that name.
     pub fn drop_table(&self, name: &str) -> Result<(), TxError> {
         self.block_on(self.core.drop_table(name))
+    }
+
+    /// Creates an index that was declared for a table, and enters all rows of the table, while others may use
+    /// it. `progress` is told how many of the table's places were looked at, and how many there are. Once
+    /// this has returned, every transaction that begins can search the index. If this process dies meanwhile,
+    /// create the index again: that goes on from what is there.
+    ///
+    /// All programs that write to the table must have [declared](Table::declare) the index by then: the
+    /// writes of others fail with [`TxError::Undeclared`].
+    ///
+    /// # Errors
+    /// [`TxError::IndexExists`]; [`TxError::OldTransactions`]; [`TxError::DuplicateIn`] if it is to be
+    /// unique, and two rows have the same key there; or when there is no room for it.
+    pub fn create_index<K: Key + ?Sized, V: DeserializeOwned, I: OwnedKey>(
+        &self,
+        table: &Table<K, V>,
+        index: &Index<V, I>,
+        progress: impl FnMut(u64, u64),
+    ) -> Result<(), TxError> {
+        let mut session = self.own_session();
+        self.block_on(self.core.create_index(&mut session, table, index, progress))
+    }
+
+    /// Creates an index that was declared for a table, unless it exists.
+    ///
+    /// # Errors
+    /// As [`create_index`](Self::create_index), but for [`TxError::IndexExists`].
+    pub fn open_or_create_index<K: Key + ?Sized, V: DeserializeOwned, I: OwnedKey>(
+        &self,
+        table: &Table<K, V>,
+        index: &Index<V, I>,
+    ) -> Result<(), TxError> {
+        let mut session = self.own_session();
+        self.block_on(self.core.open_or_create_index(&mut session, table, index))
+    }
+
+    /// Drops an index of a table: transactions that begin from now on do not have it.
+    ///
+    /// # Errors
+    /// [`TxError::NoSuchIndex`].
+    pub fn drop_index<K: ?Sized, V>(&self, table: &Table<K, V>, index: &str) -> Result<(), TxError> {
+        self.block_on(self.core.drop_index(table, index))
     }
 
     /// All tables, in the order of their names.

@@ -96,6 +96,8 @@ pub struct Timing {
     pub lease_pause: Duration,
     /// Between two looks whether dropped tables have memory that can be freed.
     pub tidy_pause: Duration,
+    /// Least time between two times that a client removes entries of secondary indexes.
+    pub remove_pause: Duration,
     /// Between two searches for a free seat.
     pub seat_pause: Duration,
     /// How long to wait for a region whose memory moves while it is attached.
@@ -128,6 +130,7 @@ impl Timing {
         catalog_pause: Duration::from_millis(2),
         lease_pause: Duration::from_secs(5),
         tidy_pause: Duration::from_secs(1),
+        remove_pause: Duration::from_millis(1),
         seat_pause: Duration::from_millis(20),
         attach_timeout: Duration::from_secs(20),
         attach_pause: Duration::from_millis(1),

@@ -7,10 +7,11 @@ use farpool_pool::{GrantError, JointError};
 use farpool_txn::hash::IndexError;
 use farpool_txn::recovery::RecoveryError;
 use farpool_txn::tree::TreeError;
-use farpool_txn::{BeginError, CommitError, KeyError, LayoutError, MemoryError, ReadError};
+use farpool_txn::{BadRow, BeginError, CommitError, KeyError, LayoutError, MemoryError, ReadError};
 use farpool_wire::{RegionId, Version};
 
 use crate::database::LEAST_LOG_BYTES;
+use crate::dynamic::ShapeError;
 
 /// Why a database cannot be made, opened or worked on.
 #[derive(Debug, thiserror::Error)]
@@ -134,6 +135,14 @@ pub enum TxError {
     /// The key has a row already.
     #[error("duplicate key in table {0}")]
     Duplicate(String),
+    /// Another row has the same key in a unique index.
+    #[error("duplicate key in index {index} of table {table}")]
+    DuplicateIn {
+        /// The table.
+        table: String,
+        /// The index.
+        index: String,
+    },
     /// The key has no row.
     #[error("no such key in table {0}")]
     NoSuchKey(String),
@@ -142,6 +151,19 @@ pub enum TxError {
     KeyTooLong {
         /// The table.
         table: String,
+        /// Bytes that its keys have at most.
+        most: usize,
+    },
+    /// A row has a longer key in an index than the index was created for.
+    #[error(
+        "a row of table {table} has a key of more than {most} bytes in index {index}: create the index with longer \
+         keys"
+    )]
+    IndexKeyTooLong {
+        /// The table.
+        table: String,
+        /// The index.
+        index: String,
         /// Bytes that its keys have at most.
         most: usize,
     },
@@ -173,6 +195,9 @@ pub enum TxError {
         "the keys of table {0} are not kept in order: create a table with TableOptions::ordered, and copy the rows"
     )]
     Unordered(String),
+    /// Give a value of this type, or open the table in a program that has its type.
+    #[error(transparent)]
+    BadShape(ShapeError),
     /// A row is not of the type that was asked for.
     #[error("a row of table {0} does not have the type that was asked for")]
     WrongType(String),
@@ -186,6 +211,35 @@ pub enum TxError {
         table: String,
         /// What it has.
         what: String,
+    },
+    /// Create the index: [`Client::create_index`](crate::Client::create_index).
+    #[error("there is no index {0} of this table: create it (Client::create_index)")]
+    NoSuchIndex(String),
+    /// A table has an index of this name already.
+    #[error("there is an index {0} of this table already")]
+    IndexExists(String),
+    /// Wait until the client that creates the index has finished. If it has died, create the index again.
+    #[error(
+        "index {0} is being created: wait until that is finished, or create it again if the program that did so has \
+         ended"
+    )]
+    IndexNotReady(String),
+    /// End them, and create the index again.
+    #[error(
+        "transactions are still open that began before index {0} was created: end them, and create it again, which \
+         goes on from what is there"
+    )]
+    OldTransactions(String),
+    /// Declare the index.
+    #[error(
+        "table {table} has an index {index} that this program does not know: declare it (Table::declare) before \
+         writing to the table"
+    )]
+    Undeclared {
+        /// The table.
+        table: String,
+        /// The index.
+        index: String,
     },
     /// No table has this name.
     #[error("there is no table {0}")]
@@ -281,7 +335,7 @@ impl From<BeginError> for TxError {
 /// What an error of a read or write by key means for the transaction.
 pub(crate) fn of_key(error: KeyError, table: &str) -> Stop {
     Stop::For(match error {
-        KeyError::Duplicate => TxError::Duplicate(table.to_owned()),
+        KeyError::Duplicate | KeyError::DuplicateBy(_) => TxError::Duplicate(table.to_owned()),
         KeyError::NoSuchKey => TxError::NoSuchKey(table.to_owned()),
         KeyError::Index(IndexError::Full) => TxError::Full(table.to_owned()),
         KeyError::Index(IndexError::Crowded) => TxError::Crowded(table.to_owned()),
@@ -300,6 +354,18 @@ pub(crate) fn of_key(error: KeyError, table: &str) -> Stop {
         KeyError::Order(TreeError::Busy) => return Stop::Again(TxError::Conflict),
         KeyError::Order(error) => TxError::Damaged(format!("table {table}: {error}")),
         KeyError::Unordered => TxError::Unordered(table.to_owned()),
+        KeyError::By(_, TreeError::Full) => TxError::Full(table.to_owned()),
+        KeyError::By(_, TreeError::Memory(error)) => return of_memory(error),
+        KeyError::By(_, TreeError::Busy) => return Stop::Again(TxError::Conflict),
+        KeyError::By(_, ref beyond @ TreeError::BeyondPieces) => {
+            return Stop::Again(TxError::Damaged(format!("table {table}: {beyond}")));
+        }
+        KeyError::By(..) | KeyError::NoSuchIndex(_) => TxError::Damaged(format!("table {table}: {error}")),
+        KeyError::BadRow(BadRow::OtherType) => TxError::WrongType(table.to_owned()),
+        KeyError::BadRow(BadRow::KeyTooLong { index, most }) => {
+            TxError::IndexKeyTooLong { table: table.to_owned(), index, most }
+        }
+        KeyError::Begin(error) => error.into(),
         KeyError::Record(error) => return of_read(error, table),
     })
 }

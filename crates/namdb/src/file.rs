@@ -15,7 +15,7 @@ use prost::Message;
 use crate::error::DatabaseError;
 
 /// The start of each file: the kind of file and its version.
-const MAGIC: &[u8; 16] = b"farpool-namdb 7\n";
+const MAGIC: &[u8; 16] = b"farpool-namdb 8\n";
 /// Bytes of the longest file: the keys of the most regions that a database can have.
 const MOST_BYTES: u64 = 4 << 20;
 
@@ -143,7 +143,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("notes.txt");
         assert!(matches!(DatabaseFile::load(&path), Err(DatabaseError::File { .. })));
-        std::fs::write(&path, b"farpool-namdb 7\nnothing").unwrap();
+        std::fs::write(&path, b"farpool-namdb 8\nnothing").unwrap();
         assert!(DatabaseFile::load(&path).unwrap_err().to_string().contains("not the file of a database"));
     }
 

@@ -74,9 +74,18 @@ pub struct KeyBytes {
 impl KeyBytes {
     /// The bytes of this key.
     pub fn of<K: Key + ?Sized>(key: &K) -> KeyBytes {
-        let mut bytes = KeyBytes { bytes: [0; MOST_KEY_BYTES], length: 0 };
+        let mut bytes = KeyBytes::empty();
         key.encode(&mut bytes);
         bytes
+    }
+
+    pub(crate) fn empty() -> KeyBytes {
+        KeyBytes { bytes: [0; MOST_KEY_BYTES], length: 0 }
+    }
+
+    /// Whether it has all bytes that were appended.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.length <= MOST_KEY_BYTES
     }
 
     /// Appends bytes. Bytes that no table has room for are counted, but not kept.

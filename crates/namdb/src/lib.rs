@@ -15,6 +15,7 @@
 mod catalog;
 mod client;
 mod database;
+pub mod dynamic;
 mod environment;
 mod error;
 mod file;
@@ -34,7 +35,7 @@ mod verifying;
 pub mod work;
 mod workers;
 
-pub use catalog::TableInfo;
+pub use catalog::{IndexInfo, TableInfo};
 pub use client::{BusyGuard, Client, ClientCore, Session};
 pub use database::{CreateOptions, Credentials, Database, Process, Reach};
 pub use environment::{Environment, News, Timing};
@@ -50,8 +51,8 @@ pub use file::DatabaseFile;
 pub use handle::ClientHandle;
 pub use key::{Key, KeyBytes, OwnedKey};
 pub use member::{BegunDuty, DutyKind, MemberCore, MemberInfo};
-pub use rows::Rows;
+pub use rows::{Rows, RowsBy};
 pub use rules::MemberRules;
-pub use table::{Table, TableOptions};
+pub use table::{Index, Table, TableOptions};
 pub use transacting::Tx;
 pub use verifying::VerifiedTable;

@@ -28,7 +28,7 @@ use farpool_txn::membership::{Duties, Duty, Seat};
 use farpool_txn::oracle::Fetched;
 use farpool_txn::slab::{Slab, SlabLayout};
 use farpool_txn::tree::{TreeLayout, TreeSpares};
-use farpool_txn::{DatabaseAt, DatabaseLayout, Growth, Memory, Piece, SharedSlot};
+use farpool_txn::{DatabaseAt, DatabaseLayout, Growth, Memory, Piece, SharedSlot, StaleEntries};
 use farpool_wire::{Epoch, RegionId};
 use rustix_futex_sync::{Mutex, RwLock};
 
@@ -71,6 +71,8 @@ pub struct MemberCore<E> {
     spares: Mutex<BTreeMap<u64, Arc<IndexSpares>>>,
     /// The same of leaves of their orders.
     leaves: Mutex<BTreeMap<u64, Arc<TreeSpares>>>,
+    /// Entries of secondary indexes that are noted as perhaps of no use, by the number of the index.
+    stale: Mutex<BTreeMap<u64, Arc<StaleEntries>>>,
     /// A client changes the catalog.
     pub(crate) changes_catalog: AtomicBool,
     /// The main part frees memory: it waits until its commits are published, so this member goes on
@@ -251,6 +253,11 @@ impl<E: Environment> MemberCore<E> {
     /// What the member has taken from the order of the table that has this first record.
     pub(crate) fn leaves(&self, first_record: u64, layout: &TreeLayout) -> Arc<TreeSpares> {
         shared(&self.leaves, first_record, || TreeSpares::new(layout, self.seat.slot))
+    }
+
+    /// Entries of the secondary index with this number that are noted as perhaps of no use.
+    pub(crate) fn stale_entries(&self, index: u64) -> Arc<StaleEntries> {
+        shared(&self.stale, index, StaleEntries::default)
     }
 
     /// Checks that this is still a member.

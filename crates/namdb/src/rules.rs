@@ -42,6 +42,16 @@ pub trait MemberRules: Rules + SeatRules {
     fn enters_growth_in_maps() -> bool {
         true
     }
+
+    /// Whether an index is filled only once all open transactions have it.
+    fn waits_for_old_transactions() -> bool {
+        true
+    }
+
+    /// Whether an index is searched only once all rows are entered.
+    fn searches_ready_indexes_alone() -> bool {
+        true
+    }
 }
 
 impl MemberRules for Shipped {}

@@ -1,115 +1,28 @@
 //! Tables with keys and rows of the program's types.
 
+mod index;
+mod options;
+
 use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use farpool_txn::slab::{Class, LEAST_DATA_BYTES, SlabLayout};
-use farpool_txn::{KeyedTable, Memory};
+use farpool_txn::{KeyOfRow, KeyedTable, Memory, Secondary};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::catalog::TableRow;
 use crate::environment::Environment;
 use crate::error::{Ended, TxError};
-use crate::key::{Key, KeyBytes};
+use crate::key::{Key, KeyBytes, OwnedKey};
 use crate::member::MemberCore;
+pub use index::Index;
+pub(crate) use index::{Declared, Known};
+pub use options::TableOptions;
 
-/// If rows may be long: bytes for the length before a row that lies in its place.
-const LENGTH_BYTES: usize = 8;
-/// Wanted number of chunks in each slab: each compute server has at least one chunk for each size of blocks
-/// that it needs.
-const CHUNKS_WANTED: u64 = 64;
-/// Most blocks for the longest rows in a chunk.
-const MOST_LONGEST_BLOCKS: u64 = 16;
-/// Chunks of the smallest slab: enough for two compute servers that write rows of several sizes.
-const LEAST_CHUNKS: u64 = 16;
-
-/// The size of a new table. Its memory is taken when it is made.
-///
-/// ```no_run
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// use farpool_namdb::TableOptions;
-///
-/// // A million rows of up to 200 bytes; the few that are longer have up to 64 KiB each, 1 GiB together.
-/// let options = TableOptions::rows(1_000_000).row_bytes(200).longest(64 << 10).slab_bytes(1 << 30);
-/// # Ok(())
-/// # }
-/// ```
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct TableOptions {
-    /// How many keys it has room for before it grows, counting all that were ever inserted.
-    pub rows: u64,
-    /// Bytes of the largest row, in the format of crate `postcard`.
-    pub row_bytes: usize,
-    /// Bytes of the longest row, if rows of more than `row_bytes` are to lie in a slab beside the table.
-    pub longest: Option<usize>,
-    /// Bytes of the longest encoded key, if keys have variable length: a string takes one byte more than its
-    /// length, and one more for each byte 0 or 1 in it. At most 256.
-    pub key_bytes: usize,
-    /// Bytes of that slab at first. `None`: room for as many of the longest rows as the table has keys.
-    pub slab_bytes: Option<u64>,
-    /// Whether its keys are kept in order, for [scans](crate::Tx::scan).
-    pub is_ordered: bool,
-}
-
-impl TableOptions {
-    /// A table with room for this many keys before it grows, with rows of up to 64 bytes.
-    pub fn rows(rows: u64) -> TableOptions {
-        TableOptions {
-            rows,
-            row_bytes: 64,
-            longest: None,
-            key_bytes: 64,
-            slab_bytes: None,
-            is_ordered: false,
-        }
-    }
-
-    /// With keys in order: [`Tx::scan`](crate::Tx::scan) finds the rows of a range of keys. Inserting a new
-    /// key then takes three more round trips, and keys take more memory (`docs/src/namdb.md`, *limits*).
-    pub fn ordered(self) -> TableOptions {
-        TableOptions { is_ordered: true, ..self }
-    }
-
-    /// With keys of up to this many bytes, if keys have any length.
-    pub fn key_bytes(self, key_bytes: usize) -> TableOptions {
-        TableOptions { key_bytes, ..self }
-    }
-
-    /// With rows of up to this many bytes.
-    pub fn row_bytes(self, row_bytes: usize) -> TableOptions {
-        TableOptions { row_bytes, ..self }
-    }
-
-    /// With rows of up to this many bytes, 1 MiB at most. Rows of more than `row_bytes` lie in a slab.
-    pub fn longest(self, longest: usize) -> TableOptions {
-        TableOptions { longest: Some(longest), ..self }
-    }
-
-    /// With a slab of about this many bytes. Each version that a snapshot may need takes a block of it, of a
-    /// power of two from 128 bytes on. Each compute server takes a piece of it for each size that it writes.
-    pub fn slab_bytes(self, slab_bytes: u64) -> TableOptions {
-        TableOptions { slab_bytes: Some(slab_bytes), ..self }
-    }
-
-    /// Bytes of a row's place.
-    pub(crate) fn place_bytes(&self) -> usize {
-        let bytes = self.row_bytes.next_multiple_of(8);
-        if self.longest.is_some() { (bytes + LENGTH_BYTES).max(LEAST_DATA_BYTES) } else { bytes }
-    }
-
-    /// The slab of each of this many pieces, if the table is to have one.
-    pub(crate) fn slab_each(&self, pieces: u64) -> Option<SlabLayout> {
-        let longest = self.longest?.max(1);
-        let block = Class::of(longest)?.bytes();
-        let all = self.slab_bytes.unwrap_or(self.rows.saturating_mul(block));
-        let each = all.div_ceil(pieces);
-        let blocks = (each / block / CHUNKS_WANTED).clamp(1, MOST_LONGEST_BLOCKS);
-        SlabLayout::for_payloads(longest, blocks, each.max(LEAST_CHUNKS * block))
-    }
-}
+/// Of a table that has to be looked up in the catalog before it is used.
+const NEVER: u64 = u64::MAX;
 
 /// A table, for use by one thread: rows `V`, each with a key `K`. The programs that use a table have to agree
 /// on the format of its rows.
@@ -132,27 +45,39 @@ impl TableOptions {
 /// # }
 /// ```
 pub struct Table<K: ?Sized, V> {
+    core: Rc<TableCore>,
+    types: PhantomData<fn(&K) -> V>,
+}
+
+/// A table, whatever its keys and rows are.
+pub(crate) struct TableCore {
     name: String,
     first_record: u64,
+    key_type: String,
     /// Bytes of each key.
     key_bytes: usize,
     /// Bytes of a row, at most.
     row_bytes: usize,
     /// Rows have any length up to that; without a slab, all are padded to it.
     has_slab: bool,
-    /// Its records and their index. Replaced when this client learns that the table has grown.
+    /// Its records and their indexes. Replaced when this client learns that the table has grown, or has other
+    /// indexes.
     keyed: RefCell<Rc<KeyedTable>>,
-    /// Opens records and index as a row of the catalog describes them, if all regions with them are open.
+    /// Opens records and indexes as the catalog describes them, if all regions with them are open.
     open: Box<Open>,
     /// How often the catalog had changed (tables created, grown or dropped) when it was found,
     known_since: u64,
     /// and when it was last seen to exist.
     checked_at: Cell<u64>,
-    types: PhantomData<fn(&K) -> V>,
+    /// The indexes that the program has declared.
+    declared: RefCell<Vec<Rc<Declared>>>,
+    /// The indexes that it had when it was last seen to exist. `None`: that is not known.
+    indexes: RefCell<Option<Vec<TableRow>>>,
 }
 
-/// Opens a table as a row of the catalog describes it. `None`: a region with a part of it is not open.
-type Open = dyn Fn(&TableRow, &Memory) -> Result<Option<KeyedTable>, TxError>;
+/// Opens a table as rows of the catalog describe it and those of its indexes whose keys are known. `None`: a
+/// region with a part of it is not open.
+type Open = dyn Fn(&TableRow, Vec<(&TableRow, Rc<KeyOfRow>)>, &Memory) -> Result<Option<KeyedTable>, TxError>;
 
 impl<K: Key + ?Sized, V> Table<K, V> {
     pub(crate) fn new<E: Environment + 'static>(
@@ -170,8 +95,7 @@ impl<K: Key + ?Sized, V> Table<K, V> {
 
     /// The bytes of a key, padded to the key length of this table.
     pub(crate) fn encode_key(&self, key: &K) -> Result<KeyBytes, TxError> {
-        let too_long = || TxError::KeyTooLong { table: self.name.clone(), most: self.key_bytes };
-        KeyBytes::of(key).into_padded(self.key_bytes).ok_or_else(too_long)
+        self.core.pad_key(KeyBytes::of(key))
     }
 }
 
@@ -183,50 +107,137 @@ impl<K: ?Sized, V> Table<K, V> {
         row: TableRow,
         schema: u64,
     ) -> Result<Self, TxError> {
-        let keyed = row.keyed(member).ok_or_else(|| damaged(name))?;
-        // A table that outlives its database does not hold the leases.
-        let member = Arc::downgrade(member);
-        let open = Box::new(move |row: &TableRow, memory: &Memory| {
-            let member = member.upgrade().ok_or(TxError::Ended(Ended::Closed))?;
-            let is_open = row.is_open(&member.regions(), memory);
-            is_open.then(|| row.keyed(&member).ok_or_else(|| damaged(&row.name))).transpose()
-        });
-        Ok(Table {
-            name: name.to_owned(),
-            first_record: row.first_record,
-            key_bytes: row.key_bytes as usize,
-            row_bytes: row.most_bytes() as usize,
-            has_slab: row.has_slab(),
-            keyed: RefCell::new(Rc::new(keyed)),
-            open,
-            known_since: schema,
-            checked_at: Cell::new(schema),
-            types: PhantomData,
-        })
+        let core = Rc::new(TableCore::new(member, name, row, schema)?);
+        Ok(Table { core, types: PhantomData })
     }
 
     /// Its name.
     pub fn name(&self) -> &str {
-        &self.name
+        &self.core.name
     }
 
     /// Bytes of the longest row, if rows have any length.
     pub(crate) fn longest(&self) -> Option<usize> {
-        self.has_slab.then_some(self.row_bytes)
+        self.core.has_slab.then_some(self.core.row_bytes)
     }
 
     /// Its records, as far as this client knows.
     pub fn records(&self) -> farpool_txn::Table {
-        self.keyed().table().clone()
-    }
-
-    pub(crate) fn keyed(&self) -> Rc<KeyedTable> {
-        self.keyed.borrow().clone()
+        self.core.keyed().table().clone()
     }
 
     /// The number of its first record, which no other table of the database ever has.
     pub fn first_record(&self) -> u64 {
+        self.core.first_record
+    }
+
+    pub(crate) fn core(&self) -> &Rc<TableCore> {
+        &self.core
+    }
+}
+
+impl<K: Key + ?Sized, V: DeserializeOwned + 'static> Table<K, V> {
+    /// Declares a secondary index: the rows in the order of the keys that `key` makes of them, which several
+    /// rows may share. Rows for which it returns `None` are not in the index.
+    ///
+    /// Every program that writes to a table declares all indexes that the table has, with the same function,
+    /// each time it opens the table. The catalog does not have these functions. [`Client::create_index`]
+    /// makes the index; until then, to declare it changes nothing. If programs disagree on the function, they
+    /// remove entries that others need, and rows are missing in the index: to change the function, create an
+    /// index with another name. A declaration replaces an earlier one of the same name, whose [`Index`] is
+    /// not to be used any more.
+    ///
+    /// [`Client::create_index`]: crate::Client::create_index
+    pub fn declare<I: OwnedKey>(&self, index: &str, key: impl Fn(&V) -> Option<I> + 'static) -> Index<V, I> {
+        let declared = Rc::new(Declared::new::<V, I>(index, key));
+        let mut all = self.core.declared.borrow_mut();
+        all.retain(|other| other.name() != index);
+        all.push(declared.clone());
+        // The next use of the table finds out whether it has the index.
+        self.core.checked_at.set(NEVER);
+        self.core.indexes.replace(None);
+        Index::new(declared)
+    }
+}
+
+impl TableCore {
+    fn new<E: Environment + 'static>(
+        member: &Arc<MemberCore<E>>,
+        name: &str,
+        row: TableRow,
+        schema: u64,
+    ) -> Result<Self, TxError> {
+        let keyed = row.keyed(member).ok_or_else(|| damaged(name))?;
+        // A table that outlives its database does not hold the leases.
+        let member = Arc::downgrade(member);
+        let open = move |row: &TableRow, indexes: Vec<(&TableRow, Rc<KeyOfRow>)>, memory: &Memory| {
+            let member = member.upgrade().ok_or(TxError::Ended(Ended::Closed))?;
+            let rows = || indexes.iter().map(|(index, _)| *index).chain([row]);
+            if !rows().all(|row| row.is_open(&member.regions(), memory)) {
+                return Ok(None);
+            }
+            let damaged = || damaged(&row.name);
+            let keyed = row.keyed(&member).ok_or_else(damaged)?;
+            let secondary = indexes.into_iter().map(|(index, key_of)| {
+                let tree = index.order(&member).ok_or_else(damaged)?;
+                let stale = member.stale_entries(index.first_record);
+                let secondary = Secondary::new(index.first_record, tree, key_of, stale);
+                Ok::<_, TxError>(if index.is_unique { secondary.unique() } else { secondary })
+            });
+            Ok(Some(keyed.with_secondary(secondary.collect::<Result<_, _>>()?)))
+        };
+        let has_indexes = !row.indexes.is_empty();
+        let (row_bytes, has_slab) = (row.most_bytes() as usize, row.has_slab());
+        Ok(TableCore {
+            name: name.to_owned(),
+            first_record: row.first_record,
+            key_type: row.key_type,
+            key_bytes: row.key_bytes as usize,
+            row_bytes,
+            has_slab,
+            keyed: RefCell::new(Rc::new(keyed)),
+            open: Box::new(open),
+            known_since: schema,
+            checked_at: Cell::new(if has_indexes { NEVER } else { schema }),
+            declared: RefCell::default(),
+            indexes: RefCell::new((!has_indexes).then(Vec::new)),
+        })
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The [type](Key::type_name) of its keys.
+    pub(crate) fn key_type(&self) -> &str {
+        &self.key_type
+    }
+
+    /// A key, padded to the key length of this table.
+    pub(crate) fn pad_key(&self, key: KeyBytes) -> Result<KeyBytes, TxError> {
+        let too_long = || TxError::KeyTooLong { table: self.name.clone(), most: self.key_bytes };
+        key.into_padded(self.key_bytes).ok_or_else(too_long)
+    }
+
+    /// A row, padded to the length of the table's rows, unless these have any length.
+    pub(crate) fn pad_row(&self, mut row: Vec<u8>) -> Result<Vec<u8>, TxError> {
+        if row.len() > self.row_bytes {
+            let (table, found, most) = (self.name.clone(), row.len(), self.row_bytes);
+            return Err(TxError::RowTooLarge { table, found, most });
+        }
+        if !self.has_slab {
+            // The format itself says where a row ends.
+            row.resize(self.row_bytes, 0);
+        }
+        Ok(row)
+    }
+
+    pub(crate) fn first_record(&self) -> u64 {
         self.first_record
+    }
+
+    pub(crate) fn keyed(&self) -> Rc<KeyedTable> {
+        self.keyed.borrow().clone()
     }
 
     pub(crate) fn known_since(&self) -> u64 {
@@ -237,22 +248,91 @@ impl<K: ?Sized, V> Table<K, V> {
         self.checked_at.get()
     }
 
-    /// The table exists in a snapshot, with this row. It may have grown. `false`: into a region that is not
-    /// open.
+    /// The row of one of its indexes.
+    pub(crate) fn index(&self, number: u64) -> Option<TableRow> {
+        self.indexes.borrow().as_ref()?.iter().find(|index| index.first_record == number).cloned()
+    }
+
+    /// Checks that the program has declared all indexes of the table.
+    pub(crate) fn check_declared(&self) -> Result<(), TxError> {
+        let (indexes, declared) = (self.indexes.borrow(), self.declared.borrow());
+        let is_declared = |index: &&TableRow| declared.iter().any(|other| other.name() == index.name);
+        match indexes.iter().flatten().find(|index| !is_declared(index)) {
+            None => Ok(()),
+            Some(index) => Err(TxError::Undeclared { table: self.name.clone(), index: index.name.clone() }),
+        }
+    }
+
+    /// Checks that all indexes that are declared, and exist, can be searched.
+    pub(crate) fn check_ready(&self) -> Result<(), TxError> {
+        let declared = self.declared.borrow();
+        match declared.iter().find(|index| index.known().is_some_and(|known| !known.is_ready)) {
+            None => Ok(()),
+            Some(index) => Err(TxError::IndexNotReady(index.name().to_owned())),
+        }
+    }
+
+    /// The table exists in a snapshot, with this row and these indexes.
     pub(crate) fn note_existing(
         &self,
         row: &TableRow,
+        indexes: Vec<TableRow>,
         schema: u64,
         memory: &Memory,
-    ) -> Result<bool, TxError> {
-        if row.pieces() > self.keyed().table().pieces() {
-            let Some(grown) = (self.open)(row, memory)? else { return Ok(false) };
-            grown.remember_splits_of(&self.keyed());
-            self.keyed.replace(Rc::new(grown));
+    ) -> Result<Noted, TxError> {
+        let before = self.keyed();
+        if !self.covers(row, &indexes) {
+            let has_shrunk = |index: &TableRow| {
+                self.index(index.first_record).is_some_and(|known| index.pieces() < known.pieces())
+            };
+            if row.pieces() < before.table().pieces() || indexes.iter().any(has_shrunk) {
+                return Ok(Noted::TooOld);
+            }
+            let mut known = Vec::new();
+            for declared in self.declared.borrow().iter() {
+                if let Some(index) = indexes.iter().find(|index| index.name == declared.name()) {
+                    known.push((index, declared.key_of(&self.name, index)?));
+                }
+            }
+            let Some(opened) = (self.open)(row, known, memory)? else { return Ok(Noted::LacksRegions) };
+            opened.remember_what_is_known_of(&before);
+            self.keyed.replace(Rc::new(opened));
+            self.note_known(&indexes);
+            self.indexes.replace(Some(indexes));
+        } else {
+            self.note_known(&indexes);
         }
         self.checked_at.set(schema);
-        Ok(true)
+        Ok(Noted::Opened)
     }
+
+    fn note_known(&self, indexes: &[TableRow]) {
+        for declared in self.declared.borrow().iter() {
+            declared.note(indexes.iter().find(|index| index.name == declared.name()));
+        }
+    }
+
+    /// Whether all pieces of these are open, and no other index is.
+    fn covers(&self, row: &TableRow, indexes: &[TableRow]) -> bool {
+        let is_covered = |(known, index): (&TableRow, &TableRow)| {
+            known.first_record == index.first_record && index.pieces() <= known.pieces()
+        };
+        let are_covered =
+            |known: &Vec<TableRow>| known.len() == indexes.len() && known.iter().zip(indexes).all(is_covered);
+        row.pieces() <= self.keyed().table().pieces()
+            && self.indexes.borrow().as_ref().is_some_and(are_covered)
+    }
+}
+
+/// What becomes of a table that was looked up.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Noted {
+    /// It can be used.
+    Opened,
+    /// A part of it lies in a region that is not open.
+    LacksRegions,
+    /// Another session of this client has found later that it has grown, and that it has other indexes.
+    TooOld,
 }
 
 fn damaged(table: &str) -> TxError {
@@ -261,40 +341,15 @@ fn damaged(table: &str) -> TxError {
 
 impl<K: ?Sized, V: Serialize> Table<K, V> {
     pub(crate) fn encode(&self, row: &V) -> Result<Vec<u8>, TxError> {
-        let wrong = |_| TxError::WrongType(self.name.clone());
-        let mut bytes = postcard::to_stdvec(row).map_err(wrong)?;
-        if bytes.len() > self.row_bytes {
-            let (table, found, most) = (self.name.clone(), bytes.len(), self.row_bytes);
-            return Err(TxError::RowTooLarge { table, found, most });
-        }
-        if !self.has_slab {
-            // The format itself says where a row ends.
-            bytes.resize(self.row_bytes, 0);
-        }
-        Ok(bytes)
+        let wrong = |_| TxError::WrongType(self.core.name.clone());
+        self.core.pad_row(postcard::to_stdvec(row).map_err(wrong)?)
     }
 }
 
 impl<K: ?Sized, V: DeserializeOwned> Table<K, V> {
     pub(crate) fn decode(&self, bytes: &[u8]) -> Result<V, TxError> {
-        let (row, _) = postcard::take_from_bytes(bytes).map_err(|_| TxError::WrongType(self.name.clone()))?;
+        let (row, _) =
+            postcard::take_from_bytes(bytes).map_err(|_| TxError::WrongType(self.core.name.clone()))?;
         Ok(row)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_slab_has_room_for_what_was_asked_and_chunks_for_several_compute_servers() {
-        assert_eq!((TableOptions::rows(10).slab_each(1), TableOptions::rows(10).place_bytes()), (None, 64));
-        let long = TableOptions::rows(1_000).longest(40_000).row_bytes(100);
-        assert_eq!((long.place_bytes(), long.row_bytes(1).place_bytes()), (112, 24));
-        let slab = long.slab_each(2).unwrap();
-        assert!(slab.longest() >= 40_000 && slab.bytes() * 2 >= 1_000 * 40_000 && slab.chunks() >= 32);
-        let small = long.slab_bytes(1).slab_each(3).unwrap();
-        assert!(small.longest() >= 40_000 && small.chunks() >= LEAST_CHUNKS - 1, "{small:?}");
-        assert!(long.longest(2 << 20).slab_each(1).is_none());
     }
 }

@@ -3,6 +3,7 @@
 mod connections;
 mod evicted;
 mod growing;
+mod indexes;
 mod joint;
 mod later;
 mod limits;

@@ -1,25 +1,23 @@
 //! The operations of a transaction's body.
 
+mod scanning;
+
 use std::borrow::Borrow;
 use std::cell::{Cell, RefCell};
-use std::ops::RangeBounds;
 use std::rc::Rc;
 
 use farpool_txn::hash::IndexError;
 use farpool_txn::tree::TreeError;
-use farpool_txn::{
-    Cut, Direction, Fault, KeyError, KeyedTable, ReadError, Scan, Scanned, Shipped, Transaction, Verified,
-};
+use farpool_txn::{Cut, KeyError, KeyedTable, ReadError, Shipped, Transaction};
 use futures_util::future::join_all;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::catalog::{Catalog, TableInfo, TableRow};
+use crate::catalog::{Catalog, CatalogKey, TableInfo, TableRow, key_of, key_of_index};
 use crate::error::{Stop, TxError, of_key};
-use crate::key::{Key, OwnedKey};
-use crate::rows::Rows;
+use crate::key::{Key, KeyBytes};
 use crate::rules::MemberRules;
-use crate::table::Table;
+use crate::table::{Noted, Table, TableCore};
 
 /// Most operations of one call that are under way at the same time: over a network they hide each other's
 /// waiting.
@@ -58,14 +56,20 @@ pub struct Tx<'a, R: MemberRules = Shipped> {
     is_again: Cell<bool>,
     /// A table that was full. It has to grow before the body is run again.
     full: RefCell<Option<FullTable>>,
+    /// Tables with secondary indexes to which it has written.
+    indexed: RefCell<Vec<Rc<TableCore>>>,
     /// A table lies in regions that are not open. They have to be opened before the body is run again.
     lacks_regions: Cell<bool>,
 }
 
 /// A table that had no room for a row.
 pub(crate) struct FullTable {
+    /// Its name, and its key in the catalog.
     pub(crate) name: String,
+    pub(crate) key: CatalogKey,
     pub(crate) first_record: u64,
+    /// It is an index of a table.
+    pub(crate) is_index: bool,
     /// The pieces that it had.
     pub(crate) pieces: usize,
     /// The slab was full, not the index. Room for long rows becomes free once no snapshot needs older ones.
@@ -92,7 +96,8 @@ impl<'a, R: MemberRules> Tx<'a, R> {
     /// Tables with these first records cannot grow.
     pub(crate) fn new(transaction: Transaction<'a, R>, catalog: &'a Catalog, vain: Vec<u64>) -> Self {
         let (is_again, lacks_regions) = (Cell::new(false), Cell::new(false));
-        Tx { transaction, catalog, vain, is_again, full: RefCell::default(), lacks_regions }
+        let (full, indexed) = (RefCell::default(), RefCell::default());
+        Tx { transaction, catalog, vain, is_again, full, indexed, lacks_regions }
     }
 
     /// The table that has to grow before this transaction is tried again, if there is one.
@@ -103,6 +108,18 @@ impl<'a, R: MemberRules> Tx<'a, R> {
     /// Whether regions have to be opened before this transaction is tried again.
     pub(crate) fn lacks_regions(&self) -> bool {
         self.lacks_regions.get()
+    }
+
+    /// The tables with secondary indexes to which it has written.
+    pub(crate) fn take_indexed(&self) -> Vec<Rc<TableCore>> {
+        self.indexed.take()
+    }
+
+    /// Removes entries of a table's secondary indexes that nobody needs. Returns how many were looked at.
+    pub(crate) async fn remove_stale(&self, table: &TableCore) -> Result<u64, TxError> {
+        let keyed = self.check(table).await?;
+        let removed = keyed.remove_stale(&self.transaction).await;
+        self.told(table.name(), removed)
     }
 
     /// The transaction, to be committed. `None`: begin again.
@@ -129,11 +146,20 @@ impl<'a, R: MemberRules> Tx<'a, R> {
         table: &Table<K, V>,
         key: impl Borrow<K>,
     ) -> Result<Option<V>, TxError> {
-        let keyed = self.check(table).await?;
         let key = table.encode_key(key.borrow())?;
-        let found = keyed.get(&self.transaction, &key).await;
-        let row = self.told_of(table, &keyed, found)?;
-        row.data.map(|data| table.decode(&data)).transpose()
+        let row = self.get_bytes(table, &key).await?;
+        row.map(|data| table.decode(&data)).transpose()
+    }
+
+    /// The encoded row of an encoded key.
+    pub(crate) async fn get_bytes<K: ?Sized, V>(
+        &self,
+        table: &Table<K, V>,
+        key: &KeyBytes,
+    ) -> Result<Option<Vec<u8>>, TxError> {
+        let keyed = self.check(table.core()).await?;
+        let found = keyed.get(&self.transaction, key).await;
+        Ok(self.told_of(table, &keyed, found)?.data)
     }
 
     /// The rows of several keys, in the order of the keys. They are read together: over a network, up to 16
@@ -162,7 +188,7 @@ impl<'a, R: MemberRules> Tx<'a, R> {
         table: &Table<K, V>,
         key: impl Borrow<K>,
     ) -> Result<Option<V>, TxError> {
-        let keyed = self.check(table).await?;
+        let keyed = self.check(table.core()).await?;
         let key = table.encode_key(key.borrow())?;
         let found = keyed.get_for_update(&self.transaction, &key).await;
         let row = self.told_of(table, &keyed, found)?;
@@ -180,7 +206,7 @@ impl<'a, R: MemberRules> Tx<'a, R> {
         key: impl Borrow<K>,
         row: impl Borrow<V>,
     ) -> Result<(), TxError> {
-        let keyed = self.check(table).await?;
+        let keyed = self.check_to_write(table.core()).await?;
         let (key, data) = (table.encode_key(key.borrow())?, table.encode(row.borrow())?);
         let done = keyed.insert(&self.transaction, &key, &data).await;
         self.told_of(table, &keyed, done).map(drop)
@@ -208,7 +234,7 @@ impl<'a, R: MemberRules> Tx<'a, R> {
         key: impl Borrow<K>,
         row: impl Borrow<V>,
     ) -> Result<(), TxError> {
-        let keyed = self.check(table).await?;
+        let keyed = self.check_to_write(table.core()).await?;
         let (key, data) = (table.encode_key(key.borrow())?, table.encode(row.borrow())?);
         let done = keyed.update(&self.transaction, &key, &data).await;
         self.told_of(table, &keyed, done).map(drop)
@@ -238,7 +264,7 @@ impl<'a, R: MemberRules> Tx<'a, R> {
         key: impl Borrow<K>,
         mut change: impl FnMut(V) -> V,
     ) -> Result<Option<V>, TxError> {
-        let keyed = self.check(table).await?;
+        let keyed = self.check_to_write(table.core()).await?;
         let key = table.encode_key(key.borrow())?;
         let change = |before: &[u8]| {
             let after = change(table.decode(before)?);
@@ -258,9 +284,19 @@ impl<'a, R: MemberRules> Tx<'a, R> {
         key: impl Borrow<K>,
         row: impl Borrow<V>,
     ) -> Result<(), TxError> {
-        let keyed = self.check(table).await?;
         let (key, data) = (table.encode_key(key.borrow())?, table.encode(row.borrow())?);
-        let done = keyed.upsert(&self.transaction, &key, &data).await;
+        self.put_bytes(table, &key, &data).await
+    }
+
+    /// Replaces the row of an encoded key by an encoded row, or inserts it.
+    pub(crate) async fn put_bytes<K: ?Sized, V>(
+        &self,
+        table: &Table<K, V>,
+        key: &KeyBytes,
+        row: &[u8],
+    ) -> Result<(), TxError> {
+        let keyed = self.check_to_write(table.core()).await?;
+        let done = keyed.upsert(&self.transaction, key, row).await;
         self.told_of(table, &keyed, done).map(drop)
     }
 
@@ -273,103 +309,64 @@ impl<'a, R: MemberRules> Tx<'a, R> {
         table: &Table<K, V>,
         key: impl Borrow<K>,
     ) -> Result<(), TxError> {
-        let keyed = self.check(table).await?;
         let key = table.encode_key(key.borrow())?;
-        let done = keyed.delete(&self.transaction, &key).await;
+        self.delete_bytes(table, &key).await
+    }
+
+    /// Deletes the row of an encoded key.
+    pub(crate) async fn delete_bytes<K: ?Sized, V>(
+        &self,
+        table: &Table<K, V>,
+        key: &KeyBytes,
+    ) -> Result<(), TxError> {
+        let keyed = self.check_to_write(table.core()).await?;
+        let done = keyed.delete(&self.transaction, key).await;
         self.told_of(table, &keyed, done).map(drop)
     }
 
-    /// The rows of the keys in a range, in the order of the keys. The table must be
-    /// [ordered](crate::TableOptions::ordered). Another transaction may insert rows into the range meanwhile:
-    /// this one's snapshot does not have them.
-    ///
-    /// ```no_run
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// use farpool_namdb::{Table, Tx, TxError};
-    ///
-    /// async fn total(tx: &Tx<'_>, orders: &Table<(u32, u64), i64>, customer: u32) -> Result<i64, TxError> {
-    ///     let (mut total, mut rows) = (0, tx.scan(orders, (customer, 0)..=(customer, u64::MAX)));
-    ///     while let Some((_, cents)) = rows.next().await? {
-    ///         total += cents;
-    ///     }
-    ///     Ok(total)
-    /// }
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn scan<'t, K: OwnedKey, V: DeserializeOwned>(
-        &'t self,
-        table: &'t Table<K, V>,
-        range: impl RangeBounds<K>,
-    ) -> Rows<'t, 'a, K, V, R> {
-        Rows::new(self, table, range, Direction::Ascending)
-    }
-
-    /// As [`scan`](Self::scan), from the highest key to the lowest.
-    pub fn scan_rev<'t, K: OwnedKey, V: DeserializeOwned>(
-        &'t self,
-        table: &'t Table<K, V>,
-        range: impl RangeBounds<K>,
-    ) -> Rows<'t, 'a, K, V, R> {
-        Rows::new(self, table, range, Direction::Descending)
-    }
-
-    /// Some rows of a scan, and the rest of it.
-    pub(crate) async fn scan_some<K: ?Sized, V>(
-        &self,
-        table: &Table<K, V>,
-        scan: Scan,
-    ) -> Result<Scanned, TxError> {
-        let keyed = self.check(table).await?;
-        let found = keyed.scan(&self.transaction, scan).await;
-        self.told_of(table, &keyed, found)
-    }
-
-    /// Whether some records of a table, from this one on, are found where they should be.
-    pub(crate) async fn verify_some<K: ?Sized, V>(
-        &self,
-        table: &Table<K, V>,
-        first: u64,
-    ) -> Result<Verified, TxError> {
-        let keyed = self.check(table).await?;
-        let found = keyed.verify_some(&self.transaction, first).await;
-        self.told_of(table, &keyed, found)
-    }
-
-    /// Whether the order of a table's keys leads to so many rows.
-    pub(crate) async fn verify_count<K: ?Sized, V>(
-        &self,
-        table: &Table<K, V>,
-        rows: u64,
-    ) -> Result<Option<Fault>, TxError> {
-        let keyed = self.check(table).await?;
-        let found = keyed.verify_count(&self.transaction, rows).await;
-        self.told_of(table, &keyed, found)
-    }
-
-    /// Checks that this transaction's snapshot has the table, and returns its records with their index. Reads
-    /// the catalog only if it has changed since the last check.
-    async fn check<K: ?Sized, V>(&self, table: &Table<K, V>) -> Result<Rc<KeyedTable>, TxError> {
+    /// Checks that this transaction's snapshot has the table, and returns its records with their indexes.
+    /// Reads the catalog only if it has changed since the last check.
+    pub(crate) async fn check(&self, table: &TableCore) -> Result<Rc<KeyedTable>, TxError> {
         let schema = self.schema();
         if table.checked_at() == schema || !R::looks_at_the_catalog() {
             return Ok(table.keyed());
         }
         if schema < table.known_since() {
             // This snapshot is older than the one in which the table was found. Another try gets a later one.
-            self.is_again.set(true);
-            return Err(TxError::Conflict);
+            return Err(self.again());
         }
-        match self.find_table(table.name()).await? {
-            Some(row) if row.first_record == table.first_record() => {
-                if !table.note_existing(&row, schema, self.transaction.memory())? {
-                    self.lacks_regions.set(true);
-                    self.is_again.set(true);
-                    return Err(TxError::Conflict);
-                }
-                Ok(table.keyed())
+        let row = self.find_table(table.name()).await?;
+        let row = row.filter(|row| row.first_record == table.first_record());
+        let row = row.ok_or_else(|| TxError::Dropped(table.name().to_owned()))?;
+        let indexes = self.catalog.indexes_of(&self.transaction, &row).await;
+        let indexes = self.told("of tables", indexes)?;
+        match table.note_existing(&row, indexes, schema, self.transaction.memory())? {
+            Noted::Opened => Ok(table.keyed()),
+            Noted::TooOld => Err(self.again()),
+            Noted::LacksRegions => {
+                self.lacks_regions.set(true);
+                Err(self.again())
             }
-            _ => Err(TxError::Dropped(table.name().to_owned())),
         }
+    }
+
+    /// The same for a table to which the transaction will write.
+    async fn check_to_write(&self, table: &Rc<TableCore>) -> Result<Rc<KeyedTable>, TxError> {
+        let keyed = self.check(table).await?;
+        table.check_declared()?;
+        if keyed.has_secondary() {
+            let mut indexed = self.indexed.borrow_mut();
+            if !indexed.iter().any(|other| Rc::ptr_eq(other, table)) {
+                indexed.push(table.clone());
+            }
+        }
+        Ok(keyed)
+    }
+
+    /// The body is to be run again.
+    fn again(&self) -> TxError {
+        self.is_again.set(true);
+        TxError::Conflict
     }
 
     /// The row of a table, if this snapshot has that table.
@@ -392,15 +389,15 @@ impl<'a, R: MemberRules> Tx<'a, R> {
         keyed: &KeyedTable,
         found: Result<T, KeyError>,
     ) -> Result<T, TxError> {
-        let is_slab = matches!(found, Err(KeyError::Record(ReadError::NoSpace { .. })));
-        let may_grow = !self.vain.contains(&table.first_record());
-        let is_index =
-            matches!(found, Err(KeyError::Index(IndexError::Full) | KeyError::Order(TreeError::Full)));
-        if may_grow && (is_slab || is_index) {
-            let (name, first_record) = (table.name().to_owned(), table.first_record());
-            let (pieces, tries) = (keyed.table().pieces(), keyed.table().tries_of_slab());
-            self.full.replace(Some(FullTable { name, first_record, pieces, is_slab, tries }));
+        if let Some(full) = found.as_ref().err().and_then(|error| full_table(table.core(), keyed, error))
+            && !self.vain.contains(&full.first_record)
+        {
+            self.full.replace(Some(full));
             self.is_again.set(true);
+        }
+        if let Err(KeyError::DuplicateBy(number)) = found {
+            let index = table.core().index(number).map_or_else(|| number.to_string(), |index| index.name);
+            return Err(TxError::DuplicateIn { table: table.name().to_owned(), index });
         }
         self.told(table.name(), found)
     }
@@ -414,6 +411,28 @@ impl<'a, R: MemberRules> Tx<'a, R> {
                 error
             }
         })
+    }
+}
+
+/// The table that an operation has found full, or the index of it.
+fn full_table(table: &TableCore, keyed: &KeyedTable, error: &KeyError) -> Option<FullTable> {
+    let is_slab = matches!(error, KeyError::Record(ReadError::NoSpace { .. }));
+    let (name, first_record) = (table.name().to_owned(), table.first_record());
+    match error {
+        KeyError::Record(ReadError::NoSpace { .. })
+        | KeyError::Index(IndexError::Full)
+        | KeyError::Order(TreeError::Full) => {
+            let (key, pieces) = (key_of(&name)?, keyed.table().pieces());
+            let tries = keyed.table().tries_of_slab();
+            Some(FullTable { name, key, first_record, is_index: false, pieces, is_slab, tries })
+        }
+        KeyError::By(number, TreeError::Full) => {
+            let index = table.index(*number)?;
+            let (name, key) = (format!("{name}, index {}", index.name), key_of_index(index.place));
+            let pieces = index.pieces();
+            Some(FullTable { name, key, first_record: *number, is_index: true, pieces, is_slab, tries: 0 })
+        }
+        _ => None,
     }
 }
 

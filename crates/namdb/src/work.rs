@@ -234,7 +234,7 @@ impl<'a> Work<'a> {
         };
         STRIKE.set(strike);
         let rows = Rows { longest: table.longest(), ..rows };
-        let (place, keyed, session) = (Some(place), table.keyed(), SessionState::new());
+        let (place, keyed, session) = (Some(place), table.core().keyed(), SessionState::new());
         Ok(Work { client, worker, place, keyed, rows, session, name, number: 0, random, log })
     }
 

@@ -3,6 +3,7 @@
 //! table may have grown, and some clients do not know that yet (`docs/src/txn.md`, *keys*).
 
 mod broken;
+mod by_value;
 mod client;
 mod judge;
 mod keys;
@@ -42,6 +43,11 @@ const IN_DOUBT: &str = "number-in-doubt-used-again";
 const BEYOND: &str = "unknown-piece-passed-over";
 const NO_ORDER: &str = "key-committed-without-its-place";
 const ENTRY_IS_ROW: &str = "scan-trusts-the-index";
+const NO_ENTRY: &str = "row-committed-without-its-entry";
+const ENTRY_IS_KEY: &str = "entry-taken-for-the-key-of-its-row";
+const KEY_TWICE: &str = "unique-key-twice";
+const UNDER_INSERT: &str = "entry-removed-under-insert";
+const TOO_EARLY: &str = "entry-removed-too-early";
 const MUTATIONS: &[&str] = &[
     UNCLOSED,
     ACROSS_SPLIT,
@@ -53,6 +59,11 @@ const MUTATIONS: &[&str] = &[
     BEYOND,
     NO_ORDER,
     ENTRY_IS_ROW,
+    NO_ENTRY,
+    ENTRY_IS_KEY,
+    KEY_TWICE,
+    UNDER_INSERT,
+    TOO_EARLY,
 ];
 
 /// Indexes of the regions of each node.
@@ -60,7 +71,8 @@ const INDEX: u32 = 0;
 const RECORDS: u32 = 1;
 const ORACLE: u32 = 2;
 const ORDER: u32 = 3;
-const REGIONS: u32 = 4;
+const BY_VALUE: u32 = 4;
+const REGIONS: u32 = 5;
 /// Records and pairs of buckets in each piece: enough that a table never gets full, however many dead clients
 /// had reserved.
 const ROOMY: u64 = 2_000;
@@ -143,6 +155,11 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
         Some(BEYOND) => run_by::<broken::UnknownPassedOver>(seed, trace),
         Some(NO_ORDER) => run_by::<broken::NotInOrder>(seed, trace),
         Some(ENTRY_IS_ROW) => run_by::<broken::EntryIsRow>(seed, trace),
+        Some(NO_ENTRY) => run_by::<broken::NotEntered>(seed, trace),
+        Some(ENTRY_IS_KEY) => run_by::<broken::EntryIsKey>(seed, trace),
+        Some(KEY_TWICE) => run_by::<broken::KeyTwice>(seed, trace),
+        Some(UNDER_INSERT) => run_by::<broken::RemovedUnderInsert>(seed, trace),
+        Some(TOO_EARLY) => run_by::<broken::RemovedTooEarly>(seed, trace),
         _ => run_by::<Shipped>(seed, trace),
     }
 }

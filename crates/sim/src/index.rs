@@ -11,6 +11,7 @@ mod remover;
 mod tests;
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -36,12 +37,15 @@ const UNRESERVED: &str = "entry-written-unreserved";
 const RELIED: &str = "entry-removed-under-insert";
 const STALE: &str = "replaced-leaf-trusted";
 const HALF: &str = "half-split-leaf-without-sibling";
-const MUTATIONS: &[&str] = &[BLIND, RESERVED, ENTRY_FIRST, UNRESERVED, RELIED, STALE, HALF];
+const USED_AGAIN: &str = "place-of-a-removed-entry-used-again";
+const MUTATIONS: &[&str] = &[BLIND, RESERVED, ENTRY_FIRST, UNRESERVED, RELIED, STALE, HALF, USED_AGAIN];
 
 /// Pairs of leaves in each piece: enough that an index never gets full, however many dead clients had some.
 const ROOMY: u64 = 180;
 /// Layers of pieces of an index, at most.
 const MOST_LAYERS: usize = 3;
+/// Clients that remove entries, at most.
+const MOST_REMOVERS: usize = 2;
 /// Keys of a run, and records under each, at most.
 const KEYS: std::ops::Range<u64> = 1..16;
 const RECORDS: std::ops::Range<u64> = 1..5;
@@ -59,6 +63,29 @@ struct Run {
     history: RefCell<History>,
     /// The next slot of a process.
     next_slot: Cell<u16>,
+    /// The operations that have begun and have not ended.
+    operations: RefCell<BTreeSet<u64>>,
+    next_operation: Cell<u64>,
+}
+
+/// An operation, until this is dropped.
+struct Operation {
+    run: Rc<Run>,
+    number: u64,
+}
+
+impl Operation {
+    fn begin(run: &Rc<Run>) -> Operation {
+        let number = run.next_operation.replace(run.next_operation.get() + 1);
+        run.operations.borrow_mut().insert(number);
+        Operation { run: run.clone(), number }
+    }
+}
+
+impl Drop for Operation {
+    fn drop(&mut self) {
+        self.run.operations.borrow_mut().remove(&self.number);
+    }
 }
 
 /// The layers of an index's pieces.
@@ -117,6 +144,7 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
         Some(RELIED) => run_by::<broken::RelianceUncounted>(seed, trace),
         Some(STALE) => run_by::<broken::ReplacedTrusted>(seed, trace),
         Some(HALF) => run_by::<broken::HalfSplit>(seed, trace),
+        Some(USED_AGAIN) => run_by::<broken::PlaceUsedAgain>(seed, trace),
         _ => run_by::<Shipped>(seed, trace),
     }
 }
@@ -132,8 +160,10 @@ fn run_by<R: TreeRules>(seed: u64, trace: bool) -> RunReport {
     let processes = places.iter().map(|place| setting.world.add_process(place.host));
     setting.clients.replace(processes.collect());
     places.iter().for_each(|place| client::start::<R>(&run, *place));
-    let remover = setting.draw_place(places.len(), &mut random);
-    remover::start::<R>(&run, remover);
+    for remover in 0..1 + random.index(MOST_REMOVERS) {
+        let place = setting.draw_place(places.len() + remover, &mut random);
+        remover::start::<R>(&run, place);
+    }
     start_mishaps(&run, &places, client::start::<R>, &mut random);
     client::start_last::<R>(&run, places[0]);
     let (panicked, failure) = run_to_end(executor, RUN_NS, || run.setting.left.get());
@@ -173,6 +203,8 @@ fn draw_run(world: World, tasks: Tasks, seed: u64, random: &mut Random) -> Run {
         is_roomy,
         history: RefCell::default(),
         next_slot: Cell::new(0),
+        operations: RefCell::default(),
+        next_operation: Cell::default(),
     }
 }
 

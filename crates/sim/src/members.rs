@@ -6,6 +6,7 @@ mod auditor;
 mod bank;
 mod broken;
 mod client;
+mod indexed;
 mod member;
 mod nemesis;
 mod observer;
@@ -62,7 +63,7 @@ const FENCES_LOST_PERMILLE: u32 = 40;
 const FENCE_PAUSE: Duration = Duration::from_micros(2);
 /// Small limits. There are names for all tables of a run. Tombstones may run out while old snapshots are
 /// open; then tables cannot be dropped.
-const LIMITS: Limits = Limits { clients: 6, names: 8, tombstones: 2, later_regions: 3 };
+const LIMITS: Limits = Limits { clients: 6, names: 16, tombstones: 2, later_regions: 3 };
 const REGION_BYTES: u64 = 512 << 10;
 /// Regions of each node that the database may get later.
 const SPARE_EACH: u32 = 2;

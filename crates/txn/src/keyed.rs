@@ -4,18 +4,28 @@
 //!     snapshot's version of the record says whether there is one.
 //! K2. A key has its entry before anything of the record is committed. So what a snapshot sees is found.
 //! K3. If the table has an order, a [`Tree`] on its keys, the same holds for the entries there.
+//! K4. The same holds for its secondary indexes (`secondary.rs`), each a [`Tree`] on keys that the rows have
+//!     there. A row may have entries that it does not need: a row that is found has the key of its entry.
 
+mod removing;
+mod scanning;
+mod secondary;
+mod unique;
 mod verifying;
 
-use std::ops::Bound;
+use std::rc::Rc;
 
-use crate::error::ReadError;
+use crate::error::{BeginError, ReadError};
 use crate::hash::{Index, IndexError, IndexRules, Numbered};
 use crate::rules::{Rules, Shipped};
 use crate::table::Table;
 use crate::transaction::{Row, Transaction};
-use crate::tree::{Rank, Tree, TreeError};
+use crate::tree::{Tree, TreeError};
 
+pub use scanning::{Direction, FoundBy, Scan, Scanned};
+pub(crate) use secondary::Entered;
+pub use secondary::{BadRow, KeyOfRow, Secondary, StaleEntries};
+pub(crate) use unique::{TakenKey, TakenKeys};
 pub use verifying::{Fault, Verified};
 
 /// Why an operation by key failed.
@@ -36,9 +46,24 @@ pub enum KeyError {
     /// The table has no order.
     #[error("the table's keys are not kept in order")]
     Unordered,
+    /// The key of a row has no place in the secondary index with this number.
+    #[error("index {0}: {1}")]
+    By(u64, TreeError),
+    /// Another row that the transaction sees has the same key in the unique index with this number.
+    #[error("duplicate key in index {0}")]
+    DuplicateBy(u64),
+    /// The table has no secondary index with this number.
+    #[error("the table has no index with number {0}")]
+    NoSuchIndex(u64),
+    /// A row has no proper key in a secondary index.
+    #[error(transparent)]
+    BadRow(#[from] BadRow),
     /// The record cannot be read, or taken for a write.
     #[error(transparent)]
     Record(#[from] ReadError),
+    /// No transaction can begin.
+    #[error(transparent)]
+    Begin(#[from] BeginError),
 }
 
 /// A table with keys, as one thread works with it.
@@ -46,68 +71,14 @@ pub struct KeyedTable<I = Shipped> {
     table: Table,
     index: Index<I>,
     order: Option<Tree>,
-}
-
-/// Rows that a scan has found, in its direction, and where it goes on.
-pub struct Scanned {
-    /// Keys with their rows.
-    pub rows: Vec<(Box<[u8]>, Row)>,
-    /// `None`: there are no more.
-    pub next: Option<Scan>,
-}
-
-/// A scan of a table, and how far it has come.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Scan {
-    /// The lowest rank that is left to find. `None`: the lowest of all.
-    first: Option<Rank>,
-    /// The scan finds only ranks below this one. `None`: it finds the highest of all, too.
-    end: Option<Rank>,
-    direction: Direction,
-}
-
-/// The order in which a scan finds keys.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Direction {
-    /// From low keys to high ones.
-    Ascending,
-    /// From high keys to low ones.
-    Descending,
-}
-
-impl Scan {
-    /// A scan of the keys in this range.
-    pub fn new(range: (Bound<&[u8]>, Bound<&[u8]>), direction: Direction) -> Scan {
-        let at = |key: &[u8]| Rank::new(key, 0);
-        // No record has so high a number.
-        let behind = |key: &[u8]| Rank::new(key, u64::MAX);
-        let first = match range.0 {
-            Bound::Included(key) => Some(at(key)),
-            Bound::Excluded(key) => Some(behind(key)),
-            Bound::Unbounded => None,
-        };
-        let end = match range.1 {
-            Bound::Included(key) => Some(behind(key)),
-            Bound::Excluded(key) => Some(at(key)),
-            Bound::Unbounded => None,
-        };
-        Scan { first, end, direction }
-    }
-
-    /// A scan of all keys.
-    pub fn all() -> Scan {
-        Scan { first: None, end: None, direction: Direction::Ascending }
-    }
-
-    fn is_empty(&self) -> bool {
-        matches!((&self.first, &self.end), (Some(first), Some(end)) if first >= end)
-    }
+    secondary: Vec<Rc<Secondary>>,
 }
 
 impl<I: IndexRules> KeyedTable<I> {
     /// A table with its index. `None`: they do not have the same number of records.
     pub fn new(table: Table, index: Index<I>) -> Option<Self> {
-        (table.records() == index.layout().records()).then_some(KeyedTable { table, index, order: None })
+        let fits = table.records() == index.layout().records();
+        fits.then_some(KeyedTable { table, index, order: None, secondary: Vec::new() })
     }
 
     /// The same, with an index in the order of its keys.
@@ -115,16 +86,43 @@ impl<I: IndexRules> KeyedTable<I> {
         KeyedTable { order: Some(order), ..self }
     }
 
+    /// The same, with secondary indexes.
+    pub fn with_secondary(self, secondary: Vec<Secondary>) -> Self {
+        KeyedTable { secondary: secondary.into_iter().map(Rc::new).collect(), ..self }
+    }
+
+    /// Whether it has secondary indexes.
+    pub fn has_secondary(&self) -> bool {
+        !self.secondary.is_empty()
+    }
+
+    /// The numbers of its secondary indexes.
+    pub fn secondary_numbers(&self) -> impl Iterator<Item = u64> {
+        self.secondary.iter().map(|index| index.number())
+    }
+
+    /// The secondary index with this number.
+    pub(crate) fn secondary(&self, number: u64) -> Result<&Rc<Secondary>, KeyError> {
+        let found = self.secondary.iter().find(|secondary| secondary.number() == number);
+        found.ok_or(KeyError::NoSuchIndex(number))
+    }
+
     /// Whether it has an index in the order of its keys.
     pub fn is_ordered(&self) -> bool {
         self.order.is_some()
     }
 
-    /// Remembers what the same table with fewer pieces remembered of its index.
-    pub fn remember_splits_of(&self, before: &KeyedTable<I>) {
+    /// Remembers what the same table remembered of its indexes. It had no more pieces, and perhaps other
+    /// indexes.
+    pub fn remember_what_is_known_of(&self, before: &KeyedTable<I>) {
         self.index.remember_splits_of(&before.index);
         if let (Some(order), Some(before)) = (&self.order, &before.order) {
             order.remember_leaves_of(before);
+        }
+        for secondary in &self.secondary {
+            if let Ok(before) = before.secondary(secondary.number()) {
+                secondary.continue_from(before);
+            }
         }
     }
 
@@ -195,8 +193,11 @@ impl<I: IndexRules> KeyedTable<I> {
             return Err(KeyError::Duplicate);
         }
         self.enter(transaction, key, found.number()).await?;
+        let keys = self.enter_by(transaction, found.number(), (None, Some(data))).await?;
         let row = transaction.write_if(&self.table, found.number(), Some(data), |there| there.is_none());
-        row.await?.ok_or(KeyError::Duplicate)
+        let row = row.await?.ok_or(KeyError::Duplicate)?;
+        keys.settle();
+        Ok(row)
     }
 
     /// Replaces the data of a key's record, or makes a record if the key has none. Returns the record as this
@@ -212,10 +213,18 @@ impl<I: IndexRules> KeyedTable<I> {
     ) -> Result<Row, KeyError> {
         let found = self.find_or_insert(transaction, key).await?;
         let number = found.number();
-        if self.order.is_some() && transaction.read_held(&self.table, number).await?.data.is_none() {
-            self.enter(transaction, key, number).await?;
+        if self.order.is_none() && self.secondary.is_empty() {
+            return Ok(transaction.write(&self.table, number, Some(data)).await?);
         }
-        Ok(transaction.write(&self.table, number, Some(data)).await?)
+        loop {
+            let held = transaction.read_held(&self.table, number).await?;
+            if held.data.is_none() {
+                self.enter(transaction, key, number).await?;
+            }
+            if let Some(replaced) = self.write_instead(transaction, number, held, Some(data)).await? {
+                return Ok(replaced);
+            }
+        }
     }
 
     /// Enters a record that the transaction does not see in the order of keys (K3).
@@ -229,51 +238,6 @@ impl<I: IndexRules> KeyedTable<I> {
             Some(order) => Ok(order.enter(transaction.memory(), key, number).await?),
             None => Ok(()),
         }
-    }
-
-    /// Reads some rows in the order of their keys: those in one leaf of the order. There may be more though
-    /// there are none here.
-    ///
-    /// # Errors
-    /// [`KeyError::Unordered`]; or when far memory does not answer.
-    pub async fn scan<R: Rules>(
-        &self,
-        transaction: &Transaction<'_, R>,
-        scan: Scan,
-    ) -> Result<Scanned, KeyError> {
-        let order = self.order.as_ref().ok_or(KeyError::Unordered)?;
-        if scan.is_empty() {
-            return Ok(Scanned { rows: Vec::new(), next: None });
-        }
-        let Scan { first, end, direction } = scan;
-        let (mut ranks, next) = match direction {
-            Direction::Ascending => {
-                let lowest = || Rank::new(&vec![0; order.layout().leaf().key_bytes()], 0);
-                let from = first.clone().unwrap_or_else(lowest);
-                let run = order.run_from(transaction.memory(), &from).await?;
-                (run.ranks(), run.next.map(|high| Scan { first: Some(high), end: end.clone(), direction }))
-            }
-            Direction::Descending => {
-                let run = order.run_below(transaction.memory(), end.as_ref()).await?;
-                (run.ranks(), run.next.map(|low| Scan { first: first.clone(), end: Some(low), direction }))
-            }
-        };
-        let is_within = |rank: &Rank| {
-            first.as_ref().is_none_or(|first| rank >= first) && end.as_ref().is_none_or(|end| rank < end)
-        };
-        ranks.retain(is_within);
-        if direction == Direction::Descending {
-            ranks.reverse();
-        }
-        let numbers: Vec<u64> = ranks.iter().map(|rank| rank.number).collect();
-        if numbers.iter().any(|&number| number >= self.table.records()) && I::stops_at_unknown_pieces() {
-            return Err(TreeError::BeyondPieces.into());
-        }
-        let rows = transaction.read_many(&self.table, &numbers).await?;
-        let is_row = |(_, row): &(Rank, Row)| row.data.is_some() || !I::scans_visible_rows();
-        let rows = ranks.into_iter().zip(rows).filter(is_row);
-        let rows = rows.map(|(rank, row)| (rank.key, row)).collect();
-        Ok(Scanned { rows, next: next.filter(|next| !next.is_empty()) })
     }
 
     /// Reads the record of a key, and writes it as it is: other transactions that write it conflict with this
@@ -330,9 +294,32 @@ impl<I: IndexRules> KeyedTable<I> {
         key: &[u8],
         data: Option<&[u8]>,
     ) -> Result<Row, KeyError> {
-        let (number, _) = self.find_to_write(transaction, key).await?.ok_or(KeyError::NoSuchKey)?;
-        let replaced = transaction.write_if(&self.table, number, data, |there| there.is_some()).await?;
-        Ok(transaction.whole(&self.table, number, replaced.ok_or(KeyError::NoSuchKey)?).await?)
+        while let Some((number, held)) = self.find_to_write(transaction, key).await? {
+            if let Some(replaced) = self.write_instead(transaction, number, held, data).await? {
+                return Ok(replaced);
+            }
+        }
+        Err(KeyError::NoSuchKey)
+    }
+
+    /// Writes a record instead of `held`, as that lies in its place, and enters it in secondary indexes
+    /// before. Returns what it has replaced. `None`: another operation of this transaction has written the
+    /// record meanwhile, so this one did not.
+    async fn write_instead<R: Rules>(
+        &self,
+        transaction: &Transaction<'_, R>,
+        number: u64,
+        held: Row,
+        data: Option<&[u8]>,
+    ) -> Result<Option<Row>, KeyError> {
+        let row = transaction.whole(&self.table, number, held.clone()).await?;
+        let keys = self.enter_by(transaction, number, (row.data.as_deref(), data)).await?;
+        let is_unchanged = |there: Option<&[u8]>| there == held.data.as_deref();
+        if transaction.write_if(&self.table, number, data, is_unchanged).await?.is_none() {
+            return Ok(None);
+        }
+        keys.settle();
+        Ok(Some(row))
     }
 
     /// Replaces the data of a key's record by what `change` makes of them, once the transaction commits.
@@ -349,12 +336,15 @@ impl<I: IndexRules> KeyedTable<I> {
     ) -> Result<Result<Option<T>, E>, KeyError> {
         while let Some((number, held)) = self.find_to_write(transaction, key).await? {
             let row = transaction.whole(&self.table, number, held.clone()).await?;
-            let (data, result) = match change(row.data.as_deref().unwrap_or_default()) {
+            let before = row.data.as_deref().unwrap_or_default();
+            let (data, result) = match change(before) {
                 Ok(changed) => changed,
                 Err(error) => return Ok(Err(error)),
             };
+            let keys = self.enter_by(transaction, number, (Some(before), Some(&data))).await?;
             let is_unchanged = |there: Option<&[u8]>| there == held.data.as_deref();
             if transaction.write_if(&self.table, number, Some(&data), is_unchanged).await?.is_some() {
+                keys.settle();
                 return Ok(Ok(Some(result)));
             }
         }

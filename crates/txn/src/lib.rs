@@ -50,7 +50,10 @@ mod worker;
 pub use cut::Cut;
 pub use error::{BeginError, CommitError, LeaveError, ReadError};
 pub use growth::Growth;
-pub use keyed::{Direction, Fault, KeyError, KeyedTable, Scan, Scanned, Verified};
+pub use keyed::{
+    BadRow, Direction, Fault, FoundBy, KeyError, KeyOfRow, KeyedTable, Scan, Scanned, Secondary,
+    StaleEntries, Verified,
+};
 pub use layout::{DatabaseAt, DatabaseLayout, DatabaseShape, LayoutError, Limits};
 pub use memory::{Memory, MemoryError, Piece, Traffic};
 pub use oracle::{Fetched, Oracle, OracleAt};

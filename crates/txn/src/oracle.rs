@@ -31,5 +31,6 @@ pub(crate) use images::{Images, words};
 pub use naive::{NaiveAt, NaiveStamped};
 pub use publisher::Publisher;
 pub use publishing::publish;
+pub(crate) use publishing::read_ended;
 pub use reading::{read_latest, read_published};
 pub use whole::{LOOK, Oracle, OracleAt};

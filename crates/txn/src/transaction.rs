@@ -23,6 +23,7 @@ use farpool_wire::Version;
 use crate::cut::Cut;
 use crate::error::ReadError;
 use crate::horizon::Open;
+use crate::keyed::{Entered, TakenKeys};
 use crate::memory::Memory;
 use crate::record::RecordId;
 use crate::rules::Rules;
@@ -32,7 +33,7 @@ use crate::worker::{SessionState, Worker};
 use by_record::ByRecord;
 pub use commit::Committing;
 use reading::ToWrite;
-pub(crate) use reading::{EarlierVersions, Followed};
+pub(crate) use reading::{EarlierVersions, Followed, read_current, read_since};
 use recent::RecentKeys;
 
 const TAKEN: &str = "what was taken is there until the transaction ends";
@@ -50,6 +51,10 @@ pub struct Transaction<'a, R> {
     blocks: RefCell<Vec<Fresh>>,
     /// Keys that it has looked up.
     keys: RefCell<RecentKeys>,
+    /// Keys that it gives rows in unique indexes.
+    taken_keys: TakenKeys,
+    /// What it has entered in secondary indexes.
+    entered: Entered,
     /// While this is there, the versions that its snapshot needs are kept.
     open: Option<Open<'a>>,
 }
@@ -87,7 +92,8 @@ impl<'a, R: Rules> Transaction<'a, R> {
     ) -> Self {
         let (writes, taken) = (ByRecord::new().into(), ByRecord::new().into());
         let (blocks, keys) = (RefCell::default(), RefCell::default());
-        Transaction { worker, session, cut, writes, taken, blocks, keys, open }
+        let (taken_keys, entered) = (TakenKeys::default(), Entered::default());
+        Transaction { worker, session, cut, writes, taken, blocks, keys, taken_keys, entered, open }
     }
 
     /// Its snapshot.
@@ -100,6 +106,10 @@ impl<'a, R: Rules> Transaction<'a, R> {
         &self.worker.memory
     }
 
+    pub(crate) fn worker(&self) -> &'a Worker<R> {
+        self.worker
+    }
+
     /// The number of a key's record, if the transaction has found it lately.
     pub(crate) fn number_of(&self, table: &Table, key: &[u8]) -> Option<u64> {
         self.keys.borrow().get(table.first(), key)
@@ -108,6 +118,16 @@ impl<'a, R: Rules> Transaction<'a, R> {
     /// Remembers the number of a key's record.
     pub(crate) fn note_number(&self, table: &Table, key: &[u8], number: u64) {
         self.keys.borrow_mut().note(table.first(), key, number);
+    }
+
+    /// The keys that it gives rows in unique indexes: when it commits, no other row may have one of them (S3
+    /// in `keyed/secondary.rs`).
+    pub(crate) fn taken_keys(&self) -> &TakenKeys {
+        &self.taken_keys
+    }
+
+    pub(crate) fn entered(&self) -> &Entered {
+        &self.entered
     }
 
     /// Reads a record: as the transaction has written it, or else as its snapshot has it.

@@ -9,9 +9,10 @@
 //!     stays. A frozen leaf does not change any more. It is replaced by copying its live entries to new
 //!     leaves that no other client knows of, and naming these by one compare-and-swap. Any client may do each
 //!     of these steps, so no client waits for another, and one that dies leaves nothing to be finished.
-//! T4. An entry is removed only by a compare-and-swap from the word that its remover has seen before it
-//!     decided that no snapshot needs the entry. A client that relies on an existing entry changes its word.
-//!     (Only simulations remove entries so far.)
+//! T4. An entry is removed only where it was seen, by a compare-and-swap from the word that its remover has
+//!     seen before it decided that no snapshot needs the entry. A client that relies on an existing entry
+//!     changes its word. The place is empty again only when all operations have ended that had begun when the
+//!     entry was removed, and its word counts on: no word comes twice, until the count wraps.
 //! T5. A leaf names the leaf that began at its high fence when it was made. What a client remembers says
 //!     where to look first. The fences of what it reads there say whether that is right. Leaves that were
 //!     replaced are never used for anything else: they lead to those that have replaced them.
@@ -34,6 +35,6 @@ pub use entry::{EntryKind, EntryWord};
 pub use index::Tree;
 pub use layout::TreeLayout;
 pub use leaf::{LeafLayout, Rank};
-pub use level::{Purpose, Run, TreeError};
+pub use level::{Looked, Purpose, RemovedEntry, Run, SeenEntry, TreeError};
 pub use rules::TreeRules;
 pub use spares::TreeSpares;

@@ -7,12 +7,14 @@ use farpool_txn::hash::MOST_KEY_BYTES;
 use farpool_txn::layout::{FIRST_RECORD, MAP_BYTES, ROW_BYTES};
 use farpool_txn::log::Intent;
 use farpool_txn::slab::MOST_PAYLOAD_BYTES;
-use farpool_txn::{DatabaseLayout, Rules, Transaction};
+use farpool_txn::{DatabaseLayout, ReadError, Rules, Transaction};
 
 use super::changing::{Turn, change};
 use super::leasing::{Lacking, Unplaced};
 use super::tombstones::{clear_tombstones, outlook_after_clearing};
-use super::{Catalog, MOST_PIECES, MOST_TYPE_BYTES, RECORDS_EACH, TABLES, TableRow, key_of};
+use super::{
+    Catalog, CatalogKey, MOST_PIECES, MOST_TYPE_BYTES, RECORDS_EACH, TABLES, TableRow, key_of, key_of_index,
+};
 use crate::environment::Environment;
 use crate::error::{Stop, TxError, of_key, of_read};
 use crate::maps::{Map, Placed, place, regions_lacking};
@@ -41,15 +43,7 @@ pub(crate) async fn create<E: Environment>(
 ) -> Result<u64, TxError> {
     let key = key_of(name).ok_or_else(|| TxError::BadName(name.to_owned()))?;
     let row_bytes = options.place_bytes();
-    if !(1..=MOST_KEY_BYTES).contains(&key_bytes) {
-        let what = format!("a key cannot have {key_bytes} bytes: 1 to {MOST_KEY_BYTES} are possible");
-        return Err(TxError::BadOptions(what));
-    }
-    if key_type.len() > MOST_TYPE_BYTES {
-        return Err(TxError::BadOptions(format!(
-            "the name of the key type {key_type} is too long: at most {MOST_TYPE_BYTES} bytes"
-        )));
-    }
+    check_keys(&key_type, key_bytes)?;
     let longest = options.longest.map_or(0, |longest| longest.max(1));
     if longest > MOST_PAYLOAD_BYTES {
         return Err(TxError::BadOptions(format!(
@@ -92,18 +86,10 @@ pub(crate) async fn create<E: Environment>(
             let maps = read_maps(&regions, transaction, catalog).await?;
             let taken = lacking.note(shape_and_place(&regions, &maps, &mut row, options))?;
             write_maps(transaction, catalog, &maps, &taken).await?;
-            let first = row.first_record;
-            let row = row.encode_row().ok_or_else(|| TxError::NoSpace("too many pieces".to_owned()))?;
-            let made = catalog.names.insert(transaction, &key, &row).await;
-            match made.map_err(|error| of_key(error, TABLES)) {
-                Ok(_) => Ok(first),
+            match catalog.insert_row(transaction, &key, &row).await {
+                Ok(()) => Ok(row.first_record),
                 // Another member made it, and died before that was published.
                 Err(Stop::For(TxError::Duplicate(_))) => Err(TxError::TableExists(name.to_owned()).into()),
-                Err(Stop::For(TxError::Full(_))) => Err(TxError::NoSpace(format!(
-                    "a database can have {} different table names in its life, and this one has had as many",
-                    catalog.rows.records()
-                ))
-                .into()),
                 Err(other) => Err(other),
             }
         };
@@ -113,6 +99,20 @@ pub(crate) async fn create<E: Environment>(
     .await
 }
 
+/// Checks the type of the keys of a new table or index.
+pub(super) fn check_keys(key_type: &str, key_bytes: usize) -> Result<(), TxError> {
+    if !(1..=MOST_KEY_BYTES).contains(&key_bytes) {
+        let what = format!("a key cannot have {key_bytes} bytes: 1 to {MOST_KEY_BYTES} are possible");
+        return Err(TxError::BadOptions(what));
+    }
+    if key_type.len() > MOST_TYPE_BYTES {
+        return Err(TxError::BadOptions(format!(
+            "the name of the key type {key_type} is too long: at most {MOST_TYPE_BYTES} bytes"
+        )));
+    }
+    Ok(())
+}
+
 /// Drops a table. Its memory is not given to another table while a snapshot may still read it (C4).
 pub(crate) async fn drop_table<E: Environment>(
     member: &MemberCore<E>,
@@ -120,36 +120,60 @@ pub(crate) async fn drop_table<E: Environment>(
     name: &str,
 ) -> Result<(), TxError> {
     let key = key_of(name).ok_or_else(|| TxError::BadName(name.to_owned()))?;
-    let move_to_tombstone = async |transaction: &Transaction<'_, E::Rules>, catalog: &Catalog| {
-        let gone = catalog.names.delete(transaction, &key).await;
-        let row = match gone.map_err(|error| of_key(error, TABLES)) {
-            Ok(row) => row.data.unwrap_or_default(),
+    let drop_all = async |transaction: &Transaction<'_, E::Rules>, catalog: &Catalog| {
+        let row = match move_to_tombstone(transaction, catalog, &key).await {
             Err(Stop::For(TxError::NoSuchKey(_))) => return Err(TxError::NoSuchTable(name.to_owned()).into()),
-            Err(other) => return Err(other),
+            moved => moved?,
         };
-        let stop = |error| of_read(error, TABLES);
-        for tombstone in 0..catalog.tombstones.records() {
-            if transaction.read(&catalog.tombstones, tombstone).await.map_err(stop)?.data.is_none() {
-                transaction.write(&catalog.tombstones, tombstone, Some(&row)).await.map_err(stop)?;
-                return Ok(());
-            }
+        for index in row.indexes {
+            move_to_tombstone(transaction, catalog, &key_of_index(index)).await?;
         }
-        Err(TxError::NoSpace(NO_TOMBSTONE.to_owned()).into())
+        Ok(())
     };
+    drop_by(member, endpoint, &drop_all).await
+}
+
+/// Changes the catalog by a transaction that needs tombstones.
+pub(super) async fn drop_by<E: Environment>(
+    member: &MemberCore<E>,
+    endpoint: &Endpoint,
+    body: &impl AsyncFn(&Transaction<'_, E::Rules>, &Catalog) -> Result<(), Stop>,
+) -> Result<(), TxError> {
     let turn = Turn::wait_for(member, endpoint).await?;
-    change(turn, member, endpoint, async |change| match change.transact(move_to_tombstone).await {
+    change(turn, member, endpoint, async |change| match change.transact(body).await {
         Err(TxError::NoSpace(_)) => {
             clear_tombstones(change).await?;
-            change.transact(move_to_tombstone).await
+            change.transact(body).await
         }
         done => done,
     })
     .await
 }
 
+/// Deletes the row of a table or an index from the catalog. It keeps its memory in a tombstone.
+pub(super) async fn move_to_tombstone<R: Rules>(
+    transaction: &Transaction<'_, R>,
+    catalog: &Catalog,
+    key: &CatalogKey,
+) -> Result<TableRow, Stop> {
+    let gone = catalog.names.delete(transaction, key).await;
+    let bytes = gone.map_err(|error| of_key(error, TABLES))?.data.unwrap_or_default();
+    let stop = |error| of_read(error, TABLES);
+    for tombstone in 0..catalog.tombstones.records() {
+        if transaction.read(&catalog.tombstones, tombstone).await.map_err(stop)?.data.is_none() {
+            transaction.write(&catalog.tombstones, tombstone, Some(&bytes)).await.map_err(stop)?;
+            return TableRow::decode_row(&bytes).ok_or_else(|| stop(ReadError::Damaged));
+        }
+    }
+    Err(TxError::NoSpace(NO_TOMBSTONE.to_owned()).into())
+}
+
 /// Numbers for the records of a new table. No other table ever has them, so bytes left in its memory are
 /// never taken for another table's records.
-async fn next_record<R: Rules>(transaction: &Transaction<'_, R>, catalog: &Catalog) -> Result<u64, Stop> {
+pub(super) async fn next_record<R: Rules>(
+    transaction: &Transaction<'_, R>,
+    catalog: &Catalog,
+) -> Result<u64, Stop> {
     let stop = |error| of_read(error, TABLES);
     let row = transaction.read(&catalog.counter, 0).await.map_err(stop)?;
     let word =
@@ -200,7 +224,7 @@ pub(super) async fn write_maps<R: Rules>(
 
 /// Decides into how many pieces a table is split at first, and where they lie: enters that in its row, and
 /// returns the maps with its memory. Tries one piece for each node first, then twice as many, and so on.
-fn shape_and_place(
+pub(super) fn shape_and_place(
     regions: &Regions<'_>,
     maps: &[Map],
     row: &mut TableRow,
@@ -306,7 +330,7 @@ pub(crate) async fn outlook<E: Environment>(
     catalog: &Catalog,
     full: &FullTable,
 ) -> Result<Outlook, Stop> {
-    let found = catalog.find(transaction, &full.name).await.map_err(|error| of_key(error, TABLES))?;
+    let found = catalog.find_at(transaction, &full.key).await.map_err(|error| of_key(error, TABLES))?;
     let is_as_it_was = |row: &TableRow| row.first_record == full.first_record && row.pieces() <= full.pieces;
     let Some(mut row) = found.filter(is_as_it_was) else { return Ok(Outlook::Changed) };
     let regions = member.regions();
@@ -333,13 +357,15 @@ pub(crate) async fn grow<E: Environment>(
     endpoint: &Endpoint,
     full: &FullTable,
 ) -> Result<(), TxError> {
-    let name = full.name.as_str();
-    let key = key_of(name).ok_or_else(|| TxError::BadName(name.to_owned()))?;
     let lacking = Lacking::default();
     let add = async |transaction: &Transaction<'_, E::Rules>, catalog: &Catalog| {
-        let found = catalog.find(transaction, name).await.map_err(|error| of_key(error, TABLES))?;
+        let found = catalog.find_at(transaction, &full.key).await.map_err(|error| of_key(error, TABLES))?;
         let row = found.filter(|row| row.first_record == full.first_record);
-        let mut row = row.ok_or_else(|| TxError::Dropped(name.to_owned()))?;
+        let mut row = match row {
+            Some(row) => row,
+            None if full.is_index => return Ok(()), // nobody needs it any more
+            None => return Err(TxError::Dropped(full.name.clone()).into()),
+        };
         if row.pieces() > full.pieces {
             return Ok(()); // another client was first
         }
@@ -349,9 +375,7 @@ pub(crate) async fn grow<E: Environment>(
         if E::Rules::enters_growth_in_maps() {
             write_maps(transaction, catalog, &maps, &taken).await?;
         }
-        let row = row.encode_row().ok_or_else(|| TxError::NoSpace("too many pieces".to_owned()))?;
-        let updated = catalog.names.update(transaction, &key, &row).await;
-        updated.map(drop).map_err(|error| of_key(error, TABLES))
+        catalog.update_row(transaction, &full.key, &row).await
     };
     change(turn, member, endpoint, async |change| match change.transact(&add).await {
         Err(TxError::NoSpace(_)) => {

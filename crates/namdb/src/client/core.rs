@@ -1,6 +1,7 @@
 //! A client without a thread: it runs transactions, and tries them again after conflicts.
 
 use std::cell::Cell;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,13 +11,14 @@ use farpool_txn::{CommitError, Fetched, SessionState, Worker};
 use farpool_wire::Version;
 
 use super::growing::Growing;
+use super::indexing::Removal;
 use crate::catalog::{self, Catalog, TableInfo, TableRow};
 use crate::environment::Environment;
 use crate::error::{DatabaseError, Ended, Stop, TxError, of_memory};
 use crate::key::Key;
 use crate::member::MemberCore;
 use crate::member::living::IN_DOUBT;
-use crate::table::{Table, TableOptions};
+use crate::table::{Table, TableCore, TableOptions};
 use crate::transacting::{FullTable, Tx};
 use crate::workers::ClientPlace;
 
@@ -35,6 +37,7 @@ pub struct ClientCore<E: Environment> {
     catalog: Catalog,
     /// The state for random pauses: not secret, only different in each client.
     random: Cell<u64>,
+    pub(super) removal: Removal,
 }
 
 /// Marks the client as busy until it is dropped: its snapshots stay protected.
@@ -43,7 +46,7 @@ pub struct BusyGuard<'a, E: Environment> {
 }
 
 /// Why one try of a transaction did not commit.
-enum Failed {
+pub(super) enum Failed {
     Stop(Stop),
     /// A table was full; with the error that the caller gets if the table cannot grow.
     Full(FullTable, TxError),
@@ -96,7 +99,8 @@ impl<E: Environment + 'static> ClientCore<E> {
         place.rest();
         let catalog = Catalog::new(member.at());
         let random = Cell::new(member.environment().random() | 1);
-        Ok(ClientCore { member, worker, place: Some(place), open_count: Cell::new(0), catalog, random })
+        let (place, open_count, removal) = (Some(place), Cell::new(0), Removal::default());
+        Ok(ClientCore { member, worker, place, open_count, catalog, random, removal })
     }
 
     /// The member that the client belongs to.
@@ -148,7 +152,10 @@ impl<E: Environment + 'static> ClientCore<E> {
                 break;
             }
             match self.try_once(session, body, growing.vain()).await {
-                Ok(done) => return Ok(done),
+                Ok((done, indexed)) => {
+                    self.remove_stale(indexed).await;
+                    return Ok(done);
+                }
                 Err(Failed::Stop(Stop::For(error))) => return Err(self.find_cause(error).await),
                 Err(Failed::Stop(Stop::Again(error))) => last = error,
                 Err(Failed::LacksRegions) => {
@@ -183,12 +190,13 @@ impl<E: Environment + 'static> ClientCore<E> {
         Err(last)
     }
 
-    async fn try_once<T>(
+    /// Runs a transaction once. Returns also the tables with secondary indexes to which it has written.
+    pub(super) async fn try_once<T>(
         &self,
         session: &mut SessionState,
         body: &impl AsyncFn(&mut Tx<'_, E::Rules>) -> Result<T, TxError>,
         vain: Vec<u64>,
-    ) -> Result<T, Failed> {
+    ) -> Result<(T, Vec<Rc<TableCore>>), Failed> {
         self.member.check().map_err(TxError::Ended)?;
         let transaction = self.worker.begin(session).await.map_err(TxError::from)?;
         let mut tx = Tx::new(transaction, &self.catalog, vain);
@@ -200,12 +208,13 @@ impl<E: Environment + 'static> ClientCore<E> {
             let error = done.err().unwrap_or_else(|| full.error());
             return Err(Failed::Full(full, error));
         }
+        let indexed = tx.take_indexed();
         let (transaction, done) = match (tx.into_inner(), done) {
             (Some(transaction), done) => (transaction, done?),
             (None, done) => return Err(Stop::Again(done.err().unwrap_or(TxError::Conflict)).into()),
         };
         match transaction.commit().await {
-            Ok(_) => Ok(done),
+            Ok(_) => Ok((done, indexed)),
             Err(CommitError::Conflict | CommitError::Busy) => Err(Stop::Again(TxError::Conflict).into()),
             Err(CommitError::LogFull) => Err(Stop::Again(TxError::NoRoomForVersions).into()),
             Err(CommitError::Unknown(version)) => Err(TxError::Unknown(version).into()),
@@ -218,7 +227,7 @@ impl<E: Environment + 'static> ClientCore<E> {
     /// Runs a transaction whose snapshot has every commit that any client was told of by now. A client may
     /// learn of a table from another process or thread, or from a `create_table` that finds the name taken.
     /// None of these shares this session, so by itself the session might begin from an older cut.
-    async fn transact_up_to_date<T>(
+    pub(super) async fn transact_up_to_date<T>(
         &self,
         session: &mut SessionState,
         body: &impl AsyncFn(&mut Tx<'_, E::Rules>) -> Result<T, TxError>,

@@ -66,6 +66,7 @@ impl<E: Environment> MemberCore<E> {
             slabs: Mutex::default(),
             spares: Mutex::default(),
             leaves: Mutex::default(),
+            stale: Mutex::default(),
             changes_catalog: AtomicBool::new(false),
             frees_memory: AtomicBool::new(false),
             refused: Mutex::default(),

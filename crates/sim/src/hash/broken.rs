@@ -86,6 +86,51 @@ impl IndexRules for EntryIsRow {
     }
 }
 
+/// A row is committed, and never has its entry in a secondary index.
+pub(super) enum NotEntered {}
+
+impl IndexRules for NotEntered {
+    fn enters_by() -> bool {
+        false
+    }
+}
+
+/// A scan of a secondary index takes each entry for the key of its row.
+pub(super) enum EntryIsKey {}
+
+impl IndexRules for EntryIsKey {
+    fn compares_keys_of_rows() -> bool {
+        false
+    }
+}
+
+/// A commit does not look whether another row has got its key in a unique index since its cut.
+pub(super) enum KeyTwice {}
+
+impl IndexRules for KeyTwice {
+    fn looks_before_it_installs() -> bool {
+        false
+    }
+}
+
+/// An entry is removed although a transaction that relies on it is about to commit.
+pub(super) enum RemovedUnderInsert {}
+
+impl IndexRules for RemovedUnderInsert {
+    fn waits_to_remove() -> bool {
+        false
+    }
+}
+
+/// An entry is removed although a snapshot may see a version with its key.
+pub(super) enum RemovedTooEarly {}
+
+impl IndexRules for RemovedTooEarly {
+    fn removes_behind_the_horizon() -> bool {
+        false
+    }
+}
+
 /// An entry of a record in a piece that the client does not know is taken for another key's.
 pub(super) enum UnknownPassedOver {}
 

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use farpool_fabric::sim::{Path, ProcessId, Random};
 use farpool_txn::hash::IndexRules;
+use farpool_txn::horizon::forget;
 use farpool_txn::judge::{Outcome, Read, Transaction as Judged, Violation, Write, judge};
 use farpool_txn::log::{LogAt, LogLayout, Logs};
 use farpool_txn::oracle::{Board, publish};
@@ -18,6 +19,7 @@ use farpool_txn::{
 };
 use farpool_wire::Slot;
 
+use super::by_value::ByValue;
 use super::order::Order;
 use super::{ClientPlace, ORACLE, RECORDS, Run};
 use crate::indexing::{LAST_DEADLINE, Setting, lay_out, piece};
@@ -34,10 +36,13 @@ const MOST_DEATHS: u64 = 3;
 const DEATHS_WITHIN_NS: u64 = 400_000;
 /// Pause between two checks whether all others have ended.
 const PAUSE: Duration = Duration::from_micros(100);
+/// Tries to write a key at the end.
+const MOST_TRIES: u32 = 100;
 /// Longer than any operation of a dead process takes to arrive.
 const ALL_HAS_LANDED: Duration = Duration::from_millis(5);
 /// Words of a record's data. All are equal.
 const DATA_WORDS: usize = 3;
+const DATA_BYTES: usize = DATA_WORDS * 8;
 
 /// Where the slots' logs start in the oracle's region, and bytes for the intents of each.
 const LOGS_START: u64 = 64 << 10;
@@ -46,10 +51,12 @@ const LOG_BYTES: u64 = 4 << 10;
 /// What the sessions of a run share.
 pub(super) struct Transactions {
     pub(super) run: Rc<Run>,
-    oracle: OracleAt,
+    pub(super) oracle: OracleAt,
     table: Table,
     /// The order of keys, if the table has one.
     order: Option<Order>,
+    /// The secondary index on values, if the table has one.
+    pub(super) by_value: Option<ByValue>,
     history: RefCell<Vec<Judged>>,
     values: Cell<u64>,
     /// Workers that have replaced dead ones.
@@ -65,7 +72,7 @@ impl Transactions {
     ) -> Rc<Self> {
         let board = Board::new(places.len() as u16).expect("a few slots");
         let records = run.growth.numbering(run.layout.shape().records);
-        let layout = RecordLayout::new(records.each(), DATA_WORDS * 8).expect("small records");
+        let layout = RecordLayout::new(records.each(), DATA_BYTES).expect("small records");
         assert!(board.bytes() as u64 <= LOGS_START);
         let bytes = (0..run.pieces.len() as u64).map(|piece| layout.bytes() * records.times(piece));
         let pieces = lay_out(&run.setting.nodes, RECORDS, bytes);
@@ -74,16 +81,23 @@ impl Transactions {
             oracle: OracleAt { piece: piece(run.setting.nodes[0].peer.node, ORACLE, 0), board },
             table: Table::grown(RecordId(100), layout, records, pieces).expect("of this layout"),
             order: random.chance(500).then(|| Order::draw(run, random)),
+            by_value: random.chance(500).then(|| ByValue::draw(run, random)),
             history: RefCell::default(),
             values: Cell::default(),
             lives: Cell::default(),
         });
         here.start_publisher(places[0]);
+        here.start_collector(places[0]);
         for (slot, place) in places.iter().enumerate() {
             here.start_worker::<R>(*place, slot as u16, 0);
         }
         here.start_deaths::<R>(places, random);
         here
+    }
+
+    /// How many slots the oracle has.
+    pub(super) fn slots(&self) -> u16 {
+        self.run.setting.clients.borrow().len() as u16
     }
 
     /// The number of transactions, and the first violation in their history.
@@ -162,30 +176,45 @@ impl Transactions {
         let slot = Slot::new(0).expect("a few slots");
         let worker: Worker =
             Worker::new(memory, self.oracle, self.logs(), slot, last).expect("the oracle has it");
+        let worker = self.announced(worker, 0).await.map_err(|error| error.to_string())?;
         let table = self.keyed::<R>(slot);
         let mut session = SessionState::new();
         for key in 0..self.run.keys.count() {
-            let at_end =
-                |error: &dyn std::fmt::Display| format!("key {key} cannot be written at the end: {error}");
-            let transaction = worker.begin(&mut session).await.map_err(|error| at_end(&error))?;
-            let (bytes, data) = (self.run.keys.get(key), [0; DATA_WORDS * 8]);
-            let written = match table.insert(&transaction, bytes, &data).await {
-                Err(KeyError::Duplicate) => table.update(&transaction, bytes, &data).await,
-                other => other,
-            };
-            written.map_err(|error| at_end(&error))?;
-            transaction.commit().await.map_err(|error| at_end(&error))?;
+            let written = self.write_at_end(&worker, &table, &mut session, key).await;
+            written.map_err(|error| format!("key {key} cannot be written at the end: {error}"))?;
         }
-        Ok(())
+        self.check_removal(&worker, &table, &mut session).await
+    }
+
+    pub(super) async fn write_at_end<R: IndexRules>(
+        &self,
+        worker: &Worker,
+        table: &KeyedTable<R>,
+        session: &mut SessionState,
+        key: usize,
+    ) -> Result<(), String> {
+        let (bytes, data) = (self.run.keys.get(key), [0; DATA_BYTES]);
+        for _ in 0..MOST_TRIES {
+            let transaction = worker.begin(session).await.map_err(|error| error.to_string())?;
+            table.upsert(&transaction, bytes, &data).await.map_err(|error| error.to_string())?;
+            match transaction.commit().await {
+                Ok(_) => return Ok(()),
+                // Until the horizon has moved on.
+                Err(CommitError::LogFull) => self.run.setting.world.sleep(PAUSE).await,
+                Err(error) => return Err(error.to_string()),
+            }
+        }
+        Err("the log stays full".to_owned())
     }
 
     /// The table as the worker with this slot uses it.
     fn keyed<R: IndexRules>(&self, slot: Slot) -> KeyedTable<R> {
         let keyed = KeyedTable::new(self.table.clone(), self.run.index::<R>()).expect("of one shape");
-        match &self.order {
+        let keyed = match &self.order {
             Some(order) => keyed.with_order(order.tree(slot)),
             None => keyed,
-        }
+        };
+        keyed.with_secondary(self.by_value.iter().map(|by_value| by_value.secondary(slot)).collect())
     }
 
     fn logs(&self) -> Logs {
@@ -203,6 +232,9 @@ impl Transactions {
         let memory = Setting::memory(&self.run, process, place, LAST_DEADLINE).await?;
         let slot_of = Slot::new(slot).expect("a few slots");
         let recovered = recover(&memory, &self.oracle.into(), &log_at(&self.run, slot), slot_of).await?;
+        if self.by_value.is_some() {
+            forget(&memory, &self.horizon(), slot..slot + 1).await?;
+        }
         Ok(recovered.last)
     }
 
@@ -232,9 +264,15 @@ impl Transactions {
             };
             let slot_of = Slot::new(slot).expect("a few slots");
             let worker = Worker::new(memory, here.oracle, here.logs(), slot_of, last);
-            let worker: Worker = worker.expect("the oracle has it");
+            let worker = match here.announced(worker.expect("the oracle has it"), slot).await {
+                Ok(worker) => worker,
+                Err(error) => {
+                    return here.run.setting.notes.complain(format!("a worker cannot begin: {error}"));
+                }
+            };
             let table = here.keyed::<R>(slot_of);
             let shared = Rc::new((worker, table));
+            here.start_remover(process, &shared);
             for (number, staying) in (0..).zip(staying) {
                 let name = life * 100 + u32::from(slot) * 10 + number;
                 let mut client = Client { here: here.clone(), name, random: here.run.setting.notes.random() };
@@ -312,6 +350,8 @@ impl Client {
             };
             let done = if self.here.order.is_some() && self.random.chance(SCANS) {
                 self.scan(&transaction, table, &mut judged).await
+            } else if self.here.by_value.is_some() && self.random.chance(SCANS) {
+                self.scan_by_value(&transaction, table, &mut judged).await
             } else {
                 self.touch(&transaction, table, key, deed, &mut judged).await
             };
@@ -365,6 +405,9 @@ impl Client {
         };
         let row = match done {
             Ok(row) => row,
+            Err(KeyError::DuplicateBy(_)) => {
+                return self.check_refusal(transaction, table, (key, value), judged).await;
+            }
             // The errors for a duplicate key and for a missing key are observations, too: they must be true
             // in the transaction's snapshot.
             Err(error @ (KeyError::Duplicate | KeyError::NoSuchKey)) => {

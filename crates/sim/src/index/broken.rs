@@ -47,6 +47,15 @@ impl TreeRules for RelianceUncounted {
     }
 }
 
+/// A new entry is written where another one was removed, whose word it may get.
+pub(super) enum PlaceUsedAgain {}
+
+impl TreeRules for PlaceUsedAgain {
+    fn is_free(word: EntryWord) -> bool {
+        word.kind() == EntryKind::Empty || word.kind() == EntryKind::Gone && !word.is_frozen()
+    }
+}
+
 /// A client that reads takes a leaf for current that was replaced.
 pub(super) enum ReplacedTrusted {}
 

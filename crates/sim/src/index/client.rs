@@ -9,7 +9,7 @@ use farpool_fabric::sim::{ProcessId, Random};
 use farpool_txn::tree::{Rank, Tree, TreeError, TreeRules, TreeSpares};
 use farpool_txn::{Direction, Memory};
 
-use super::Run;
+use super::{Operation, Run};
 use crate::indexing::{DEADLINE, LAST_DEADLINE, Setting};
 use crate::place::ClientPlace;
 
@@ -133,6 +133,7 @@ impl<R: TreeRules> Client<R> {
         &mut self,
         question: impl AsyncFn(&Tree<R>) -> Result<T, TreeError>,
     ) -> Result<T, TreeError> {
+        let _operation = Operation::begin(&self.run);
         match question(&self.tree).await {
             Err(TreeError::BeyondPieces | TreeError::Full)
                 if self.tree.layout().pieces() < self.run.pieces.len() as u64 => {}

@@ -50,8 +50,12 @@ fn alone<T: 'static>(
         left: Left::default(),
     };
     let (pieces, ranks) = (vec![piece(NodeId(1), 0, 0)], Vec::new());
-    let (history, next_slot) = (RefCell::default(), Cell::new(0));
-    let run = Rc::new(Run { setting, growth: growth(), pieces, ranks, is_roomy: true, history, next_slot });
+    let (history, operations) = (RefCell::default(), RefCell::default());
+    let (next_slot, next_operation) = (Cell::new(0), Cell::new(0));
+    let (growth, is_roomy) = (growth(), true);
+    let run =
+        Run { setting, growth, pieces, ranks, is_roomy, history, next_slot, operations, next_operation };
+    let run = Rc::new(run);
     let came_to = Rc::new(RefCell::new(None));
     let (there, told, staying) = (run.clone(), came_to.clone(), run.setting.left.stay());
     run.setting.tasks.spawn(process, async move {

@@ -50,6 +50,11 @@ pub(super) const GIVEN_BACK_FULL: &str = "region-given-back-with-tables";
 /// The pieces that a table gets when it grows are not entered in the maps of their regions.
 pub(super) const GROWN_UNMAPPED: &str = "grown-pieces-not-in-the-maps";
 
+/// An index is filled while transactions are open that do not know it.
+pub(super) const FILLED_EARLY: &str = "index-filled-before-all-know-it";
+/// An index is searched before all rows are entered.
+pub(super) const SEARCHED_EARLY: &str = "index-searched-before-it-is-ready";
+
 pub(super) const MUTATIONS: &[&str] = &[
     LISTED_LATE,
     RECOVERER_IGNORED,
@@ -71,9 +76,19 @@ pub(super) const MUTATIONS: &[&str] = &[
     LATER_UNOPENED,
     GIVEN_BACK_EARLY,
     GIVEN_BACK_FULL,
+    FILLED_EARLY,
+    SEARCHED_EARLY,
 ];
 
 impl MemberRules for Engine {
+    fn waits_for_old_transactions() -> bool {
+        !is(FILLED_EARLY) && Shipped::waits_for_old_transactions()
+    }
+
+    fn searches_ready_indexes_alone() -> bool {
+        !is(SEARCHED_EARLY) && Shipped::searches_ready_indexes_alone()
+    }
+
     fn keeps_memory_for_snapshots() -> bool {
         !is(TOMBSTONE_EARLY) && Shipped::keeps_memory_for_snapshots()
     }

@@ -13,7 +13,7 @@ use futures_util::future::{Either, join_all, select};
 use super::bank::Banker;
 use super::member::Member;
 use super::surroundings::Surroundings;
-use super::{Run, tables};
+use super::{Run, indexed, tables};
 use crate::transacting::{Stopped, Transactor};
 
 /// A client, as it ships.
@@ -26,6 +26,8 @@ const MOST_RECORDS: u64 = 4;
 /// The share of rounds before which a session idles, in thousandths, and the longest idle time.
 const IDLES_PERMILLE: u32 = 200;
 const MOST_IDLE_NS: u64 = 200_000;
+/// The share of clients that use the table with an index, in thousandths.
+const SEARCHES_PERMILLE: u32 = 500;
 /// In runs in which sessions abandon transactions: the share of those, in thousandths, and the longest time
 /// until a session abandons one.
 const GIVEN_UP_PERMILLE: u32 = 40;
@@ -74,7 +76,7 @@ async fn work(member: &Rc<Member>, part: farpool_fabric::sim::ProcessId) -> Resu
 async fn work_as(member: &Member, client: &Client) -> Result<(), TxError> {
     let run = &member.run;
     let rows = tables::open_rows(run, client).await?;
-    let mut random = run.ledger.notes.random();
+    let (mut random, mut random_of_index) = (run.ledger.notes.random(), run.ledger.notes.random());
     let judged = (0..1 + random.below(2)).map(|_| {
         let transactor = Transactor::new(&run.ledger, rows.records());
         live(run, client, transactor)
@@ -84,8 +86,16 @@ async fn work_as(member: &Member, client: &Client) -> Result<(), TxError> {
         if random.chance(500) { Banker::open(run, client).await?.live(ROUNDS).await } else { Ok(()) }
     };
     let looking = tables::look_on(run, client, ROUNDS);
-    let (judged, banked, looked) = futures_util::future::join3(judged, banking, looking).await;
-    judged.into_iter().collect::<Result<(), _>>().and(banked).and(looked)
+    let searching = async {
+        if random_of_index.chance(SEARCHES_PERMILLE) {
+            indexed::live(run, client, ROUNDS).await
+        } else {
+            Ok(())
+        }
+    };
+    let (judged, banked, looked, searched) =
+        futures_util::future::join4(judged, banking, looking, searching).await;
+    judged.into_iter().collect::<Result<(), _>>().and(banked).and(looked).and(searched)
 }
 
 async fn live(run: &Run, client: &Client, mut transactor: Transactor) -> Result<(), TxError> {

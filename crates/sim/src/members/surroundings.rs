@@ -26,6 +26,7 @@ const TIMING: Timing = Timing {
     catalog_pause: Duration::from_micros(30),
     lease_pause: Duration::from_micros(300),
     tidy_pause: Duration::from_micros(200),
+    remove_pause: Duration::from_micros(20),
     seat_pause: Duration::from_micros(40),
     attach_timeout: Duration::from_millis(20),
     attach_pause: Duration::from_micros(20),

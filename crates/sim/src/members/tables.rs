@@ -128,12 +128,12 @@ async fn create(run: &Run, client: &Client, name: &str, keys: u64) -> Result<(),
 }
 
 /// Whether there was no memory, in a run in which it is short: the pool lends only a few regions more.
-fn is_short(run: &Run, error: &TxError) -> bool {
+pub(super) fn is_short(run: &Run, error: &TxError) -> bool {
     run.is_tight && matches!(error, TxError::NoSpace(_) | TxError::Full(_))
 }
 
 /// Whether there was no tombstone because snapshots still have tables that were dropped.
-fn is_waiting_for_snapshots(error: &TxError) -> bool {
+pub(super) fn is_waiting_for_snapshots(error: &TxError) -> bool {
     matches!(error, TxError::NoSpace(what) if what.contains("open snapshots"))
 }
 

@@ -65,6 +65,32 @@ pub trait IndexRules: 'static {
     fn scans_visible_rows() -> bool {
         true
     }
+
+    /// Whether a row has its entries in secondary indexes before it is committed (`keyed/secondary.rs`, S1).
+    fn enters_by() -> bool {
+        true
+    }
+
+    /// Whether a scan of a secondary index passes over rows that have another key there (S2).
+    fn compares_keys_of_rows() -> bool {
+        true
+    }
+
+    /// Whether a commit looks, behind its locks, whether other rows have its keys in unique indexes (S3).
+    fn looks_before_it_installs() -> bool {
+        true
+    }
+
+    /// Whether a client that removes an entry of a secondary index waits until the transactions that may have
+    /// relied on it have ended (`keyed/removing.rs`, 3).
+    fn waits_to_remove() -> bool {
+        true
+    }
+
+    /// Whether an entry of a secondary index stays while a snapshot may need it (`keyed/removing.rs`, 4).
+    fn removes_behind_the_horizon() -> bool {
+        true
+    }
 }
 
 impl IndexRules for Shipped {}

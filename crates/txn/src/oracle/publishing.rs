@@ -8,7 +8,7 @@ use futures_util::future::select;
 
 use super::images::Image;
 use super::publisher::Publisher;
-use super::whole::OracleAt;
+use super::whole::{Oracle, OracleAt};
 use crate::cut::Cut;
 use crate::memory::{Memory, MemoryError};
 use crate::rules::Rules;
@@ -99,6 +99,15 @@ async fn read_words(memory: &Memory, oracle: &OracleAt) -> Result<Vec<u64>, Memo
     let words = oracle.board.words();
     let bytes = memory.read(&oracle.piece, words.start as u64..words.end as u64).await?;
     Ok(oracle.board.decode_words(&bytes).expect("as many bytes as were asked for"))
+}
+
+/// What the words of all slots say, as a cut without a number: it sees all commits that have ended.
+pub(crate) async fn read_ended(memory: &Memory, oracle: &Oracle) -> Result<Cut, MemoryError> {
+    let mut parts = Vec::with_capacity(oracle.parts().len());
+    for part in oracle.parts() {
+        parts.push(Cut::new(0, read_words(memory, part).await?.into()));
+    }
+    Ok(oracle.join(&parts))
 }
 
 async fn write_image(memory: &Memory, oracle: &OracleAt, cut: &Cut) -> Result<(), MemoryError> {

@@ -2,13 +2,16 @@
 
 use farpool_fabric::{ARENA_GRANULE_BYTES, MAX_BATCH};
 use farpool_wire::{NodeId, RecordHeader, Version};
+use futures_util::future::join_all;
 
 use super::by_record::ByRecord;
 use super::{Transaction, Write};
+use crate::cut::Cut;
 use crate::error::CommitError;
+use crate::keyed::{Entered, TakenKey};
 use crate::log::{Head, Intent, Link, LogAt};
 use crate::memory::{Memory, MemoryError, Piece, Plan, run_all};
-use crate::record::{DATA_OF_BODY, Label, WORD_BYTES, seal_body};
+use crate::record::{DATA_OF_BODY, Label, RecordId, WORD_BYTES, seal_body};
 use crate::rules::{Rules, Step};
 use crate::slab::Fresh;
 use crate::worker::{CommitInFlight, SessionState, Worker};
@@ -32,6 +35,21 @@ pub struct Committing<'a, R: Rules> {
     commit: CommitInFlight<'a, R>,
     /// Blocks with the payloads that it points to.
     blocks: Vec<Fresh>,
+    unique: Unique<'a, R>,
+    /// What it has entered in secondary indexes.
+    entered: Entered,
+}
+
+/// Keys of unique indexes that are looked at together.
+const KEYS_AT_ONCE: usize = 16;
+
+/// What a commit looks at behind its locks.
+struct Unique<'a, R: Rules> {
+    worker: &'a Worker<R>,
+    cut: Cut,
+    /// The records that it writes, in their order, if there are keys.
+    own: Vec<RecordId>,
+    keys: Vec<TakenKey>,
 }
 
 impl<'a, R: Rules> Transaction<'a, R> {
@@ -58,7 +76,8 @@ impl<'a, R: Rules> Transaction<'a, R> {
 
     /// The first half of [`commit`](Self::commit): determines which version it would be, by which any client
     /// can ask for its outcome later. Takes all the buffers that it needs, so that it does not fail later for
-    /// lack of one. Nothing is written yet.
+    /// lack of one. (For looks at unique indexes it takes more later; if it gets none, it ends with a conflict.)
+    /// Nothing is written yet.
     ///
     /// # Errors
     /// When there is no room for it now, or ever. Nothing of it is left. It may be [`CommitError::LogFull`]
@@ -101,14 +120,21 @@ impl<'a, R: Rules> Transaction<'a, R> {
         mut commit: CommitInFlight<'a, R>,
         intents: &[u8],
     ) -> Result<Committing<'a, R>, CommitError> {
-        let Transaction { worker, session, writes, blocks, open, .. } = self;
+        let Transaction { worker, session, cut, writes, blocks, taken_keys, entered, open, .. } = self;
         commit.keep_snapshot(open);
+        let (writes, keys) = (writes.into_inner(), taken_keys.into_keys());
+        let mut own: Vec<RecordId> = match keys.is_empty() {
+            true => Vec::new(),
+            false => writes.values().map(|write| write.place.record).collect(),
+        };
+        own.sort_unstable();
         let version = R::numbered(commit.version());
         let head = Head::new(version, commit.log_place(), intents);
         let log = Logging::new(worker, &head, intents).map_err(CommitError::Nothing)?;
-        let records = Locking::new(&worker.memory, &writes.into_inner(), version, head.place.start)
-            .map_err(CommitError::Nothing)?;
-        Ok(Committing { session, records, log, version, commit, blocks: blocks.into_inner() })
+        let records =
+            Locking::new(&worker.memory, &writes, version, head.place.start).map_err(CommitError::Nothing)?;
+        let (blocks, unique) = (blocks.into_inner(), Unique { worker, cut, own, keys });
+        Ok(Committing { session, records, log, version, commit, blocks, unique, entered })
     }
 }
 
@@ -123,7 +149,8 @@ impl<R: Rules> Committing<'_, R> {
     /// # Errors
     /// Says whether nothing of it is left, or its outcome is unknown.
     pub async fn commit(self) -> Result<Version, CommitError> {
-        let Committing { session, mut records, mut log, version, mut commit, mut blocks } = self;
+        let Committing { session, mut records, mut log, version, mut commit, mut blocks, unique, entered } =
+            self;
         let unknown = |_: MemoryError| CommitError::Unknown(version);
         commit.mark_touched();
         blocks.iter_mut().for_each(Fresh::mark_in_doubt);
@@ -139,7 +166,8 @@ impl<R: Rules> Committing<'_, R> {
         if !R::logs_first() {
             done(&mut log.plans).await.map_err(unknown)?;
         }
-        if !are_locked {
+        // If far memory does not answer, or an index has grown, nothing is installed either.
+        if !are_locked || !unique.are_free().await {
             let mut undoing = records.into_unlocking::<R>(version);
             undoing.extend(log.verdicts(version));
             done(&mut undoing).await.map_err(unknown)?;
@@ -164,8 +192,22 @@ impl<R: Rules> Committing<'_, R> {
         for block in blocks {
             block.keep::<R>(commit.memory()).await.map_err(unknown)?;
         }
+        entered.forget();
         session.committed(version);
         Ok(version)
+    }
+}
+
+impl<R: Rules> Unique<'_, R> {
+    /// Whether no other row may have one of the keys.
+    async fn are_free(&self) -> bool {
+        for some in self.keys.chunks(KEYS_AT_ONCE) {
+            let looks = some.iter().map(|key| key.is_free(self.worker, &self.cut, &self.own));
+            if join_all(looks).await.into_iter().any(|found| !found.is_ok_and(|is_free| is_free)) {
+                return false;
+            }
+        }
+        true
     }
 }
 

@@ -7,6 +7,7 @@ use crate::error::ReadError;
 use crate::rules::Rules;
 use crate::slab::{Fresh, Held};
 use crate::table::{Place, Table};
+use crate::worker::Worker;
 
 impl<R: Rules> Transaction<'_, R> {
     /// Encodes a payload as the data of a taken record's place. A payload that does not fit there is written
@@ -45,17 +46,7 @@ impl<R: Rules> Transaction<'_, R> {
     /// A record with its payload, wherever that lies. A block keeps its payload for as long as this snapshot
     /// may need it.
     pub(crate) async fn whole(&self, table: &Table, number: u64, row: Row) -> Result<Row, ReadError> {
-        let (Some(slab), Some(data)) = (table.slab(), &row.data) else { return Ok(row) };
-        let pointer = match Held::decode(data).ok_or(ReadError::Damaged)? {
-            Held::Here(payload) => return Ok(Row { data: Some(payload.to_vec()), ..row }),
-            Held::There(pointer) => pointer,
-        };
-        let place = table.place(number).ok_or(ReadError::OutOfRange(number))?;
-        match slab.get::<R>(&self.worker.memory, place.record, pointer).await? {
-            Some(payload) => Ok(Row { data: Some(payload), ..row }),
-            None if self.worker.announcer.is_none() => Err(ReadError::SnapshotTooOld),
-            None => Err(ReadError::Damaged),
-        }
+        whole(self.worker, table, number, row).await
     }
 
     pub(super) async fn all_whole(
@@ -71,5 +62,25 @@ impl<R: Rules> Transaction<'_, R> {
             }
         }
         Ok(rows)
+    }
+}
+
+/// A record with its payload, wherever that lies, while a snapshot is open that may need it.
+pub(super) async fn whole<R: Rules>(
+    worker: &Worker<R>,
+    table: &Table,
+    number: u64,
+    row: Row,
+) -> Result<Row, ReadError> {
+    let (Some(slab), Some(data)) = (table.slab(), &row.data) else { return Ok(row) };
+    let pointer = match Held::decode(data).ok_or(ReadError::Damaged)? {
+        Held::Here(payload) => return Ok(Row { data: Some(payload.to_vec()), ..row }),
+        Held::There(pointer) => pointer,
+    };
+    let place = table.place(number).ok_or(ReadError::OutOfRange(number))?;
+    match slab.get::<R>(&worker.memory, place.record, pointer).await? {
+        Some(payload) => Ok(Row { data: Some(payload), ..row }),
+        None if worker.announcer.is_none() => Err(ReadError::SnapshotTooOld),
+        None => Err(ReadError::Damaged),
     }
 }

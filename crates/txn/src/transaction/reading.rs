@@ -3,13 +3,14 @@
 use farpool_wire::{RecordHeader, Version};
 
 use super::Row;
+use super::long::whole;
 use crate::cut::Cut;
 use crate::error::ReadError;
 use crate::log::{Head, Intent};
 use crate::memory::Memory;
 use crate::record::{DATA_OF_BODY, FoundVersion, Label, WORD_BYTES};
 use crate::rules::Rules;
-use crate::table::Place;
+use crate::table::{Place, Table};
 use crate::worker::Worker;
 
 /// How often a record is read before it is given up as damaged. Between two looks, the commit that the first
@@ -109,6 +110,52 @@ pub(super) async fn read<R: Rules>(worker: &Worker<R>, cut: &Cut, place: &Place)
 /// while its worker announces it.
 fn missing_version_error<R>(worker: &Worker<R>) -> ReadError {
     if worker.announcer.is_some() { ReadError::Damaged } else { ReadError::SnapshotTooOld }
+}
+
+/// Reads the current version of a record, which the cut sees.
+///
+/// # Errors
+/// [`ReadError::Conflict`] if the cut does not see it, or another commit has locked the record.
+pub(crate) async fn read_current<R: Rules>(
+    worker: &Worker<R>,
+    cut: &Cut,
+    table: &Table,
+    number: u64,
+) -> Result<Row, ReadError> {
+    let place = table.place(number).ok_or(ReadError::OutOfRange(number))?;
+    let row = read_to_write::<R>(&worker.memory, cut, &place).await?.row();
+    whole(worker, table, number, row).await
+}
+
+/// Reads the current version of a record, whether the cut sees it or not, and those before it up to the first
+/// one that the cut sees; the current one is the first. `None`: there are more than `most`, or one is not
+/// there any more.
+///
+/// # Errors
+/// [`ReadError::Conflict`] if a commit has locked the record.
+pub(crate) async fn read_since<R: Rules>(
+    worker: &Worker<R>,
+    cut: &Cut,
+    (table, number): (&Table, u64),
+    most: usize,
+) -> Result<Option<Vec<Row>>, ReadError> {
+    let place = table.place(number).ok_or(ReadError::OutOfRange(number))?;
+    let all = Cut::new(u64::MAX, vec![u64::MAX; cut.counts().len()].into());
+    let current = read_to_write::<R>(&worker.memory, &all, &place).await?;
+    let mut earlier = EarlierVersions::of(current.label);
+    let mut rows = vec![whole(worker, table, number, current.row()).await?];
+    while rows.last().is_some_and(|row| !cut.sees(row.version)) {
+        let before = match earlier.next(worker, &place).await? {
+            Followed::Version(label, data) => row(&label, &data),
+            Followed::NeverWritten => Row::never_written(), // each cut sees that
+            Followed::Lost => return Ok(None),
+        };
+        if rows.len() == most {
+            return Ok(None);
+        }
+        rows.push(whole(worker, table, number, before).await?);
+    }
+    Ok(Some(rows))
 }
 
 /// Reads a record that is to be written.

@@ -22,7 +22,7 @@ pub struct EntryWord(pub(super) u64);
 /// What an entry is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum EntryKind {
-    /// Nothing yet.
+    /// Nothing yet, or nothing any more: the rest of its word counts on, so that no word comes twice.
     Empty,
     /// A client is about to write it, and nobody else.
     Reserved,
@@ -44,10 +44,15 @@ impl EntryWord {
         EntryWord(EntryKind::Reserved.bits() | token & ((1 << KIND_AT) - 1))
     }
 
-    /// The entry of a record.
-    pub(super) fn live(number: u64) -> EntryWord {
+    /// The entry of a record, in an entry that was empty.
+    pub(super) fn live(self, number: u64) -> EntryWord {
         debug_assert!(number < NUMBER, "no record has such a number");
-        EntryWord(EntryKind::Live.bits() | (number + 1))
+        let count = if self.0 == 0 { 0 } else { self.next_count() };
+        EntryWord(EntryKind::Live.bits() | count << COUNT_AT | (number + 1))
+    }
+
+    fn next_count(self) -> u64 {
+        (self.0 >> COUNT_AT).wrapping_add(1) & COUNT
     }
 
     /// What it is.
@@ -73,8 +78,7 @@ impl EntryWord {
     /// The word after a client has relied on the live entry once more. A remover that has seen the
     /// earlier word then fails.
     pub(super) fn relied_on(self) -> EntryWord {
-        let count = (self.0 >> COUNT_AT).wrapping_add(1) & COUNT;
-        EntryWord(self.0 & !(COUNT << COUNT_AT) | count << COUNT_AT)
+        EntryWord(self.0 & !(COUNT << COUNT_AT) | self.next_count() << COUNT_AT)
     }
 
     /// The word of the entry that takes the place of two of the same record: it differs from both.
@@ -86,8 +90,18 @@ impl EntryWord {
 
     /// The word of a live entry that is removed.
     pub(super) fn removed(self) -> EntryWord {
+        self.turned_into(EntryKind::Gone)
+    }
+
+    /// The word of an entry that was removed, and is empty now.
+    pub(super) fn emptied(self) -> EntryWord {
+        self.turned_into(EntryKind::Empty)
+    }
+
+    /// The same record and count.
+    fn turned_into(self, kind: EntryKind) -> EntryWord {
         debug_assert!(!self.is_frozen(), "a frozen leaf does not change");
-        EntryWord(EntryKind::Gone.bits() | self.0 & NUMBER)
+        EntryWord(kind.bits() | self.0 & (NUMBER | COUNT << COUNT_AT))
     }
 
     /// The word that stays for ever: an entry that is not live never becomes so.
@@ -135,10 +149,13 @@ mod tests {
 
     #[test]
     fn words_are_fixed() {
-        let live = EntryWord::live(4);
+        let live = EntryWord(0).live(4);
         assert_eq!((live.0, live.kind(), live.number()), (0x4000_0000_0000_0005, EntryKind::Live, Some(4)));
         assert_eq!(live.relied_on().0, 0x4000_1000_0000_0005);
         assert_eq!((live.removed().0, live.frozen().0), (0x6000_0000_0000_0005, 0xC000_0000_0000_0005));
+        let emptied = live.relied_on().removed().emptied();
+        assert_eq!((emptied.0, emptied.kind()), (0x0000_1000_0000_0005, EntryKind::Empty));
+        assert_eq!(emptied.live(4).0, 0x4000_2000_0000_0005);
         assert_eq!(EntryWord::reserved(9).0, 0x2000_0000_0000_0009);
         assert_eq!(
             (EntryWord(0).frozen(), EntryWord::reserved(9).frozen()),
@@ -157,7 +174,7 @@ mod tests {
             (Children::decode(0), Children::decode(ALONE), Children::decode(1 << 50)),
             (Some(None), None, None)
         );
-        let mut word = EntryWord::live(NUMBER - 1);
+        let mut word = EntryWord(0).live(NUMBER - 1);
         for _ in 0..1 << 18 {
             let next = word.relied_on();
             assert!(next != word && (next.kind(), next.number()) == (EntryKind::Live, Some(NUMBER - 1)));

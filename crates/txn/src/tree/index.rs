@@ -2,10 +2,9 @@
 
 use std::sync::Arc;
 
-use super::entry::EntryWord;
 use super::layout::{LEVELS, TreeLayout};
 use super::leaf::Rank;
-use super::level::{Level, Run, TreeError};
+use super::level::{Level, Looked, RemovedEntry, Run, SeenEntry, TreeError};
 use super::rules::TreeRules;
 use super::spares::TreeSpares;
 use crate::memory::{Memory, Piece};
@@ -64,13 +63,31 @@ impl<R: TreeRules> Tree<R> {
         lowest.enter(memory, &Rank::new(key, number), above).await
     }
 
-    /// Removes an entry that has this word (T4). `false`: it is not there, or has another word.
+    /// The entries from a rank on, in the leaf for that rank, as they may be removed.
     ///
     /// # Errors
-    /// When far memory does not answer: then the entry may be removed.
-    pub async fn remove(&self, memory: &Memory, rank: &Rank, word: EntryWord) -> Result<bool, TreeError> {
+    /// [`TreeError::Full`]; or when far memory does not answer.
+    pub async fn look(&self, memory: &Memory, first: &Rank) -> Result<Looked, TreeError> {
         let (lowest, above) = self.levels();
-        lowest.remove(memory, rank, word, above).await
+        lowest.look(memory, first, above).await
+    }
+
+    /// Removes an entry that was seen, if nobody has relied on it since (T4). `None`: it stays, or was
+    /// removed, or its leaf was replaced.
+    ///
+    /// # Errors
+    /// When far memory does not answer: then the entry may be removed, and its place is not used again.
+    pub async fn remove(&self, memory: &Memory, seen: &SeenEntry) -> Result<Option<RemovedEntry>, TreeError> {
+        self.levels().0.remove(memory, seen).await
+    }
+
+    /// Lets the place of an entry that was removed be used again. All operations that had begun when
+    /// [`remove`](Self::remove) returned must have ended.
+    ///
+    /// # Errors
+    /// When far memory does not answer.
+    pub async fn empty(&self, memory: &Memory, removed: &RemovedEntry) -> Result<(), TreeError> {
+        self.levels().0.empty(memory, removed).await
     }
 
     /// The entries from a rank on, in the leaf for that rank.

@@ -257,11 +257,11 @@ impl<'a> Leaf<'a> {
         (0..self.layout.entries).map(|place| self.word(place))
     }
 
-    /// A place that is empty, by preference one that other clients do not choose: `choice` is different for
+    /// A place that is free, by preference one that other clients do not choose: `choice` is different for
     /// them.
-    pub fn empty_place(&self, choice: u64) -> Option<usize> {
+    pub fn free_place(&self, is_free: fn(EntryWord) -> bool, choice: u64) -> Option<usize> {
         let (places, first) = (self.layout.entries, (choice.wrapping_mul(SPREAD) >> 32) as usize);
-        (0..places).map(|place| (first + place) % places).find(|place| self.word(*place).0 == 0)
+        (0..places).map(|place| (first + place) % places).find(|place| is_free(self.word(*place)))
     }
 
     /// A live entry. `None`: it is not live.
@@ -334,6 +334,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::rules::Shipped;
+    use crate::tree::TreeRules;
 
     fn layout(entries: usize) -> LeafLayout {
         LeafLayout::new(3).unwrap().with_entries(entries)
@@ -360,7 +362,7 @@ mod tests {
         let bytes = vec![0; layout(4).bytes()];
         let leaf = Leaf::decode(layout(4), &bytes).unwrap();
         assert_eq!(
-            (leaf.children(), leaf.low(), leaf.high(), leaf.empty_place(0)),
+            (leaf.children(), leaf.low(), leaf.high(), leaf.free_place(Shipped::is_free, 0)),
             (Ok(None), None, None, Some(0))
         );
         assert!(
@@ -389,9 +391,9 @@ mod tests {
 
     #[test]
     fn an_entry_whose_body_is_of_another_time_is_torn() {
-        let mut bytes = layout(4).encode((None, None), None, &[(rank("abc", 7), EntryWord::live(7))]);
+        let mut bytes = layout(4).encode((None, None), None, &[(rank("abc", 7), EntryWord(0).live(7))]);
         let leaf = Leaf::decode(layout(4), &bytes).unwrap();
-        let live = LiveEntry { place: 0, word: EntryWord::live(7), number: 7, key: b"abc" };
+        let live = LiveEntry { place: 0, word: EntryWord(0).live(7), number: 7, key: b"abc" };
         assert_eq!(leaf.all_live(), Ok(vec![live]));
         bytes[layout(4).body_of(0).start as usize + 9] ^= 1;
         assert_eq!(Leaf::decode(layout(4), &bytes).unwrap().all_live(), Err(Unusable::Torn));
@@ -407,7 +409,7 @@ mod tests {
         ) {
             let layout = LeafLayout::new(1).unwrap().with_entries(8);
             let entries: Vec<_> = keys.iter().map(|&(key, number, is_live)| {
-                let word = EntryWord::live(number);
+                let word = EntryWord(0).live(number);
                 (Rank::new(&[key], number), if is_live { word.frozen() } else { word.removed().frozen() })
             }).collect();
             let (low, high) = (Rank::new(&[0], 0), Rank::new(&[9], 0));
@@ -421,7 +423,7 @@ mod tests {
             ranks.dedup();
             let mut found = Vec::new();
             for part in &parts {
-                prop_assert!(part.empty_place(5).is_some() && part.children() == Ok(None));
+                prop_assert!(part.free_place(Shipped::is_free, 5).is_some() && part.children() == Ok(None));
                 for live in part.all_live().unwrap() {
                     prop_assert!(part.covers(live.key, live.number) && !live.word.is_frozen());
                     found.push(Rank::new(live.key, live.number));

@@ -11,11 +11,12 @@ use farpool_fabric::ArenaBuf;
 use super::entry::{Children, EntryKind, EntryWord};
 use super::known::{FIRST_LEAF, Known};
 use super::layout::{LevelLayout, Spot};
-use super::leaf::{Leaf, Rank, Unusable};
+use super::leaf::{Leaf, LiveEntry, Rank, Unusable};
 use super::rules::TreeRules;
 use super::spares::LevelSpares;
 use crate::hash::{is_unknown_to_others, take_spare};
 use crate::memory::{Memory, MemoryError, Piece};
+use crate::record::WORD_BYTES;
 use crate::rules::Shipped;
 
 /// Compare-and-swaps that are posted together.
@@ -72,6 +73,33 @@ impl Run {
     pub fn ranks(&self) -> Vec<Rank> {
         self.entries.iter().map(|(rank, _)| rank.clone()).collect()
     }
+}
+
+/// The live entries of one leaf from a rank on, as they were seen.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Looked {
+    /// The entries, in their order. A rank may have two.
+    pub entries: Vec<SeenEntry>,
+    /// Where the next leaf begins. `None`: there is none.
+    pub next: Option<Rank>,
+}
+
+/// A live entry, as it was seen.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SeenEntry {
+    /// Its rank.
+    pub rank: Rank,
+    word: EntryWord,
+    leaf: u64,
+    place: usize,
+}
+
+/// The place of an entry that was removed, which is not used again yet.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct RemovedEntry {
+    leaf: u64,
+    place: usize,
+    word: EntryWord,
 }
 
 /// Which leaf is wanted.
@@ -182,7 +210,7 @@ impl<R: TreeRules> Level<R> {
             let piece = self.pieces[spot.piece];
             let at = |place| spot.range.start + self.layout.leaf().word_of(place);
             let Some(entry) = find(&leaf, rank).or_read_again(memory).await? else { continue };
-            match (entry, leaf.empty_place(rank.number.wrapping_add(look.into()))) {
+            match (entry, leaf.free_place(R::is_free, rank.number.wrapping_add(look.into()))) {
                 // What is relied upon in a frozen leaf might be lost: it is copied before.
                 (Some((_, word)), _) if word.is_frozen() => {
                     self.replace(memory, found.number, rank, above).await?
@@ -193,7 +221,7 @@ impl<R: TreeRules> Level<R> {
                     }
                 }
                 (None, Some(place)) => {
-                    if self.fill(memory, &spot, place, rank).await? {
+                    if self.fill(memory, &spot, (place, leaf.word(place)), rank).await? {
                         return Ok(());
                     }
                 }
@@ -204,13 +232,19 @@ impl<R: TreeRules> Level<R> {
     }
 
     /// Writes a new entry to an empty place (T2). `false`: another client was first, or the leaf was frozen.
-    async fn fill(&self, memory: &Memory, spot: &Spot, place: usize, rank: &Rank) -> Result<bool, TreeError> {
+    async fn fill(
+        &self,
+        memory: &Memory,
+        spot: &Spot,
+        (place, free): (usize, EntryWord),
+        rank: &Rank,
+    ) -> Result<bool, TreeError> {
         let (piece, layout) = (self.pieces[spot.piece], self.layout.leaf());
         let word_at = spot.range.start + layout.word_of(place);
         let body_at = spot.range.start + layout.body_of(place).start;
-        let (body, live) = (layout.encode_body(&rank.key, rank.number), EntryWord::live(rank.number));
-        let reserved = if R::reserves() { EntryWord::reserved(self.spares.token()) } else { EntryWord(0) };
-        if R::reserves() && !swap(memory, &piece, word_at, EntryWord(0), reserved).await? {
+        let (body, live) = (layout.encode_body(&rank.key, rank.number), free.live(rank.number));
+        let reserved = if R::reserves() { EntryWord::reserved(self.spares.token()) } else { free };
+        if R::reserves() && !swap(memory, &piece, word_at, free, reserved).await? {
             return Ok(false);
         }
         if !R::writes_keys_first() {
@@ -225,33 +259,63 @@ impl<R: TreeRules> Level<R> {
         Ok(plan.run().await.last_word()? == reserved.0)
     }
 
-    /// Removes an entry that has this word (T4). `false`: it is not there, or has another word.
+    /// The live entries from a rank on, in the leaf for that rank, which is not frozen.
+    pub(super) async fn look(
+        &self,
+        memory: &Memory,
+        first: &Rank,
+        above: &[Level<R>],
+    ) -> Result<Looked, TreeError> {
+        for _ in 0..MOST_LOOKS {
+            let found = self.leaf(memory, Wanted::At(first), Purpose::Change, above).await?;
+            let (leaf, _) = self.decode(&found)?;
+            // A frozen leaf keeps its entries: they are copied before.
+            if leaf.words().any(EntryWord::is_frozen) {
+                self.replace(memory, found.number, first, above).await?;
+                continue;
+            }
+            let Some(live) = leaf.all_live().or_read_again(memory).await? else { continue };
+            let seen = |live: &LiveEntry<'_>| SeenEntry {
+                rank: Rank::new(live.key, live.number),
+                word: live.word,
+                leaf: found.number,
+                place: live.place,
+            };
+            let mut entries: Vec<_> = live.iter().map(seen).filter(|entry| entry.rank >= *first).collect();
+            entries.sort_by(|one, other| one.rank.cmp(&other.rank));
+            return Ok(Looked { entries, next: leaf.high() });
+        }
+        Err(TreeError::Busy)
+    }
+
+    /// Removes an entry that was seen, if it is as it was (T4). `None`: it is not.
     pub(super) async fn remove(
         &self,
         memory: &Memory,
-        rank: &Rank,
-        word: EntryWord,
-        above: &[Level<R>],
-    ) -> Result<bool, TreeError> {
-        for _ in 0..MOST_LOOKS {
-            let found = self.leaf(memory, Wanted::At(rank), Purpose::Change, above).await?;
-            let (leaf, spot) = self.decode(&found)?;
-            let Some(entry) = find(&leaf, rank).or_read_again(memory).await? else { continue };
-            match entry.filter(|(_, there)| there.thawed() == word) {
-                // A frozen leaf keeps its entries: they are copied before.
-                Some((_, there)) if there.is_frozen() => {
-                    self.replace(memory, found.number, rank, above).await?;
-                }
-                Some((place, _)) => {
-                    let at = spot.range.start + self.layout.leaf().word_of(place);
-                    if swap(memory, &self.pieces[spot.piece], at, word, word.removed()).await? {
-                        return Ok(true);
-                    }
-                }
-                None => return Ok(false),
-            }
+        seen: &SeenEntry,
+    ) -> Result<Option<RemovedEntry>, TreeError> {
+        let (leaf, place, word) = (seen.leaf, seen.place, seen.word.removed());
+        let (piece, at) = self.word_at(leaf, place)?;
+        if !swap(memory, &piece, at, seen.word, word).await? {
+            return Ok(None);
         }
-        Err(TreeError::Damaged)
+        // The checksum: no client that finds another entry here takes this one's key for that one's.
+        memory.write(&piece, at + WORD_BYTES as u64, &[0; WORD_BYTES]).await?;
+        Ok(Some(RemovedEntry { leaf, place, word }))
+    }
+
+    /// Lets the place of an entry that was removed be used again (T4).
+    pub(super) async fn empty(&self, memory: &Memory, removed: &RemovedEntry) -> Result<(), TreeError> {
+        let (piece, at) = self.word_at(removed.leaf, removed.place)?;
+        // If the leaf is frozen, nothing is to be done.
+        swap(memory, &piece, at, removed.word, removed.word.emptied()).await?;
+        Ok(())
+    }
+
+    /// Where the word of a place of a leaf lies.
+    fn word_at(&self, leaf: u64, place: usize) -> Result<(Piece, u64), TreeError> {
+        let spot = self.spot(leaf)?;
+        Ok((self.pieces[spot.piece], spot.range.start + self.layout.leaf().word_of(place)))
     }
 
     /// The entries from a rank on, in the leaf for that rank.

@@ -4,7 +4,7 @@
 //! replaces one rule by a wrong one, and verifies that its judge notices. Production is compiled with
 //! [`Shipped`] alone.
 
-use super::entry::EntryWord;
+use super::entry::{EntryKind, EntryWord};
 use super::level::Purpose;
 use crate::rules::Shipped;
 
@@ -33,6 +33,11 @@ pub trait TreeRules: 'static {
     /// Whether a client reserves an entry before it writes there (T2).
     fn reserves() -> bool {
         true
+    }
+
+    /// Whether a place can be used: it is empty (T4).
+    fn is_free(word: EntryWord) -> bool {
+        word.kind() == EntryKind::Empty
     }
 
     /// Whether a client that finds an entry there counts that it relies on it (T4).

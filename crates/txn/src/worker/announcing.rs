@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use super::{SessionState, Worker};
 use crate::cut::Cut;
-use crate::error::{BeginError, LeaveError};
+use crate::error::{BeginError, CommitError, LeaveError};
 use crate::horizon::{Announcer, HorizonAt};
-use crate::oracle::read_latest;
+use crate::oracle::{read_ended, read_latest};
 use crate::rules::Rules;
 
 /// Between two looks at whether anything was published.
@@ -51,6 +51,26 @@ impl<R: Rules> Worker<R> {
         Ok(())
     }
 
+    /// As [`catch_up`](Self::catch_up), but the session also sees all commits that have ended by now, and may
+    /// not be published yet: waits until they are.
+    ///
+    /// # Errors
+    /// As [`catch_up`](Self::catch_up); [`BeginError::OracleStopped`] if nothing is published for too long.
+    pub async fn catch_up_with_ended(&self, session: &mut SessionState) -> Result<(), BeginError> {
+        // The word of its slot has a commit before it ends.
+        let ended = read_ended(&self.memory, &self.oracle).await?;
+        let mut give_up_at = None;
+        loop {
+            let latest = self.latest().await?;
+            if latest.reaches(&ended) {
+                session.begun_from = session.begun_from.max(latest.sequence());
+                return Ok(());
+            }
+            self.check_patience(&mut give_up_at)?;
+            self.memory.endpoint().sleep(JOIN_PAUSE).await;
+        }
+    }
+
     /// The cut published last, read from far memory.
     async fn latest(&self) -> Result<Cut, BeginError> {
         let mut give_up_at = None;
@@ -60,6 +80,31 @@ impl<R: Rules> Worker<R> {
             }
             self.check_patience(&mut give_up_at)?;
             self.memory.endpoint().sleep(JOIN_PAUSE).await;
+        }
+    }
+
+    /// Commits without having written anything, so that another cut is published and the horizon can move on.
+    ///
+    /// # Errors
+    /// As [`Transaction::commit`](crate::Transaction::commit).
+    pub async fn commit_nothing(&self) -> Result<(), CommitError> {
+        let mut commit = self.begin_commit(0)?;
+        match commit.finish().await {
+            true => Ok(()),
+            false => Err(CommitError::Unknown(commit.version())),
+        }
+    }
+
+    /// The number of the cut that was published last.
+    pub(crate) async fn latest_number(&self) -> Result<u64, BeginError> {
+        Ok(self.latest().await?.sequence())
+    }
+
+    /// The horizon, read again. `None`: this worker does not announce itself, so there is none.
+    pub(crate) async fn horizon(&self) -> Result<Option<Cut>, BeginError> {
+        match &self.announcer {
+            Some(announcer) => Ok(Some(announcer.refresh(&self.memory).await?)),
+            None => Ok(None),
         }
     }
 
