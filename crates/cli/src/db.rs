@@ -2,6 +2,7 @@
 
 mod bank;
 mod judge;
+mod shell;
 mod status;
 mod up;
 mod verify;
@@ -32,6 +33,7 @@ use crate::reach::BrokerAt;
 Examples:
   farpool db up bank.far                      creates a database, or joins it, until Ctrl-C
   farpool db status bank.far                  its compute servers and tables
+  farpool db shell bank.far                   looks at rows, and changes them by hand
   farpool db verify bank.far                  whether keys lead to all rows
   farpool db bank bank.far --seconds 10       moves money between accounts, and checks the sum
   farpool db work bank.far --history a.jsonl  random transactions that record what they saw
@@ -46,6 +48,7 @@ pub struct DbArgs {
 enum DbCommand {
     Up(up::UpArgs),
     Status(status::StatusArgs),
+    Shell(shell::ShellArgs),
     Verify(verify::VerifyArgs),
     Bank(bank::BankArgs),
     Work(work::WorkArgs),
@@ -57,6 +60,7 @@ pub fn run(args: DbArgs) -> Result<()> {
     match args.command {
         DbCommand::Up(args) => up::run(args),
         DbCommand::Status(args) => status::run(args),
+        DbCommand::Shell(args) => shell::run(args),
         DbCommand::Verify(args) => verify::run(args),
         DbCommand::Bank(args) => bank::run(args),
         DbCommand::Work(args) => work::run(args),

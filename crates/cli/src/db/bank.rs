@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use farpool_namdb::{Client, Database, Table, TableOptions, TxError};
+use farpool_namdb::{Client, Database, Index, Table, TableOptions, Tx, TxError};
 use serde::{Deserialize, Serialize};
 
 use super::{Beginning, DatabaseAt};
@@ -21,12 +21,14 @@ const REPORT_EVERY: Duration = Duration::from_secs(1);
 ///
 /// Opens accounts if there are none, moves random amounts between random accounts, and once a second sums up
 /// all accounts in a snapshot: the sum must never change. Several processes can do this on one database at
-/// the same time; kill some of them to test recovery.
+/// the same time; kill some of them to test recovery. If the accounts have an index by balance, all of them
+/// must be found there, too, with the same sum.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
   farpool db bank bank.far
-  farpool db bank bank.far --accounts 10000 --threads 2 --seconds 30")]
+  farpool db bank bank.far --accounts 10000 --threads 2 --seconds 30
+  farpool db bank bank.far --by-balance")]
 pub struct BankArgs {
     #[command(flatten)]
     at: DatabaseAt,
@@ -41,6 +43,11 @@ pub struct BankArgs {
     /// Threads that move money
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=63))]
     threads: u8,
+
+    /// Create a secondary index of the accounts by their balance, unless they have it: every transfer changes
+    /// two entries of it
+    #[arg(long)]
+    by_balance: bool,
 
     /// How long to run, in seconds
     #[arg(long, value_name = "N", default_value_t = 5)]
@@ -59,13 +66,42 @@ struct Bank {
     accounts: u64,
 }
 
-type Accounts = Table<u64, Account>;
+/// Accounts by their numbers, and by their cents if there is such an index.
+struct Accounts {
+    table: Table<u64, Account>,
+    by_balance: Index<Account, i64>,
+}
+
+impl Accounts {
+    fn open(client: &Client) -> Result<Accounts, TxError> {
+        let table: Table<u64, Account> = client.open_table("accounts")?;
+        let by_balance = table.declare("by_balance", |account: &Account| Some(account.cents));
+        Ok(Accounts { table, by_balance })
+    }
+
+    /// How many there are in the index by balance, and their cents. `None`: there is no such index.
+    async fn sum_by_balance(&self, tx: &Tx<'_>) -> Result<Option<(u64, i64)>, TxError> {
+        let (mut rows, mut count, mut sum) = (tx.scan_by(&self.table, &self.by_balance, ..), 0, 0);
+        loop {
+            match rows.next().await {
+                Ok(Some((cents, _number, _account))) => (count, sum) = (count + 1, sum + cents),
+                Ok(None) => return Ok(Some((count, sum))),
+                Err(TxError::NoSuchIndex(_) | TxError::IndexNotReady(_)) => return Ok(None),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
 
 /// Runs, and prints how many transfers were made.
 pub fn run(args: BankArgs) -> Result<()> {
     let database = args.at.open_to_begin(&args.beginning)?;
     let client = database.client()?;
     let accounts = open_bank(&client, args.accounts)?;
+    if args.by_balance {
+        let Accounts { table, by_balance } = Accounts::open(&client)?;
+        client.open_or_create_index(&table, &by_balance)?;
+    }
     let (stop, moved) = (AtomicBool::new(false), AtomicU64::new(0));
     let started = Instant::now();
     std::thread::scope(|scope| {
@@ -99,7 +135,7 @@ fn open_bank(client: &Client, wanted: u64) -> Result<u64> {
         Ok(_) | Err(TxError::TableExists(_)) => {}
         Err(error) => return Err(error.into()),
     }
-    let accounts: Accounts = client.open_table("accounts")?;
+    let accounts = Accounts::open(client)?.table;
     if let Some(found) = client.transact(async |tx| tx.get(&bank, 0).await)? {
         return Ok(found.accounts);
     }
@@ -131,7 +167,7 @@ fn move_money(
     moved: &AtomicU64,
 ) -> Result<()> {
     let client = database.client()?;
-    let accounts: Accounts = client.open_table("accounts")?;
+    let accounts = Accounts::open(&client)?.table;
     let mut random = (u64::from(std::process::id()) << 8 | seed).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let mut below = |bound: u64| {
         random ^= random << 13;
@@ -157,8 +193,8 @@ fn move_money(
 }
 
 async fn transfer(
-    tx: &mut farpool_namdb::Tx<'_>,
-    accounts: &Accounts,
+    tx: &mut Tx<'_>,
+    accounts: &Table<u64, Account>,
     from: u64,
     to: u64,
     cents: i64,
@@ -184,27 +220,29 @@ fn count_money(
     moved: &AtomicU64,
     has_failed: impl Fn() -> bool,
 ) -> Result<()> {
-    let accounts: Accounts = client.open_table("accounts")?;
+    let accounts = Accounts::open(client)?;
     let mut before = 0;
     loop {
         let counted = client.transact(async |tx| {
             let mut sum = 0;
             for number in 0..count {
-                sum += tx.get(&accounts, number).await?.map_or(0, |account| account.cents);
+                sum += tx.get(&accounts.table, number).await?.map_or(0, |account| account.cents);
             }
-            Ok(sum)
+            Ok((sum, accounts.sum_by_balance(tx).await?))
         });
+        let (sum, by_balance) = counted?;
         let wanted = OPENING * count as i64;
-        match counted {
-            Ok(sum) => ensure!(
-                sum == wanted,
-                "the sum is {sum} cents instead of {wanted}: money was lost or created"
-            ),
-            Err(error) => return Err(error.into()),
+        ensure!(sum == wanted, "the sum is {sum} cents instead of {wanted}: money was lost or created");
+        if let Some((found, sum)) = by_balance {
+            ensure!(
+                (found, sum) == (count, wanted),
+                "the index by balance has {found} accounts instead of {count}, and {sum} cents"
+            );
         }
+        let also = if by_balance.is_some() { ", also by balance" } else { "" };
         let now = moved.load(Ordering::Relaxed);
         say(format!(
-            "{:>4.0} s  {:>8} transfers  {wanted} cents",
+            "{:>4.0} s  {:>8} transfers  {wanted} cents{also}",
             started.elapsed().as_secs_f64(),
             now - before
         ));

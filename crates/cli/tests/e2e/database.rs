@@ -25,7 +25,7 @@ const PATIENCE_SECONDS: &str = "2";
 const STOPPED: Duration = Duration::from_secs(5);
 
 /// A pool, and the path of a database's file that does not exist yet.
-struct Ground {
+pub struct Ground {
     pool: Pool,
     dir: TempDir,
     /// Workers write rows of any length up to this.
@@ -39,18 +39,23 @@ struct Ground {
 }
 
 impl Ground {
-    fn new() -> Ground {
+    pub fn new() -> Ground {
         let pool = Pool::start(PoolOptions { nodes: 2, memory: "16MiB", region_size: "4MiB" });
         let dir = tempfile::tempdir().unwrap();
         Ground { pool, dir, longest: None, scans: false, partitions: "1", patience: PATIENCE_SECONDS }
     }
 
-    fn file(&self) -> PathBuf {
+    /// Where the pool's broker listens.
+    pub fn pool_address(&self) -> &str {
+        &self.pool.address
+    }
+
+    pub fn file(&self) -> PathBuf {
         self.dir.path().join("bank.far")
     }
 
     /// `farpool db COMMAND FILE ARGS`.
-    fn command(&self, command: &str, transport: &str, args: &[&str]) -> Command {
+    pub fn command(&self, command: &str, transport: &str, args: &[&str]) -> Command {
         let mut built = farpool(["db", command]);
         built.arg(self.file()).args(["--broker", &self.pool.address, "--transport", transport]).args(args);
         built
@@ -58,7 +63,7 @@ impl Ground {
 
     /// A compute server that only recovers others; the first one creates the database.
     #[track_caller]
-    fn up(&self) -> Process {
+    pub fn up(&self) -> Process {
         let args = ["--memory", "24MiB", "--servers", "16", "--patience", self.patience];
         let args = [&args[..], &["--partitions", self.partitions]].concat();
         Process::ready("a compute server", self.command("up", "auto", &args)).0
@@ -251,6 +256,35 @@ fn keys_lead_to_all_rows_after_each_of_20_kills_of_compute_servers_that_insert_a
     up.assert_running();
 }
 
+#[test]
+fn an_index_by_balance_has_all_accounts_after_each_of_20_kills_of_compute_servers_that_change_it() {
+    const KILLS: usize = 20;
+    let ground = Ground::new();
+    let mut up = ground.up();
+    assert!(ground.bank("shm", "0").stdout.contains("50000 cents"));
+    // The first one creates the index while another one moves money already.
+    let mut started = 0;
+    let mut bank = || {
+        let args = ["--seconds", "600", if started == 0 { "--threads=1" } else { "--by-balance" }];
+        started += 1;
+        let mut process = Process::start(format!("bank {started}"), ground.command("bank", "shm", &args));
+        process.await_line("  ");
+        process
+    };
+    let mut banks = vec![bank(), bank()];
+    for kill in 0..KILLS {
+        std::thread::sleep(Duration::from_millis(100 + 61 * kill as u64 % 200));
+        banks.remove(0).kill();
+        banks.push(bank());
+        assert!(ground.bank("shm", "0").stdout.contains("50000 cents, also by balance"));
+    }
+    for bank in &mut banks {
+        bank.assert_running();
+        bank.kill();
+    }
+    up.assert_running();
+}
+
 /// The fault itself: how long the first node stops. Leases last ten seconds, and every member has at least
 /// 9.7 seconds left when a node stops.
 const LONGEST_STANDSTILL: Duration = Duration::from_secs(9);
@@ -401,7 +435,7 @@ fn snapshot_isolation_holds_where_processes_are_killed_and_stopped_at_each_step_
 }
 
 /// How the test process reaches the pool, whatever the pools of this user require.
-fn in_plain_text() -> Reach {
+pub fn in_plain_text() -> Reach {
     Reach { credentials: Credentials::PlainText, ..Reach::default() }
 }
 

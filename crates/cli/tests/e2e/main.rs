@@ -25,6 +25,7 @@ mod paper;
 mod postgres;
 mod preload;
 mod printed;
+mod shell;
 mod sim;
 mod support;
 mod up;

@@ -76,8 +76,8 @@ impl<'a, R: Rules> Transaction<'a, R> {
 
     /// The first half of [`commit`](Self::commit): determines which version it would be, by which any client
     /// can ask for its outcome later. Takes all the buffers that it needs, so that it does not fail later for
-    /// lack of one. (For looks at unique indexes it takes more later; if it gets none, it ends with a conflict.)
-    /// Nothing is written yet.
+    /// lack of one. (For looks at unique indexes it takes more later. If it gets none, it ends with a
+    /// conflict.) Nothing is written yet.
     ///
     /// # Errors
     /// When there is no room for it now, or ever. Nothing of it is left. It may be [`CommitError::LogFull`]
