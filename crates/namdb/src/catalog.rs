@@ -445,7 +445,8 @@ impl Catalog {
         let made = self.names.insert(transaction, key, &row).await;
         made.map(drop).map_err(|error| match of_key(error, TABLES) {
             Stop::For(TxError::Full(_)) => TxError::NoSpace(format!(
-                "a database can have {} different tables and indexes in its life, and this one has had as many",
+                "a database has room for {} names of tables in its life and indexes at the same time, and this one has \
+                 no more: use the names of dropped tables again, or drop indexes",
                 self.rows.records()
             ))
             .into(),

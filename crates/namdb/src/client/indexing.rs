@@ -32,8 +32,10 @@ impl<E: Environment + 'static> ClientCore<E> {
     /// client dies meanwhile, another one that creates the index goes on.
     ///
     /// # Errors
-    /// [`TxError::IndexExists`]; [`TxError::OldTransactions`]; [`TxError::DuplicateIn`] if it is to be
-    /// unique, and two rows have the same key there; or when there is no room for it.
+    /// [`TxError::IndexExists`]; [`TxError::OtherShape`] if there is an index of that name with other keys,
+    /// or if one of the two is unique and the other is not; [`TxError::OldTransactions`];
+    /// [`TxError::DuplicateIn`] if it is to be unique, and two rows have the same key there;
+    /// [`TxError::IndexKeyTooLong`]; or when there is no room for it.
     pub async fn create_index<K: Key + ?Sized, V: DeserializeOwned, I: OwnedKey>(
         &self,
         session: &mut SessionState,

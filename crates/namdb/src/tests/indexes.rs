@@ -436,7 +436,7 @@ fn a_write_that_is_refused_leaves_a_row_the_keys_that_it_has() {
         Ok(())
     });
     assert!(is_refused(inserted, "first"), "tried {} times", tries.get());
-    // Nor does a refused update change who may have its keys.
+    // After a refused update, other rows may have the same keys as before it.
     let moved = client.transact(async |tx| {
         assert!(is_refused(tx.update(&here, 2, (6, 0)).await, "second"));
         assert!(is_refused(tx.insert(&here, 7, (1, 7)).await, "first"));

@@ -1,4 +1,4 @@
-//! Removing entries of a secondary index that nobody needs (S3).
+//! Removing entries of a secondary index that nobody needs (S4).
 //!
 //! A client that removes an entry
 //! 1. reads its word,
